@@ -1,0 +1,46 @@
+"""Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from lanes.config import Retry, Settings
+from lanes.consumer import Consumer
+from lanes.core.types import Message, Partition, PartitionId, PartitionKey
+from lanes.dead_letter import DeadLetter
+from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, Nak, SourceError, Term
+from lanes.history import History
+from lanes.process import main, run, serve
+from lanes.source import DeadLetters, Source, SourceTraits
+from lanes.status import Oldest, Status
+from lanes.workers import Handler
+
+__version__ = version("lanes-runtime")
+
+__all__ = [
+    "ConfigError",
+    "Consumer",
+    "ContractError",
+    "DeadLetter",
+    "DeadLetters",
+    "Handler",
+    "HandlerHalted",
+    "History",
+    "LanesError",
+    "Message",
+    "Nak",
+    "Oldest",
+    "Partition",
+    "PartitionId",
+    "PartitionKey",
+    "Retry",
+    "Settings",
+    "Source",
+    "SourceError",
+    "SourceTraits",
+    "Status",
+    "Term",
+    "main",
+    "run",
+    "serve",
+]

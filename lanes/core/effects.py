@@ -1,0 +1,88 @@
+"""What leaves the engine besides messages to run: rare things the shell performs, in the order given."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lanes.core.types import Failure, Message, Partition
+
+STILL_HELD: Final = "held"
+ALREADY_SETTLED: Final = "settled"
+LATE: Final = "late"
+
+
+class Effect:
+    """Base of the effects; each is a plain record."""
+
+    __slots__ = ()
+
+
+class Held(Effect):
+    """The head of a lane waits for its next attempt, ``delay`` seconds from the call that failed."""
+
+    __slots__ = ("delay", "message")
+
+    def __init__(self, message: Message, delay: float) -> None:
+        self.message = message
+        self.delay = delay
+
+
+class DeadLetterDue(Effect):
+    """Write the message to the dead letters, for as long as it takes, then call ``Engine.parked``."""
+
+    __slots__ = ("failure", "message")
+
+    def __init__(self, message: Message, failure: Failure) -> None:
+        self.message = message
+        self.failure = failure
+
+
+class Halted(Effect):
+    """The poison policy says stop: drain everything; the message itself stays unsettled."""
+
+    __slots__ = ("failure", "message")
+
+    def __init__(self, message: Message, failure: Failure) -> None:
+        self.message = message
+        self.failure = failure
+
+
+class Drained(Effect):
+    """Nothing of the draining partition runs any more: settle what is finished, then release it."""
+
+    __slots__ = ("partition",)
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+
+
+class Redelivered(Effect):
+    """A position came again. ``cause``: ``held`` (its token was swapped), ``settled`` (it is settled again, not
+    run) or ``late`` (unknown and below what was already delivered: admitted in its place)."""
+
+    __slots__ = ("cause", "message")
+
+    def __init__(self, message: Message, cause: str) -> None:
+        self.message = message
+        self.cause = cause
+
+
+class Zombie(Effect):
+    """A handler of a fenced assignment ended; its result changed nothing."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+
+class Saturated(Effect):
+    """A bound is reached: stop taking from the sources."""
+
+    __slots__ = ()
+
+
+class Resumed(Effect):
+    """Below the low mark again: go on taking."""
+
+    __slots__ = ()

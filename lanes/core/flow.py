@@ -1,0 +1,65 @@
+"""The budgets of what is in flight: messages and bytes, with a high and a low water mark.
+
+*In flight* is everything delivered and not settled. Taking stops at the high mark (a bound is reached) and
+starts again only when both budgets are at or below their low mark, half of the bound: two transitions a
+crossing, however fast messages come and go.
+"""
+
+from __future__ import annotations
+
+from lanes.core.types import Room
+
+
+class Flow:
+    """The budgets of one consumer.
+
+    ``taking`` says whether a source may deliver. ``peak`` and ``peak_bytes`` are the highest values seen:
+    ``peak`` never exceeds ``max_in_flight`` while sources keep to ``room()``; ``peak_bytes`` may exceed the
+    bound by one received batch, because a size is known only on arrival.
+    """
+
+    __slots__ = ("bytes", "in_flight", "max_bytes", "max_in_flight", "peak", "peak_bytes", "taking")
+
+    def __init__(self, max_in_flight: int, max_bytes: int) -> None:
+        self.max_in_flight = max_in_flight
+        self.max_bytes = max_bytes
+        self.in_flight: int = 0
+        self.bytes: int = 0
+        self.peak: int = 0
+        self.peak_bytes: int = 0
+        self.taking: bool = True
+
+    def admit(self, count: int, size: int) -> bool:
+        """Count messages in; True when this crossed the high mark."""
+        self.in_flight += count
+        self.bytes += size
+        if self.in_flight > self.peak:
+            self.peak = self.in_flight
+        if self.bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes
+        if self.taking and (self.in_flight >= self.max_in_flight or self.bytes >= self.max_bytes):
+            self.taking = False
+            return True
+        return False
+
+    def release(self, count: int, size: int) -> bool:
+        """Count messages out; True when this crossed the low mark."""
+        self.in_flight -= count
+        self.bytes -= size
+        if (
+            not self.taking
+            and self.in_flight <= self.max_in_flight // 2
+            and self.bytes <= self.max_bytes // 2
+        ):
+            self.taking = True
+            return True
+        return False
+
+    def room(self) -> Room:
+        """How much more may be delivered now; nothing while not taking."""
+        if not self.taking:
+            return Room(0, 0)
+        return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.in_flight} of {self.max_in_flight} in flight, {self.bytes} of {self.max_bytes} bytes>"

@@ -1,0 +1,92 @@
+"""What is settled. ``AckLedger``: for sources that settle each message by itself.
+
+It answers one question, for a position that comes again: is it still held here, was it settled, or is it
+unknown? Held messages are a dict by position; settled positions are sorted runs, so that a long stretch of
+finished work costs two numbers. The number of runs is bounded: beyond ``RUNS_LIMIT`` the lowest are forgotten,
+and a forgotten position that comes again is handled again (at least once, never lost).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from lanes.core.types import Message
+
+RUNS_LIMIT: Final = 65_536
+"""Runs of settled positions one partition remembers: about 9 MB at most."""
+
+
+class AckLedger:
+    """The ledger of one assignment of a partition.
+
+    ``held``: position -> message, for everything delivered and not settled, in order of delivery.
+    ``highest``: the highest position delivered so far, -1 before the first.
+    """
+
+    __slots__ = ("_ends", "_runs_limit", "_starts", "held", "highest")
+
+    def __init__(self, runs_limit: int = RUNS_LIMIT) -> None:
+        self.held: dict[int, Message] = {}
+        self.highest: int = -1
+        self._starts: list[int] = []
+        self._ends: list[int] = []  # one behind the last of the run
+        self._runs_limit = runs_limit
+
+    def is_settled(self, position: int) -> bool:
+        """Whether the position was settled in this assignment and is still remembered."""
+        run = bisect_right(self._starts, position) - 1
+        return run >= 0 and position < self._ends[run]
+
+    def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
+        """Move held messages to the settled runs; returns their count and their bytes.
+
+        Idempotent: a message that is not held any more, or is not *that* message, is skipped.
+        """
+        held = self.held
+        positions = []
+        size = 0
+        for message in messages:
+            position = message.position
+            if held.get(position) is message:
+                del held[position]
+                positions.append(position)
+                size += message.size
+        positions.sort()
+        index, count = 0, len(positions)
+        while index < count:
+            start = end = positions[index]
+            while index < count and positions[index] == end:
+                end += 1
+                index += 1
+            self._add(start, end)
+        return count, size
+
+    def floor(self) -> int:
+        """Next to read: below it nothing that was delivered is unfinished. O(held), for status only."""
+        return min(self.held) if self.held else self.highest + 1
+
+    def _add(self, start: int, end: int) -> None:
+        """Add start…end-1, none of which is in a run yet: each was held, and held and settled exclude each other."""
+        starts, ends = self._starts, self._ends
+        above = bisect_right(starts, start)
+        joins_below = above > 0 and ends[above - 1] == start
+        joins_above = above < len(starts) and starts[above] == end
+        if joins_below and joins_above:
+            ends[above - 1] = ends[above]
+            del starts[above], ends[above]
+        elif joins_below:
+            ends[above - 1] = end
+        elif joins_above:
+            starts[above] = start
+        else:
+            starts.insert(above, start)
+            ends.insert(above, end)
+            if len(starts) > self._runs_limit:
+                # An eighth at a time, so that forgetting costs O(1) amortised.
+                forget = max(1, self._runs_limit // 8)
+                del starts[:forget], ends[:forget]
+
+    def __repr__(self) -> str:
+        return f"<AckLedger {len(self.held)} held, {len(self._starts)} settled runs, highest {self.highest}>"

@@ -1,0 +1,213 @@
+"""The values of the core: what a source hands in, what a handler sees, what comes back.
+
+Slotted, positional and without behaviour, because one ``Message`` exists per message in flight and nothing
+else does. Hot states and outcomes are compared by identity or as plain ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from lanes.core.ledger import AckLedger
+
+PartitionKey = bytes | str | int
+"""What a key may be: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
+
+KEY_INT_BYTES: Final = 16
+
+
+def key_bytes(key: PartitionKey) -> bytes:
+    """The bytes that identify a key.
+
+    Raises ``ValueError`` for an ``int`` outside 0 … 2¹²⁸−1 and ``TypeError`` for any other type, naming both.
+    """
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, int) and not isinstance(key, bool):
+        if 0 <= key < 1 << 8 * KEY_INT_BYTES:
+            return key.to_bytes(KEY_INT_BYTES, "little")
+        raise ValueError(f"an int key must be in 0 … 2**128-1, not {key}; pass its bytes instead")
+    raise TypeError(f"a key must be bytes, str or int, not {type(key).__name__}; return None for 'no key'")
+
+
+class PartitionId(NamedTuple):
+    """Where a message came from: the topic or stream, and the number of its partition there."""
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.number}"
+
+
+class Reader(Protocol):
+    """How to look into the raw messages of one source; called only when a handler asks.
+
+    Every method is a plain function of the raw message: it neither blocks nor changes it.
+    """
+
+    def value(self, raw: object) -> bytes:
+        """The payload; empty bytes when there is none."""
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        """The headers in the order of the wire, repeated names kept."""
+
+    def subject(self, raw: object) -> str:
+        """The topic or the subject the message was published to."""
+
+
+class Partition:
+    """One assignment of a partition to this process.
+
+    A source makes a new one for every assignment and hands it over in ``Assigned``; the engine fills the rest.
+    It *is* the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
+
+    ``incarnation`` tells two streams or topics of the same name apart (a recreated one), and goes into the ids
+    of dead letters.
+    """
+
+    __slots__ = (
+        "draining",
+        "epoch",
+        "finished",
+        "id",
+        "incarnation",
+        "ledger",
+        "live",
+        "reader",
+        "resettle",
+        "running",
+        "tails",
+    )
+
+    def __init__(self, partition_id: PartitionId, reader: Reader, incarnation: str = "") -> None:
+        self.id = partition_id
+        self.reader = reader
+        self.incarnation = incarnation
+        self.epoch: int = 0
+        self.live: bool = False
+        self.draining: bool = False
+        self.running: int = 0
+        self.tails: dict[bytes, Message] = {}
+        self.finished: list[Message] = []
+        self.resettle: list[Message] = []
+        self.ledger: AckLedger
+
+    def __repr__(self) -> str:
+        state = "draining" if self.draining else "live" if self.live else "fenced"
+        return f"<Partition {self.id} epoch {self.epoch} {state}: {self.running} running>"
+
+
+class Message:
+    """One message, as the source delivered it and as the handler sees it.
+
+    ``key`` is the bytes of the partition key, or None for a message without one. ``position`` is the offset or
+    stream sequence. ``size`` counts bytes against ``max_in_flight_bytes``. ``attempt`` starts at 1 in each
+    assignment. ``token`` is what the source needs to settle this delivery; a redelivery replaces it.
+    ``received`` is the time of the delivery in seconds of the engine's clock.
+
+    ``next`` and ``state`` belong to the engine.
+    """
+
+    __slots__ = (
+        "attempt",
+        "key",
+        "next",
+        "partition",
+        "position",
+        "raw",
+        "received",
+        "size",
+        "state",
+        "token",
+    )
+
+    def __init__(
+        self, partition: Partition, position: int, key: bytes | None, size: int, raw: object, token: object
+    ) -> None:
+        self.partition = partition
+        self.position = position
+        self.key = key
+        self.size = size
+        self.raw = raw
+        self.token = token
+        self.attempt: int = 1
+        self.state: int = 0
+        self.received: float = 0.0
+        self.next: Message | None = None
+
+    @property
+    def value(self) -> bytes:
+        """The payload, read from the raw message each time it is asked for."""
+        return self.partition.reader.value(self.raw)
+
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]:
+        """The headers as pairs, in the order of the wire, repeated names kept."""
+        return self.partition.reader.headers(self.raw)
+
+    @property
+    def subject(self) -> str:
+        """The topic (Kafka) or the subject (JetStream) it was published to."""
+        return self.partition.reader.subject(self.raw)
+
+    @property
+    def epoch(self) -> int:
+        """The assignment's number; pass it along with effects as a fencing token."""
+        return self.partition.epoch
+
+    def __repr__(self) -> str:
+        # Neither key nor payload: a repr ends up in logs, and both are the user's data.
+        return f"<Message {self.partition.id} position {self.position} attempt {self.attempt}>"
+
+
+class Outcome:
+    """How a handler ended: ``ACK``, ``ABANDON`` or a ``Failure``."""
+
+    __slots__ = ()
+
+
+ACK: Final = Outcome()
+"""It is done."""
+
+ABANDON: Final = Outcome()
+"""It was interrupted and does not count: neither done nor failed. Abandoned; the broker delivers it again."""
+
+
+class Failure(Outcome):
+    """A handler that did not succeed.
+
+    ``delay`` (seconds) replaces the backoff of this attempt, ``terminal`` means "do not retry", ``chance`` in
+    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none.
+    """
+
+    __slots__ = ("chance", "delay", "error", "terminal")
+
+    def __init__(
+        self, error: BaseException, chance: float = 0.0, delay: float | None = None, terminal: bool = False
+    ) -> None:
+        self.error = error
+        self.chance = chance
+        self.delay = delay
+        self.terminal = terminal
+
+
+class Settlement:
+    """What one settle step sends for one partition: these messages, by their tokens."""
+
+    __slots__ = ("messages", "partition")
+
+    def __init__(self, partition: Partition, messages: list[Message]) -> None:
+        self.partition = partition
+        self.messages = messages
+
+
+class Room(NamedTuple):
+    """How much more a source may deliver now."""
+
+    messages: int
+    bytes: int

@@ -1,0 +1,77 @@
+"""A dead letter: a message that was given up, with where it came from and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from lanes.core.types import Failure, Message
+
+ERROR_TEXT_LIMIT: Final = 500
+"""Characters of an exception's text that a dead letter keeps."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DeadLetter:
+    """One parked message.
+
+    ``id`` is a function of where the message came from alone, so that writing it twice can be recognised.
+    ``time`` is wall-clock seconds since the epoch. ``error_text`` is at most ``ERROR_TEXT_LIMIT`` characters.
+    """
+
+    id: str
+    source: str
+    partition: int
+    position: int
+    subject: str
+    key: bytes | None
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+    attempts: int
+    error_type: str
+    error_text: str
+    epoch: int
+    time: float
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.id} of {self.source}/{self.partition} position {self.position}>"
+
+
+def letter_id(source: str, incarnation: str, partition: int, position: int) -> str:
+    """32 hex digits that name one message of one incarnation of a topic or stream."""
+    # The length prefix keeps ("a", "b:0") and ("a:b", "0") apart: names are the user's.
+    text = f"{len(source)}:{source}{len(incarnation)}:{incarnation}{partition}:{position}"
+    return blake3(text.encode()).hexdigest(length=16)
+
+
+def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLetter:
+    """The letter for a message whose handling was given up with ``failure`` at ``wall_time``."""
+    partition = message.partition
+    error = failure.error
+    return DeadLetter(
+        id=letter_id(partition.id.source, partition.incarnation, partition.id.number, message.position),
+        source=partition.id.source,
+        partition=partition.id.number,
+        position=message.position,
+        subject=message.subject,
+        key=message.key,
+        value=message.value,
+        headers=message.headers,
+        attempts=message.attempt,
+        error_type=type(error).__qualname__,
+        error_text=error_text(error),
+        epoch=partition.epoch,
+        time=wall_time,
+    )
+
+
+def error_text(error: BaseException) -> str:
+    """The exception's own text, bounded; one that cannot be rendered says so instead of raising."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
+    return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"

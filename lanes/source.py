@@ -1,0 +1,139 @@
+"""The contract between ``lanes`` and a backend.
+
+A source delivers, settles and gives up partitions; it decides nothing about order, retries or bounds. The
+engine and the runtime know a backend only through the values and Protocols of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.dead_letter import DeadLetter
+
+__all__ = [
+    "Assigned",
+    "DeadLetters",
+    "Delivered",
+    "Exhausted",
+    "Lost",
+    "Revoking",
+    "Source",
+    "SourceEvent",
+    "SourceTraits",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTraits:
+    """What a source can do, known once it is open.
+
+    ``name``: how logs and errors call it. ``settles``: ``"individual"`` = one acknowledgement a message.
+    ``extend_interval``: seconds after which a held message must be kept alive by ``extend``; None = the
+    broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself allows; None =
+    it does not care. ``redelivers``: it may deliver a position again within one assignment.
+    """
+
+    name: str
+    settles: Literal["individual"] = "individual"
+    extend_interval: float | None = None
+    max_in_flight: int | None = None
+    redelivers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """This process owns the partition from now on. The ``Partition`` is new for every assignment."""
+
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A run: consecutive messages of one partition, as received. ``size`` is the sum of their sizes."""
+
+    partition: Partition
+    run: list[Message]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoking:
+    """The partition is to be handed over: drain it and ``release`` it within ``timeout`` seconds."""
+
+    partition: Partition
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The partition is no longer owned. Nothing of it is settled or released any more."""
+
+    partition: Partition
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A finite source has delivered everything; the last event it sends."""
+
+
+SourceEvent = Assigned | Delivered | Revoking | Lost | Exhausted
+
+
+class Source(Protocol):
+    """A backend. All calls come from one task group of one event loop; ``receive`` runs beside the others.
+
+    Order of calls: ``open``, then any of ``receive``, ``settle``, ``extend``, ``release``, then ``aclose``.
+    """
+
+    async def open(self) -> SourceTraits:
+        """Connect and check everything only the broker knows, before the first message.
+
+        Raises ``ConfigError`` naming setting, value and remedy for what cannot be kept, and ``SourceError`` when
+        the broker cannot be reached. Called once.
+        """
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for the next events, in source order.
+
+        Delivers at most ``room.messages`` new messages; more than ``room.bytes`` only by the batch that crosses
+        the bound, or for one message alone. With no room it waits for events of ownership only. Cancel-safe:
+        nothing is lost when the call is cancelled. A lost connection is waited for, not raised; raises
+        ``SourceError`` only when it cannot come back.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Tell the broker that these messages are finished. Idempotent.
+
+        When it returns they have left for the broker. Raises ``SourceError`` with ``retryable=True`` when they
+        may not have: the caller repeats the same settlement.
+        """
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Keep these held messages alive at the broker. Idempotent; best effort while disconnected."""
+
+    async def release(self, partition: Partition) -> None:
+        """Hand a drained partition back. Everything settled before has reached the broker when it returns."""
+
+    async def aclose(self) -> None:
+        """Close what ``open`` opened. Idempotent; a connection the user passed in stays open."""
+
+
+class DeadLetters(Protocol):
+    """Where poison messages go."""
+
+    async def open(self) -> None:
+        """Connect and check that the target exists. Raises ``ConfigError`` or ``SourceError``."""
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Write one letter and wait until the broker confirmed it.
+
+        Idempotent by ``letter.id`` as far as the backend can deduplicate. Raises any exception when the write
+        is not confirmed; the caller tries again for as long as it takes.
+        """
+
+    async def aclose(self) -> None:
+        """Close what ``open`` opened. Idempotent."""
