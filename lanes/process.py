@@ -1,0 +1,120 @@
+"""A consumer as the main job of a process: signals, exit statuses, one clear line when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Final, Literal, NoReturn
+
+import anyio
+
+from lanes.config import Settings
+from lanes.consumer import Consumer
+from lanes.core.types import Message
+from lanes.dead_letter import error_text
+from lanes.errors import HandlerHalted, LanesError
+from lanes.history import History
+from lanes.source import DeadLetters, Source
+from lanes.workers import Handler
+
+EXIT_DRAINED: Final = 0
+"""Stopped in order: by a first signal, or because the source had an end."""
+EXIT_FAILED: Final = 1
+"""A setting that cannot be kept, or a broker that is gone."""
+EXIT_HALTED: Final = 3
+"""A message was given up under the poison policy ``exit``; everything else was drained."""
+EXIT_AT_ONCE: Final = 4
+"""Stopped at once, by a second signal; what had not finished is delivered again."""
+
+__all__ = ["EXIT_AT_ONCE", "EXIT_DRAINED", "EXIT_FAILED", "EXIT_HALTED", "main", "run", "serve"]
+
+
+async def run(
+    source: Source,
+    handler: Handler,
+    *,
+    settings: Settings | None = None,
+    dead_letters: DeadLetters | None = None,
+    history: History | None = None,
+) -> None:
+    """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
+
+    The same as ``Consumer(…).run()``; see there for what it raises.
+    """
+    await Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history).run()
+
+
+async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
+    """Run a consumer under SIGINT and SIGTERM; returns an exit status.
+
+    The first signal drains; a second one stops at once: handlers are cancelled, and one that does not react
+    within ``grace`` seconds is ended with the process. To be called on the main thread. Prints one line to
+    stderr for an error of ``lanes``; any other exception propagates.
+    """
+    status = EXIT_DRAINED
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, consumer, tasks.cancel_scope, grace)
+        try:
+            await consumer.run()
+        except HandlerHalted as error:
+            status = EXIT_HALTED
+            _say(error)
+        except LanesError as error:
+            status = EXIT_FAILED
+            _say(error)
+        except anyio.get_cancelled_exc_class():
+            status = EXIT_AT_ONCE
+            raise
+        finally:
+            at_once = tasks.cancel_scope.cancel_called
+            tasks.cancel_scope.cancel()
+    return EXIT_AT_ONCE if at_once else status
+
+
+async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, grace: float) -> None:
+    signals = 0
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for number in received:
+            signals += 1
+            if signals == 1:
+                print(f"lanes: {number.name}: draining; once more to stop at once", file=sys.stderr, flush=True)
+                consumer.stop()
+                continue
+            print(f"lanes: {number.name}: stopping at once", file=sys.stderr, flush=True)
+            scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(grace)
+            # A handler swallows its cancellation: nothing it does from here on would be settled anyway.
+            os._exit(EXIT_AT_ONCE)
+
+
+def main(
+    source: Source,
+    handler: Handler,
+    *,
+    settings: Settings | None = None,
+    dead_letters: DeadLetters | None = None,
+    history: History | None = None,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+) -> NoReturn:
+    """Run ``handler`` over ``source`` as the job of this process, and exit.
+
+    Blocks; never returns: raises ``SystemExit`` with 0 (drained), 1 (``EXIT_FAILED``), 3 (``EXIT_HALTED``) or 4
+    (``EXIT_AT_ONCE``). See ``serve`` for the signals and ``Consumer`` for the arguments.
+    """
+
+    async def job() -> int:
+        consumer = Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history)
+        return await serve(consumer)
+
+    try:
+        status = anyio.run(job, backend=backend)
+    except LanesError as error:
+        _say(error)
+        status = EXIT_FAILED
+    sys.exit(status)
+
+
+def _say(error: LanesError) -> None:
+    print(f"lanes: {type(error).__name__}: {error_text(error)}", file=sys.stderr, flush=True)
