@@ -1,0 +1,9 @@
+"""NATS JetStream for ``lanes``: a pull consumer as a source, a subject as dead letters."""
+
+from __future__ import annotations
+
+from lanes_jetstream.dead_letters import JetStreamDeadLetters
+from lanes_jetstream.keys import header, subject_token, whole_subject
+from lanes_jetstream.source import JetStreamSource
+
+__all__ = ["JetStreamDeadLetters", "JetStreamSource", "header", "subject_token", "whole_subject"]

@@ -1,0 +1,158 @@
+"""A connection to NATS: the user's own, or one that is opened and closed here. Maps the client's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from lanes.errors import ConfigError, SourceError
+
+log = logging.getLogger("lanes.jetstream")
+
+Where = str | Client | JetStreamContext
+"""A URL (or several, separated by commas), a connected client, or its JetStream context."""
+
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds to reach a server at the start; later losses are waited for without limit."""
+
+API_TIMEOUT: Final = 5.0
+"""Seconds for one request to the JetStream API."""
+
+RECONNECT_WAIT: Final = 0.25
+"""Seconds between two attempts to reconnect."""
+
+
+class ApiError(Exception):
+    """The JetStream API refused a request. ``err_code`` is the server's own number for it."""
+
+    def __init__(self, err_code: int, description: str) -> None:
+        super().__init__(f"{description} ({err_code})")
+        self.err_code = err_code
+
+
+class NoAnswer(Exception):
+    """The JetStream API did not answer: no connection, no leader, or no permission."""
+
+
+class Connection:
+    """One client and the API prefix of its JetStream context; asyncio only."""
+
+    def __init__(self, where: Where) -> None:
+        if not isinstance(where, str | Client | JetStreamContext) or where == "":
+            raise ConfigError(
+                f"{where!r:.80} is no NATS connection: pass a URL, a connected nats client, or its jetstream()"
+            )
+        self._url = where if isinstance(where, str) else None
+        self._prefix = "$JS.API"
+        if isinstance(where, JetStreamContext):
+            # nats-py has no public name for either; a domain or an account prefix must not be lost.
+            self._prefix = where._prefix
+            self.client: Client = where._nc
+        elif isinstance(where, Client):
+            self.client = where
+
+    @property
+    def servers(self) -> str:
+        """The servers without credentials, for messages."""
+        if self._url is None:
+            return "the given connection"
+        return ", ".join(_without_credentials(url) for url in self._url.split(","))
+
+    async def open(self) -> None:
+        """Connect if a URL was given, else check that the client is connected. Idempotent.
+
+        Raises ``SourceError`` when no server is reached within ``CONNECT_TIMEOUT``, ``ConfigError`` off asyncio.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigError('JetStream needs asyncio: nats-py has no trio; run with backend="asyncio"') from None
+        if self._url is None:
+            if self.client.is_closed or not (self.client.is_connected or self.client.is_reconnecting):
+                raise SourceError("the given NATS connection is not connected: await nats.connect(…) first")
+            return
+        if hasattr(self, "client"):
+            return
+        client = Client()
+        last: list[Exception] = []
+
+        async def note(error: Exception) -> None:
+            # The client reports every failed attempt here; without a callback it prints a traceback each time.
+            last[:] = [error]
+            log.debug("%s: %s", self.servers, error)
+
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await client.connect(
+                    self._url.split(","),
+                    error_cb=note,
+                    connect_timeout=2,
+                    max_reconnect_attempts=-1,
+                    # Typed int by the client, used as any number of seconds.
+                    reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
+                )
+        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
+            cause = last[0] if last else error
+            await client.close()
+            raise SourceError(
+                f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
+                f"({type(cause).__name__}: {cause}): start it, or correct the URL or the credentials"
+            ) from None
+        self.client = client
+
+    async def close(self) -> None:
+        """Close a connection that was opened here; the user's own stays as it is. Idempotent."""
+        if self._url is not None and hasattr(self, "client") and not self.client.is_closed:
+            await self.client.close()
+
+    async def flush(self, timeout: float = API_TIMEOUT) -> None:
+        """Return when the server has read everything published so far. Raises ``SourceError`` (retryable)."""
+        try:
+            await self.client.flush(timeout=max(1, round(timeout)))
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise SourceError(f"{self.servers}: not flushed: {type(error).__name__}", retryable=True) from error
+
+    async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """One request to the JetStream API.
+
+        Raises ``ApiError`` for a refusal, ``NoAnswer`` when nothing answers in time, and ``SourceError`` when the
+        connection is closed for good or JetStream is not there.
+        """
+        body = json.dumps(request).encode() if request is not None else b""
+        try:
+            answer = await self.client.request(f"{self._prefix}.{subject}", body, timeout=API_TIMEOUT)
+        except nats.errors.NoRespondersError:
+            raise NoAnswer(
+                f"{self.servers}: JetStream does not answer: enable it on the server (-js) and for this account"
+            ) from None
+        except nats.errors.ConnectionClosedError:
+            raise SourceError(f"{self.servers}: the connection is closed") from None
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise NoAnswer(f"{self.servers}: no answer to {subject} ({type(error).__name__})") from None
+        try:
+            fields = json.loads(answer.data)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise SourceError(f"{self.servers}: the answer to {subject} is no JSON object")
+        refusal = fields.get("error")
+        if refusal:
+            raise ApiError(int(refusal.get("err_code", 0)), str(refusal.get("description", "unknown error")))
+        return fields
+
+    def next_subject(self, stream: str, durable: str) -> str:
+        """Where pull requests of a consumer go."""
+        return f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

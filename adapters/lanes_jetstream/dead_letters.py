@@ -1,0 +1,92 @@
+"""Dead letters to a JetStream subject, confirmed by the server before the message settles."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+from urllib.parse import quote
+
+import nats.errors
+
+from lanes.dead_letter import DeadLetter
+from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
+
+_RESERVED: Final = ("nats-", "lanes-")
+"""Header names with a meaning to the server or to ``lanes``; an original header so named is kept under a prefix."""
+
+
+class JetStreamDeadLetters:
+    """Publishes each letter to ``subject``, which a stream must capture.
+
+    ``Nats-Msg-Id`` is the letter's id, so the server drops a letter that is written again within the stream's
+    duplicate window. Body and headers are the original's; the origin and the reason stand in ``Lanes-…``
+    headers: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text
+    (percent-encoded), Epoch, Time (seconds since the epoch). An original header whose name starts with ``Nats-``
+    or ``Lanes-`` is kept as ``Lanes-Origin-<name>``: left as it was it could change how the letter is stored.
+    """
+
+    def __init__(self, where: Where, subject: str) -> None:
+        if not subject or any(c.isspace() or c in "*>" for c in subject):
+            raise ConfigError(f"dead-letter subject {subject!r}: must be a subject without blanks and wildcards")
+        self._connection = Connection(where)
+        self._subject = subject
+
+    def __repr__(self) -> str:
+        return f"<JetStreamDeadLetters to {self._subject}>"
+
+    async def open(self) -> None:
+        """Connect, and check that a stream captures the subject. Raises ``ConfigError`` or ``SourceError``."""
+        await self._connection.open()
+        try:
+            found = await self._connection.api("STREAM.NAMES", {"subject": self._subject})
+        except ApiError as error:
+            raise SourceError(f"dead-letter subject {self._subject!r}: {error}") from None
+        except NoAnswer as error:
+            raise SourceError(str(error), retryable=True) from None
+        if not found.get("streams"):
+            raise ConfigError(
+                f"no stream captures the dead-letter subject {self._subject!r}: letters would be lost; create a "
+                "stream with this subject"
+            )
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Publish and wait for the stream's confirmation. Raises ``SourceError`` when it does not come."""
+        try:
+            answer = await self._connection.client.request(
+                self._subject, letter.value, timeout=API_TIMEOUT, headers=letter_headers(letter)
+            )
+            confirmation = json.loads(answer.data)
+        except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
+            raise SourceError(
+                f"dead letter not confirmed by {self._subject}: {type(error).__name__}", retryable=True
+            ) from error
+        if "error" in confirmation or "stream" not in confirmation:
+            raise SourceError(
+                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}", retryable=True
+            )
+
+    async def aclose(self) -> None:
+        """Close the connection that ``open`` opened. Idempotent."""
+        await self._connection.close()
+
+
+def letter_headers(letter: DeadLetter) -> dict[str, str]:
+    """The headers of a letter on the wire. Texts that a sender controls are percent-encoded."""
+    headers: dict[str, str] = {}
+    for name, value in letter.headers:
+        kept = f"Lanes-Origin-{name}" if name.lower().startswith(_RESERVED) else name
+        headers[kept] = value.decode("utf-8", "replace")
+    headers["Nats-Msg-Id"] = letter.id
+    headers["Lanes-Source"] = letter.source
+    headers["Lanes-Partition"] = str(letter.partition)
+    headers["Lanes-Position"] = str(letter.position)
+    headers["Lanes-Subject"] = letter.subject
+    if letter.key is not None:
+        headers["Lanes-Key"] = quote(letter.key, safe="")
+    headers["Lanes-Attempts"] = str(letter.attempts)
+    headers["Lanes-Error"] = letter.error_type
+    headers["Lanes-Error-Text"] = quote(letter.error_text, safe=" ,.:;()[]'/=-_")
+    headers["Lanes-Epoch"] = str(letter.epoch)
+    headers["Lanes-Time"] = f"{letter.time:.6f}"
+    return headers
