@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -29,6 +29,9 @@ SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 
 SHRINK_SECONDS: Final = 0.4
 """How long ack_wait stays shrunk. The server looks at its timers again 0.1 s after the change."""
+
+_LOOK: Final = 0.05
+"""Seconds between two looks at whether an update is in force."""
 
 _CONSUMER_NOT_FOUND: Final = 10014
 _STREAM_NOT_FOUND: Final = 10059
@@ -130,30 +133,39 @@ class Durable:
         if ORIGINAL_ACK_WAIT not in self._metadata:
             return
         metadata = {k: v for k, v in self._metadata.items() if k != ORIGINAL_ACK_WAIT}
-        await self._update({"ack_wait": int(self.ack_wait * 1e9), "metadata": metadata})
+        await self._update(int(self._metadata[ORIGINAL_ACK_WAIT]), metadata)
 
     async def requeue_pending(self) -> None:
-        """Make the server redeliver everything unacknowledged, in order of sequence, before anything new.
+        """Make the server queue everything unacknowledged for redelivery, before anything new.
 
         Shrinks ack_wait for a moment. The original goes into the metadata by the same update, so that a process
         that dies between the two leaves a consumer that the next start repairs. Finishes the restore even when
         it is cancelled.
         """
-        metadata = {**self._metadata, ORIGINAL_ACK_WAIT: str(self.config["ack_wait"])}
-        await self._update({"ack_wait": SHRUNK_ACK_WAIT_NS, "metadata": metadata})
+        original = str(self.config["ack_wait"])
+        await self._update(SHRUNK_ACK_WAIT_NS, {**self._metadata, ORIGINAL_ACK_WAIT: original})
         try:
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
             # Shielded: a cancelled takeover must not leave the shrunk ack_wait behind.
             await asyncio.shield(self.restore())
 
-    async def _update(self, changes: dict[str, Any]) -> None:
-        config = {**self.config, **changes}
-        answer = await self._connection.api(
+    async def _update(self, ack_wait: int, metadata: dict[str, str]) -> None:
+        """Change ack_wait (nanoseconds) and metadata together, and see that it is so."""
+        config = {**self.config, "ack_wait": ack_wait, "metadata": metadata}
+        await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config, "action": "update"},
         )
-        self.config = dict(answer["config"])
+        # Not from the answer: a server that has just restarted answers with the configuration before the update.
+        deadline = asyncio.get_running_loop().time() + API_TIMEOUT
+        while True:
+            await self.refresh()
+            if self.config["ack_wait"] == ack_wait:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise NoAnswer(f"consumer {self}: the server accepted a new ack_wait and does not show it")
+            await asyncio.sleep(_LOOK)
 
     async def _create(self) -> None:
         request = {"stream_name": self._stream, "config": self._wanted, "action": "create"}

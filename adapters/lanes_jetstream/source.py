@@ -274,50 +274,76 @@ class JetStreamSource:
             await asyncio.sleep(_RETRY)
 
     async def _requeue(self, pending: int, room: Room) -> list[Msg]:
-        allowed = self._takeover == "modify" or (self._takeover == "auto" and self._durable.managed)
-        if allowed:
-            try:
-                await self._durable.requeue_pending()
-            except (ApiError, NoAnswer) as error:
-                log.warning("%s: ack_wait cannot be changed (%s): holding back instead", self._name, error)
-            else:
-                log.info("%s: %d unacknowledged messages come first (ack_wait shrink)", self._name, pending)
-                return []
-        return await self._hold_back(room)
+        """Have the unacknowledged messages delivered before anything new; at the start, all of them at once.
 
-    async def _hold_back(self, room: Room) -> list[Msg]:
+        Messages expire in batches, and the server queues batch behind batch: what an earlier process left is in
+        order only after sorting all of it. Later, what this process holds needs no order, and deliveries that
+        were lost on the way expire in the order in which they were made.
+        """
+        if not await self._shrink(pending):
+            await self._hold_back()
+        if self._taken_over:
+            return []
+        collected: dict[int, Msg] = {}
+        while True:
+            count = (await self._durable.refresh()).count
+            # Everything collected is unacknowledged itself, so equal counts mean that nothing is missing.
+            if count <= len(collected):
+                return [collected[position] for position in sorted(collected)]
+            if count > room.messages:
+                raise SourceError(
+                    f"{self._name}: an earlier run left {count} messages unacknowledged and max_in_flight is "
+                    f"{room.messages}: they can be put in order only together; raise max_in_flight to that once"
+                )
+            if not await self._collect(count, collected):
+                # Not all had expired: once more, for what is missing.
+                if not await self._shrink(count):
+                    await self._hold_back()
+
+    async def _collect(self, count: int, collected: dict[int, Msg]) -> bool:
+        """Pull until ``count`` messages are collected; False when they stop coming before that."""
+        await self._pulls.ask_exactly(count - len(collected))
+        while len(collected) < count:
+            await self._pulls.wait(_RETRY)
+            arrived = self._pulls.take()
+            if self._pulls.check() is not None:
+                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
+            if not arrived:
+                return False
+            for raw in arrived:
+                collected[_sequences(raw.reply)[0]] = raw
+        return True
+
+    async def _shrink(self, pending: int) -> bool:
+        """Requeue by ack_wait shrink, where that is permitted; False where it is not."""
+        if self._takeover == "hold-back" or (self._takeover == "auto" and not self._durable.managed):
+            return False
+        try:
+            await self._durable.requeue_pending()
+        except ApiError as error:
+            log.warning("%s: ack_wait cannot be changed (%s): holding back instead", self._name, error)
+            return False
+        except NoAnswer as error:
+            if self._pulls.check() is not None:
+                raise
+            # A request that permissions forbid is dropped by the server without an answer.
+            log.warning("%s: %s: holding back instead", self._name, error)
+            return False
+        log.info("%s: %d unacknowledged messages come first (ack_wait shrink)", self._name, pending)
+        return True
+
+    async def _hold_back(self) -> None:
         """Take nothing until ack_wait is over for everything that is unacknowledged."""
         loop = asyncio.get_running_loop()
         wait = self._durable.ack_wait + _HOLD_BACK_MARGIN
         log.warning("%s: taking nothing for %.1f s, until unacknowledged messages come back", self._name, wait)
         deadline = loop.time() + wait
-        count = 1
-        while count and loop.time() < deadline:
+        while loop.time() < deadline:
             await asyncio.sleep(min(_RETRY, max(0.0, deadline - loop.time())))
-            count = (await self._durable.refresh()).count
+            if not (await self._durable.refresh()).count:
+                return
             if self._pulls.check() is not None:
-                return []
-        if not count or self._taken_over:
-            # What this process holds it has kept alive; only deliveries lost on the way come back, in order.
-            return []
-        return await self._collect(count, room)
-
-    async def _collect(self, count: int, room: Room) -> list[Msg]:
-        """Orphans expire in batches, not by sequence: take all of them, and sort."""
-        if count > room.messages:
-            raise SourceError(
-                f"{self._name}: an earlier run left {count} messages unacknowledged, max_in_flight is "
-                f'{room.messages}: raise it to that, or permit takeover="modify"'
-            )
-        collected: dict[int, Msg] = {}
-        await self._pulls.ask_exactly(count)
-        while len(collected) < count and self._pulls.check() is None:
-            await self._pulls.wait(_RETRY)
-            for raw in self._pulls.take():
-                collected[_sequences(raw.reply)[0]] = raw
-            if len(collected) >= (await self._durable.refresh()).count:
-                break
-        return [collected[position] for position in sorted(collected)]
+                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
 
     async def _until_connected(self) -> None:
         client = self._connection.client
