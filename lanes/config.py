@@ -67,9 +67,7 @@ class Settings:
         _seconds("drain_timeout", self.drain_timeout, 0.0)
         _seconds("grace", self.grace, 0.0)
         if not isinstance(self.retry, Retry):
-            raise ConfigError(
-                f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
-            )
+            raise ConfigError(f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)")
         if self.poison not in (None, "skip", "exit"):
             raise ConfigError(f'poison={self.poison!r} is unknown: use "skip", "exit" or None')
         if self.max_in_flight is None:

@@ -7,7 +7,6 @@ in one task group of one event loop, asyncio or trio, and is gone when ``run`` r
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
@@ -19,23 +18,18 @@ from lanes.clock import Clock, monotonic
 from lanes.config import Settings
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED
 from lanes.core.retry import RetryPolicy
-from lanes.core.types import Failure, Message, Partition, Room
-from lanes.dead_letter import dead_letter, error_text
+from lanes.core.types import Message, Partition, Room
+from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, SourceError
 from lanes.history import History
+from lanes.parking import Parking
+from lanes.settling import Settler
 from lanes.source import Assigned, DeadLetters, Delivered, Exhausted, Lost, Revoking, Source, SourceEvent
 from lanes.status import Status, snapshot
 from lanes.workers import Handler, Workers
 
 log = logging.getLogger("lanes")
-
-SETTLE_RETRY: Final = (0.05, 1.0)
-"""Seconds before a settlement that may not have been sent is repeated: first, and at most."""
-
-DEAD_LETTER_RETRY: Final = (0.2, 30.0)
-"""Seconds before a dead letter that was not confirmed is written again: first, and at most."""
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds that closing the source and the dead letters may take together."""
@@ -79,8 +73,6 @@ class Consumer:
         self._exhausted = False
         self._fatal: BaseException | None = None
         self._starved = False
-        self._settle_idle = False
-        self._dead_lettered = 0
         self._redelivered: Counter[str] = Counter()
         self._drained: dict[Partition, anyio.Event] = {}
         self._draining: set[Partition] = set()
@@ -89,8 +81,8 @@ class Consumer:
         self._tasks: TaskGroup
         self._receiving: anyio.CancelScope
         self._timer_wake: anyio.Event
-        self._settle_wake: anyio.Event
-        self._settle_lock: anyio.Lock
+        self._settler: Settler
+        self._parking: Parking
 
     # --- what a user calls
 
@@ -113,10 +105,10 @@ class Consumer:
                 self._state = "running"
                 self._workers.start(self._tasks)
                 self._tasks.start_soon(self._guarded, self._pump)
-                self._tasks.start_soon(self._guarded, self._settle_loop)
+                self._tasks.start_soon(self._guarded, self._settler.run)
                 self._tasks.start_soon(self._guarded, self._timer)
                 if extend_interval is not None:
-                    self._tasks.start_soon(self._guarded, self._extend_loop, extend_interval)
+                    self._tasks.start_soon(self._guarded, self._settler.keep_alive, extend_interval)
                 if self._stopping:
                     self._stop_partitions()
             reason = "stopped" if self._fatal is None and not self._stopping else "drained"
@@ -143,7 +135,7 @@ class Consumer:
         if self._state in ("new", "starting"):
             raise LanesError("the consumer is not running yet: ask for its status after run() has opened the source")
         return snapshot(
-            self._engine, self._clock(), dead_lettered=self._dead_lettered, redelivered=self._redelivered
+            self._engine, self._clock(), dead_lettered=self._parking.confirmed, redelivered=self._redelivered
         )
 
     # --- what the workers call
@@ -153,12 +145,13 @@ class Consumer:
         engine = self._engine
         if engine.effects:
             self._perform()
-        if self._settle_idle and engine.dirty:
-            self._settle_idle = False
-            self._settle_wake.set()
+        if engine.dirty:
+            self._settler.wake()
         # One ready lane is what the calling worker takes itself.
         if engine.ready > 1:
             self._workers.wake()
+        if self._exhausted:
+            self._stop_when_exhausted()
 
     def stop_because(self, error: BaseException) -> None:
         """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
@@ -188,8 +181,8 @@ class Consumer:
         )
         self._workers = Workers(self._engine, self._handler, self, self._clock, self._history)
         self._timer_wake = anyio.Event()
-        self._settle_wake = anyio.Event()
-        self._settle_lock = anyio.Lock(fast_acquire=True)
+        self._settler = Settler(self._engine, self._source, self, self._clock, self._history)
+        self._parking = Parking(self._engine, self._dead_letters, self, self._clock, self._history, traits.name)
         self._receiving = anyio.CancelScope()
         if self._history is not None:
             self._history.open(
@@ -206,7 +199,7 @@ class Consumer:
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if hasattr(self, "_engine"):
                 # After a drain there is nothing left to settle; after a cancellation there may be.
-                await self._settle_once()
+                await self._settler.settle()
             await self._source.aclose()
             if self._dead_letters is not None:
                 await self._dead_letters.aclose()
@@ -287,58 +280,6 @@ class Consumer:
         if self._exhausted and not self._engine.flow.in_flight:
             self.stop()
 
-    # --- out
-
-    async def _settle_loop(self) -> None:
-        pause = SETTLE_RETRY[0]
-        while True:
-            if not self._engine.dirty:
-                self._settle_wake = anyio.Event()
-                self._settle_idle = True
-                await self._settle_wake.wait()
-            if await self._settle_once():
-                pause = SETTLE_RETRY[0]
-            else:
-                await anyio.sleep(pause)
-                pause = min(pause * 2, SETTLE_RETRY[1])
-
-    async def _settle_once(self) -> bool:
-        """Settle everything that is finished; False when that has to be repeated."""
-        engine = self._engine
-        async with self._settle_lock:
-            settlements = engine.collect()
-            if not settlements:
-                return True
-            if self._history is not None:
-                # In the file before the broker hears of it: what was acknowledged can be proven after a crash.
-                for settlement in settlements:
-                    self._history.acks(settlement.messages, self._clock())
-                self._history.flush()
-            try:
-                await self._source.settle(settlements)
-            except SourceError as error:
-                engine.unsettled(settlements)
-                if not error.retryable:
-                    self.stop_because(error)
-                return False
-            except BaseException:
-                engine.unsettled(settlements)
-                raise
-            engine.settled(settlements)
-        self.after()
-        self._stop_when_exhausted()
-        return True
-
-    async def _extend_loop(self, interval: float) -> None:
-        # Every half interval, everything older than half an interval: nothing held gets older than one interval
-        # without being kept alive, and what is finished sooner costs nothing.
-        period = interval / 2
-        while True:
-            await anyio.sleep(period)
-            messages = self._engine.held_since(self._clock() - period)
-            if messages:
-                await self._source.extend(messages)
-
     async def _timer(self) -> None:
         """The one timer for the earliest deadline of all held lanes."""
         while True:
@@ -372,7 +313,7 @@ class Consumer:
             if history is not None:
                 history.redelivered(effect.message, effect.cause, self._clock())
         elif isinstance(effect, fx.DeadLetterDue):
-            self._tasks.start_soon(self._guarded, self._park, effect.message, effect.failure)
+            self._tasks.start_soon(self._guarded, self._parking.park, effect.message, effect.failure)
         elif isinstance(effect, fx.Halted):
             self._halted(effect)
         elif isinstance(effect, fx.Drained):
@@ -402,45 +343,6 @@ class Consumer:
         )
         halted.__cause__ = error
         self.stop_because(halted)
-
-    async def _park(self, message: Message, failure: Failure) -> None:
-        """Write a dead letter for as long as it takes, unless the message is abandoned meanwhile."""
-        assert self._dead_letters is not None
-        letter = dead_letter(message, failure, time.time())
-        log.error(
-            "%s: giving up %s position %d after %d attempt(s): %s",
-            self._name,
-            message.partition.id,
-            message.position,
-            message.attempt,
-            letter.error_type,
-            exc_info=failure.error,
-        )
-        pause = DEAD_LETTER_RETRY[0]
-        while message.state != ABANDONED:
-            try:
-                if self._history is not None:
-                    self._history.dlq_sent(message, self._clock())
-                await self._dead_letters.put(letter)
-            except Exception as error:
-                log.warning(
-                    "%s: dead letter %s not confirmed (%s: %s), again in %.1f s",
-                    self._name,
-                    letter.id,
-                    type(error).__qualname__,
-                    error_text(error),
-                    pause,
-                )
-                await anyio.sleep(pause)
-                pause = min(pause * 2, DEAD_LETTER_RETRY[1])
-                continue
-            if self._history is not None:
-                self._history.dlq_confirmed(message, self._clock())
-            self._dead_lettered += 1
-            self._engine.parked(message)
-            self.after()
-            self._workers.wake()
-            return
 
     # --- giving partitions up
 
@@ -473,8 +375,7 @@ class Consumer:
         if history is not None:
             history.drained(partition, self._clock())
         with anyio.move_on_after(max(grace, deadline - self._clock())):
-            while partition.finished and not await self._settle_once():
-                await anyio.sleep(SETTLE_RETRY[0])
+            await self._settler.settle_all()
             try:
                 await self._source.release(partition)
             except SourceError as error:

@@ -11,7 +11,6 @@ import anyio
 
 from lanes.config import Settings
 from lanes.consumer import Consumer
-from lanes.core.types import Message
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
 from lanes.history import History
@@ -59,10 +58,10 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
             await consumer.run()
         except HandlerHalted as error:
             status = EXIT_HALTED
-            _say(error)
+            _say(_describe(error))
         except LanesError as error:
             status = EXIT_FAILED
-            _say(error)
+            _say(_describe(error))
         except anyio.get_cancelled_exc_class():
             status = EXIT_AT_ONCE
             raise
@@ -78,10 +77,10 @@ async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, grace: fl
         async for number in received:
             signals += 1
             if signals == 1:
-                print(f"lanes: {number.name}: draining; once more to stop at once", file=sys.stderr, flush=True)
+                _say(f"{number.name}: draining; once more to stop at once")
                 consumer.stop()
                 continue
-            print(f"lanes: {number.name}: stopping at once", file=sys.stderr, flush=True)
+            _say(f"{number.name}: stopping at once")
             scope.cancel()
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(grace)
@@ -111,10 +110,15 @@ def main(
     try:
         status = anyio.run(job, backend=backend)
     except LanesError as error:
-        _say(error)
+        _say(_describe(error))
         status = EXIT_FAILED
     sys.exit(status)
 
 
-def _say(error: LanesError) -> None:
-    print(f"lanes: {type(error).__name__}: {error_text(error)}", file=sys.stderr, flush=True)
+def _describe(error: LanesError) -> str:
+    return f"{type(error).__name__}: {error_text(error)}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"lanes: {line}\n")
+    sys.stderr.flush()

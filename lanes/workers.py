@@ -58,9 +58,7 @@ class _Worker:
 class Workers:
     """The workers of one consumer."""
 
-    def __init__(
-        self, engine: Engine, handler: Handler, shell: Shell, clock: Clock, history: History | None
-    ) -> None:
+    def __init__(self, engine: Engine, handler: Handler, shell: Shell, clock: Clock, history: History | None) -> None:
         self._engine = engine
         self._handler = handler
         self._shell = shell

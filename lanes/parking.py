@@ -1,0 +1,82 @@
+"""Parking: the write of a dead letter, repeated for as long as it takes; only its lane waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import anyio
+
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.lane import ABANDONED
+from lanes.core.types import Failure, Message
+from lanes.dead_letter import dead_letter, error_text
+from lanes.history import History
+from lanes.settling import Shell
+from lanes.source import DeadLetters
+
+log = logging.getLogger("lanes")
+
+DEAD_LETTER_RETRY: Final = (0.2, 30.0)
+"""Seconds before a dead letter that was not confirmed is written again: first, and at most."""
+
+
+class Parking:
+    """Writes the dead letters of one consumer. ``confirmed`` counts them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: DeadLetters | None,
+        shell: Shell,
+        clock: Clock,
+        history: History | None,
+        name: str,
+    ) -> None:
+        self._engine = engine
+        self._target = target
+        self._shell = shell
+        self._clock = clock
+        self._history = history
+        self._name = name
+        self.confirmed = 0
+
+    async def park(self, message: Message, failure: Failure) -> None:
+        """Write the letter of one message until it is confirmed, or the message is abandoned."""
+        assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
+        letter = dead_letter(message, failure, time.time())
+        log.error(
+            "%s: giving up %s position %d after %d attempt(s): %s",
+            self._name,
+            message.partition.id,
+            message.position,
+            message.attempt,
+            letter.error_type,
+            exc_info=failure.error,
+        )
+        pause = DEAD_LETTER_RETRY[0]
+        while message.state != ABANDONED:
+            try:
+                if self._history is not None:
+                    self._history.dlq_sent(message, self._clock())
+                await self._target.put(letter)
+            except Exception as error:
+                log.warning(
+                    "%s: dead letter %s not confirmed (%s: %s), again in %.1f s",
+                    self._name,
+                    letter.id,
+                    type(error).__qualname__,
+                    error_text(error),
+                    pause,
+                )
+                await anyio.sleep(pause)
+                pause = min(pause * 2, DEAD_LETTER_RETRY[1])
+                continue
+            if self._history is not None:
+                self._history.dlq_confirmed(message, self._clock())
+            self.confirmed += 1
+            self._engine.parked(message)
+            self._shell.after()
+            return
