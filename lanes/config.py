@@ -83,7 +83,8 @@ class Settings:
         """The policy in force. Raises ``ConfigError`` for ``"skip"`` without dead letters: nothing may be lost."""
         if self.poison == "skip" and not has_dead_letters:
             raise ConfigError(
-                'poison="skip" needs dead letters, or the skipped message is lost: pass dead_letters=… or use poison="exit"'
+                'poison="skip" needs dead letters, or the skipped message is lost: pass dead_letters=… or use '
+                'poison="exit"'
             )
         return self.poison or ("skip" if has_dead_letters else "exit")
 

@@ -63,7 +63,8 @@ class JetStreamDeadLetters:
             ) from error
         if "error" in confirmation or "stream" not in confirmation:
             raise SourceError(
-                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}", retryable=True
+                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}",
+                retryable=True,
             )
 
     async def aclose(self) -> None:

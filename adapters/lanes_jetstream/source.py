@@ -295,10 +295,9 @@ class JetStreamSource:
                     f"{self._name}: an earlier run left {count} messages unacknowledged and max_in_flight is "
                     f"{room.messages}: they can be put in order only together; raise max_in_flight to that once"
                 )
-            if not await self._collect(count, collected):
-                # Not all had expired: once more, for what is missing.
-                if not await self._shrink(count):
-                    await self._hold_back()
+            # When not all of them came, some had not expired: once more, for what is missing.
+            if not await self._collect(count, collected) and not await self._shrink(count):
+                await self._hold_back()
 
     async def _collect(self, count: int, collected: dict[int, Msg]) -> bool:
         """Pull until ``count`` messages are collected; False when they stop coming before that."""

@@ -430,9 +430,7 @@ class Engine:
 
     def oldest(self) -> Message | None:
         """The unfinished message that was delivered first, if any."""
-        unfinished = (
-            m for p in self.partitions.values() for m in p.ledger.held.values() if m.state != FINISHED
-        )
+        unfinished = (m for p in self.partitions.values() for m in p.ledger.held.values() if m.state != FINISHED)
         return min(unfinished, key=_received, default=None)
 
     def __repr__(self) -> str:

@@ -46,11 +46,7 @@ class Flow:
         """Count messages out; True when this crossed the low mark."""
         self.in_flight -= count
         self.bytes -= size
-        if (
-            not self.taking
-            and self.in_flight <= self.max_in_flight // 2
-            and self.bytes <= self.max_bytes // 2
-        ):
+        if not self.taking and self.in_flight <= self.max_in_flight // 2 and self.bytes <= self.max_bytes // 2:
             self.taking = True
             return True
         return False

@@ -61,9 +61,7 @@ class Lane:
         self.until = until
 
     def __repr__(self) -> str:
-        return (
-            f"<Lane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"
-        )
+        return f"<Lane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"
 
 
 def step(message: Message, event: str) -> None:
