@@ -11,6 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
+
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 
@@ -85,7 +87,8 @@ class Durable:
     def ack_wait(self) -> float:
         """Seconds; the original one while it is shrunk."""
         original = self._metadata.get(ORIGINAL_ACK_WAIT)
-        return int(original if original is not None else self.config["ack_wait"]) / 1e9
+        # Absent where nothing is acknowledged; such a consumer is refused.
+        return int(original if original is not None else self.config.get("ack_wait", 0)) / 1e9
 
     @property
     def max_ack_pending(self) -> int | None:
@@ -147,8 +150,9 @@ class Durable:
         try:
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
-            # Shielded: a cancelled takeover must not leave the shrunk ack_wait behind.
-            await asyncio.shield(self.restore())
+            # Shielded: a cancelled takeover must not leave the shrunk ack_wait behind. Bounded by the API's timeout.
+            with anyio.CancelScope(shield=True):
+                await self.restore()
 
     async def _update(self, ack_wait: int, metadata: dict[str, str]) -> None:
         """Change ack_wait (nanoseconds) and metadata together, and see that it is so."""

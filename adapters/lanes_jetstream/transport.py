@@ -87,7 +87,7 @@ class Pulls:
         """Request what fits into the room and is not requested yet, once half of it is free."""
         # The server tells no sizes beforehand: the average of what came bounds how many are asked for, and
         # max_bytes bounds each request should they grow suddenly.
-        fits = min(room.messages, int(room.bytes / self._average_size))
+        fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
         free = fits - self._outstanding - len(self._arrived)
         if self._oversized and not self._outstanding and room.messages > 0 and room.bytes > 0:
             # The next message is larger than the room for bytes: it comes alone.

@@ -1,0 +1,65 @@
+"""JetStream speaks asyncio alone; every test here talks to a real server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from tests.components import NatsServer
+from tests.jetstream.workload import Stream
+
+_numbers = itertools.count(1)
+
+MakeStream = Callable[..., Stream]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def _quiet(error: Exception) -> None:
+    """The client's default prints a traceback for every failed attempt to reconnect."""
+
+
+async def connect(url: str) -> Client:
+    return await nats.connect(url, error_cb=_quiet, max_reconnect_attempts=-1, reconnect_time_wait=1)
+
+
+@pytest.fixture
+async def client(nats_server: NatsServer) -> AsyncIterator[Client]:
+    client = await connect(nats_server.url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def stream(nats_server: NatsServer, client: Client) -> AsyncIterator[Stream]:
+    """A stream of its own on the shared server."""
+    stream = Stream(nats_server.url, client, f"T{os.getpid()}x{next(_numbers)}")
+    await stream.create()
+    yield stream
+    await client.jetstream().delete_stream(stream.name)
+
+
+@pytest.fixture
+async def fresh_stream(fresh_nats: Callable[..., NatsServer]) -> AsyncIterator[Callable[..., object]]:
+    """Makes (server, stream) pairs on private servers, which a test may kill."""
+    clients: list[Client] = []
+
+    async def make(**arguments: object) -> tuple[NatsServer, Stream]:
+        server = fresh_nats(**arguments)
+        client = await connect(server.url)
+        clients.append(client)
+        stream = Stream(server.url, client, f"T{os.getpid()}x{next(_numbers)}")
+        await stream.create()
+        return server, stream
+
+    yield make
+    for client in clients:
+        await client.close()

@@ -1,0 +1,175 @@
+"""The bounds as the server sees them, and dead letters on a real stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+import anyio
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from lanes_jetstream import JetStreamDeadLetters
+from tests.components import NatsServer
+from tests.jetstream.workload import Recorder, Stream, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_never_more_at_the_server_than_max_in_flight(stream: Stream) -> None:
+    await stream.publish(1_500)
+    recorder = Recorder()
+    consumer = lanes.Consumer(stream.source(), recorder, settings=lanes.Settings(concurrency=20, max_in_flight=64))
+    most = 0
+    async with running(consumer):
+        with anyio.fail_after(40):
+            await recorder.reached(1)
+            while len(recorder.done) < 1_500:
+                most = max(most, (await stream.consumer_info()).num_ack_pending)
+                await anyio.sleep(0.002)
+    assert 20 <= most <= 64
+    assert consumer.status().peak_in_flight <= 64
+
+
+async def test_slow_handler_slows_the_server_not_the_memory(stream: Stream) -> None:
+    """100 messages of 50 kB, room for 10 of them: never much more than the bound is here at once."""
+    size, bound = 50_000, 500_000
+    await stream.publish(100, keys=100, size=size)
+    recorder = Recorder(lambda message: 0.02)
+    settings = lanes.Settings(concurrency=4, max_in_flight_bytes=bound)
+    consumer = lanes.Consumer(stream.source(), recorder, settings=settings)
+    async with running(consumer):
+        with anyio.fail_after(40):
+            await recorder.reached(100)
+        assert bound / 2 < consumer.status().peak_in_flight_bytes <= 2 * bound
+    assert recorder.violations == []
+
+
+async def test_message_above_the_byte_bound_is_handled(stream: Stream) -> None:
+    await stream.publish(3, keys=3, size=100)
+    await stream.publish(2, keys=3, size=200_000)
+    await stream.publish(3, keys=3, size=100)
+    recorder = Recorder()
+    settings = lanes.Settings(concurrency=4, max_in_flight_bytes=10_000)
+    async with running(lanes.Consumer(stream.source(), recorder, settings=settings)):
+        with anyio.fail_after(20):
+            await recorder.reached(8)
+    assert recorder.violations == []
+
+
+@pytest.fixture
+async def letters(client: Client, stream: Stream) -> AsyncIterator[str]:
+    name = f"{stream.name}dead"
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
+    yield f"{name}.x"
+    await client.jetstream().delete_stream(name)
+
+
+async def test_dead_letter_carries_origin_and_reason(stream: Stream, letters: str, client: Client) -> None:
+    origin = {
+        "Color": "red",
+        "Nats-Msg-Id": "mine",
+        "Nats-Expected-Stream": stream.name,
+        "Lanes-Error": "spoofed",
+    }
+    await client.jetstream().publish(f"{stream.name}.k é".replace(" ", "_"), b"payload", headers=origin)
+    await stream.publish(1, seed=3)
+    done = anyio.Event()
+
+    async def handler(message: lanes.Message) -> None:
+        if message.value == b"payload":
+            raise lanes.Term("no such customer\r\nLanes-Epoch: 99\x00" + "x" * 2_000)
+        done.set()
+
+    consumer = lanes.Consumer(
+        stream.source(), handler, dead_letters=JetStreamDeadLetters(stream.url, letters), settings=lanes.Settings()
+    )
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await done.wait()
+            while (await stream.consumer_info()).num_ack_pending:
+                await anyio.sleep(0.02)
+    subscription = await client.jetstream().subscribe(letters)
+    letter = await subscription.next_msg(5)
+    await subscription.unsubscribe()
+    headers = letter.headers or {}
+    assert letter.data == b"payload"
+    assert headers["Color"] == "red"
+    assert headers["Lanes-Origin-Nats-Msg-Id"] == "mine"
+    assert headers["Lanes-Origin-Nats-Expected-Stream"] == stream.name
+    assert headers["Lanes-Origin-Lanes-Error"] == "spoofed"
+    assert headers["Lanes-Error"] == "Term"
+    text = unquote(headers["Lanes-Error-Text"])
+    assert text.startswith("no such customer\r\nLanes-Epoch: 99\x00xxx")
+    assert len(text) == 500
+    assert headers["Lanes-Epoch"] == "1"
+    assert (headers["Lanes-Source"], headers["Lanes-Partition"]) == (stream.name, "0")
+    assert headers["Lanes-Position"] == "1"
+    assert unquote(headers["Lanes-Key"]) == "k_é"
+    assert headers["Lanes-Attempts"] == "1"
+    assert len(headers["Nats-Msg-Id"]) == 32
+
+
+async def test_letter_written_twice_is_stored_once(stream: Stream, letters: str, client: Client) -> None:
+    target = JetStreamDeadLetters(client, letters)
+    await target.open()
+    letter = lanes.DeadLetter(
+        id="0" * 32,
+        source="S",
+        partition=0,
+        position=1,
+        subject="s.1",
+        key=None,
+        value=b"v",
+        headers=(),
+        attempts=1,
+        error_type="E",
+        error_text="",
+        epoch=1,
+        time=0.0,
+    )
+    await target.put(letter)
+    await target.put(letter)
+    assert (await client.jetstream().stream_info(f"{stream.name}dead")).state.messages == 1
+
+
+async def test_subject_that_no_stream_captures_is_refused(stream: Stream) -> None:
+    target = JetStreamDeadLetters(stream.url, f"{stream.name}nowhere.x")
+    with pytest.raises(lanes.ConfigError, match="no stream captures"):
+        await lanes.run(stream.source(), Recorder(), dead_letters=target)
+
+
+async def test_dead_letter_outage_parks_only_its_lane(
+    stream: Stream, letters: str, client: Client, nats_server: NatsServer
+) -> None:
+    """The letters' stream is gone for a while: its lane waits, the others go on, nothing is acknowledged."""
+    await client.jetstream().publish(f"{stream.name}.poison", b"poison")
+    await stream.publish(200)
+    recorder = Recorder()
+
+    async def handler(message: lanes.Message) -> None:
+        if message.value == b"poison":
+            raise lanes.Term("poison")
+        await recorder(message)
+
+    consumer = lanes.Consumer(stream.source(), handler, dead_letters=JetStreamDeadLetters(stream.url, letters))
+    name = letters.removesuffix(".x")
+    async with running(consumer):
+        with anyio.fail_after(20):
+            await recorder.reached(200)
+            while not consumer.status().dead_lettered:
+                await anyio.sleep(0.02)
+        await client.jetstream().delete_stream(name)
+        await client.jetstream().publish(f"{stream.name}.poison", b"poison")
+        await stream.publish(200, seed=5)
+        with anyio.fail_after(20):
+            await recorder.reached(400)
+            while (await stream.consumer_info()).num_ack_pending != 1:
+                await anyio.sleep(0.02)
+        assert consumer.status().parking == 1
+        await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
+        with anyio.fail_after(20):
+            while (await stream.consumer_info()).num_ack_pending:
+                await anyio.sleep(0.02)
+    assert (await client.jetstream().stream_info(name)).state.messages == 1

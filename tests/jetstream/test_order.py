@@ -1,0 +1,282 @@
+"""Per-key order through restarts, lost connections and dead servers, on the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import lanes
+from lanes_jetstream.durable import ORIGINAL_ACK_WAIT
+from tests.components import NatsServer
+from tests.jetstream.workload import DURABLE, Recorder, Stream, crashing, running, until
+
+pytestmark = pytest.mark.anyio
+
+MakeStream = Callable[..., Awaitable[tuple[NatsServer, Stream]]]
+
+FAST = lanes.Settings(concurrency=50, drain_timeout=10)
+
+
+def jitter() -> Callable[[lanes.Message], float]:
+    chance = random.Random(7)
+    return lambda message: chance.random() * 0.01
+
+
+async def all_done(stream: Stream, recorder: Recorder) -> None:
+    """Everything handled and acknowledged, in order."""
+    with anyio.fail_after(40):
+        await recorder.reached(stream.published)
+        while (await stream.consumer_info()).num_ack_pending:
+            await anyio.sleep(0.05)
+    assert recorder.violations == []
+    assert len(recorder.done) == stream.published
+
+
+async def test_one_run_handles_everything_once_in_order(stream: Stream) -> None:
+    await stream.publish(2_000)
+    recorder = Recorder(jitter())
+    consumer = lanes.Consumer(stream.source(), recorder, settings=FAST)
+    async with running(consumer):
+        await all_done(stream, recorder)
+    assert recorder.repeats == 0
+    assert recorder.most_running > 10  # in parallel across keys
+    assert consumer.status().peak_in_flight <= consumer.status().max_in_flight
+
+
+@pytest.mark.parametrize("takeover", ["auto", "hold-back"])
+async def test_restart_before_ack_wait_keeps_key_order(stream: Stream, takeover: str) -> None:
+    await stream.publish(1_500)
+    recorder = Recorder(jitter())
+    ack_wait = 2.0 if takeover == "hold-back" else 30.0
+    for crash_at in (300, 800):
+        source = stream.source(takeover=takeover, ack_wait=ack_wait)
+        async with crashing(lanes.Consumer(source, recorder, settings=FAST)):
+            await recorder.reached(crash_at)
+        assert (await stream.consumer_info()).num_ack_pending > 0
+        await stream.publish(200)
+    source = stream.source(takeover=takeover, ack_wait=ack_wait)
+    async with running(lanes.Consumer(source, recorder, settings=FAST)):
+        await all_done(stream, recorder)
+    assert (await stream.consumer_info()).config.ack_wait == ack_wait
+
+
+async def test_orphans_that_expired_in_batches_come_back_in_order(stream: Stream) -> None:
+    """The server queues what expires batch behind batch; a takeover must sort all of it."""
+    ack_wait = 1.0
+    await stream.publish(400, keys=4)
+    await stream.add_consumer(ack_wait=int(ack_wait * 1e9), metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
+    held = await stream.pull_raw(400)
+    await anyio.sleep(ack_wait / 2)
+    for message in held[:100]:
+        await message.in_progress()  # these expire half an ack_wait behind the others
+    await anyio.sleep(ack_wait * 0.7)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(ack_wait=ack_wait), recorder, settings=FAST)):
+        await all_done(stream, recorder)
+    assert recorder.repeats == 0
+
+
+@pytest.mark.parametrize("takeover", ["auto", "hold-back"])
+async def test_tcp_drop_with_live_pull(stream: Stream, takeover: str) -> None:
+    await stream.publish(3_000)
+    recorder = Recorder(jitter())
+    source = stream.source(takeover=takeover, ack_wait=2.0)
+    consumer = lanes.Consumer(source, recorder, settings=FAST)
+    async with running(consumer):
+        for at in (500, 1_500):
+            with anyio.fail_after(30):
+                await recorder.reached(at)
+            # Reset, not closed: what is on its way is lost.
+            transport = source._connection.client._transport
+            transport._io_writer.transport.abort()
+        await all_done(stream, recorder)
+
+
+async def test_server_killed_in_mid_run(fresh_stream: MakeStream) -> None:
+    server, stream = await fresh_stream()
+    await stream.publish(3_000)
+    recorder = Recorder(jitter())
+    consumer = lanes.Consumer(stream.source(), recorder, settings=FAST)
+    async with running(consumer):
+        for at in (500, 1_500):
+            with anyio.fail_after(30):
+                await recorder.reached(at)
+            await anyio.to_thread.run_sync(server.kill)
+            await anyio.to_thread.run_sync(server.start)
+        await all_done(stream, recorder)
+    # What the server forgot came again and was acknowledged again, not run again.
+    assert recorder.repeats == 0
+
+
+async def test_server_killed_then_the_consumer_crashes(fresh_stream: MakeStream) -> None:
+    """The server's own state of the consumer is old after kill -9; the next process must not trust it."""
+    server, stream = await fresh_stream()
+    await stream.publish(3_000)
+    recorder = Recorder(jitter())
+    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await recorder.reached(500)
+        await anyio.to_thread.run_sync(server.kill)
+        await anyio.to_thread.run_sync(server.start)
+        with anyio.fail_after(30):
+            await recorder.reached(1_500)
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await all_done(stream, recorder)
+
+
+async def test_server_restarted_in_order_mid_pull(fresh_stream: MakeStream) -> None:
+    """An idle pull is open when the server says 409 Server Shutdown; new messages come over the new connection."""
+    server, stream = await fresh_stream()
+    await stream.publish(50)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        with anyio.fail_after(20):
+            await recorder.reached(50)
+        server._process.signal(15)
+        await anyio.to_thread.run_sync(server._process.wait)
+        await anyio.to_thread.run_sync(server.start)
+        with anyio.fail_after(20):
+            while not stream.client.is_connected:
+                await anyio.sleep(0.05)
+        await stream.publish(50, seed=2)
+        await all_done(stream, recorder)
+
+
+async def test_hung_server_is_noticed_by_missing_heartbeats(fresh_stream: MakeStream) -> None:
+    server, stream = await fresh_stream()
+    await stream.publish(200)
+    recorder = Recorder(jitter())
+    source = stream.source()
+    async with running(lanes.Consumer(source, recorder, settings=FAST)):
+        with anyio.fail_after(20):
+            await recorder.reached(200)
+        server.pause()
+        try:
+            with anyio.fail_after(20):
+                await until(lambda: source._pulls.check() is not None)
+        finally:
+            server.resume()
+        await stream.publish(200, seed=2)
+        await all_done(stream, recorder)
+
+
+async def test_queued_messages_outlive_ack_wait(stream: Stream) -> None:
+    """One slow key: what waits behind it is kept alive too, so nothing is delivered twice."""
+    await stream.publish(8, keys=1)
+    recorder = Recorder(lambda message: 0.4)
+    consumer = lanes.Consumer(stream.source(ack_wait=1.0), recorder, settings=FAST)
+    async with running(consumer):
+        await all_done(stream, recorder)  # 3.2 s of work, three times ack_wait
+        assert consumer.status().redelivered == {}
+    assert (await stream.consumer_info()).num_redelivered == 0
+
+
+async def test_killed_between_shrink_and_restore(stream: Stream) -> None:
+    """A process that dies with ack_wait shrunk leaves the original in the metadata; the next start restores it."""
+    await stream.publish(100)
+    recorder = Recorder()
+    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await recorder.reached(20)
+    config = json.loads(
+        (await stream.client.request(f"$JS.API.CONSUMER.INFO.{stream.name}.{DURABLE}", b"", timeout=5)).data
+    )["config"]
+    config["metadata"][ORIGINAL_ACK_WAIT] = str(config["ack_wait"])
+    config["ack_wait"] = 1_000_000
+    request = {"stream_name": stream.name, "config": config, "action": "update"}
+    await stream.client.request(
+        f"$JS.API.CONSUMER.CREATE.{stream.name}.{DURABLE}", json.dumps(request).encode(), timeout=5
+    )
+    assert (await stream.consumer_info()).config.ack_wait == 0.001
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await all_done(stream, recorder)
+    restored = (await stream.consumer_info()).config
+    assert restored.ack_wait == 30.0
+    assert ORIGINAL_ACK_WAIT not in (restored.metadata or {})
+
+
+async def test_cancelled_in_the_middle_of_a_takeover(stream: Stream) -> None:
+    await stream.publish(100)
+    recorder = Recorder()
+    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await recorder.reached(20)
+    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        with anyio.fail_after(10):
+            while (await stream.consumer_info()).config.ack_wait != 0.001:
+                await anyio.sleep(0.01)
+    with anyio.fail_after(5):
+        while (await stream.consumer_info()).config.ack_wait != 30.0:
+            await anyio.sleep(0.01)
+
+
+async def test_without_the_permission_to_change_a_consumer(fresh_stream: MakeStream) -> None:
+    server, stream = await fresh_stream(
+        config="""
+        accounts { A { jetstream: enabled, users: [
+            {user: admin, password: admin},
+            {user: app, password: app, permissions: {publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}}
+        ]}}
+        no_auth_user: admin
+        """
+    )
+    await stream.publish(200)
+    await stream.add_consumer(ack_wait=2_000_000_000, metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
+    recorder = Recorder()
+    url = server.url.replace("nats://", "nats://app:app@")
+    async with crashing(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
+        await recorder.reached(50)
+    assert (await stream.consumer_info()).num_ack_pending > 0
+    async with running(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
+        await all_done(stream, recorder)
+
+
+async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any) -> None:
+    """A delivery that never arrives would come back behind newer ones of its key."""
+    await stream.publish(600, keys=5)
+    recorder = Recorder()
+    source = stream.source()
+    consumer = lanes.Consumer(source, recorder, settings=lanes.Settings(concurrency=5, max_in_flight=100))
+    async with running(consumer):
+        with anyio.fail_after(20):
+            await recorder.reached(100)
+        pulls = source._pulls
+        receive = pulls._receive
+        dropped = []
+
+        async def drop_once(message: Any) -> None:
+            if not dropped and not message.subject.startswith(pulls._inbox):
+                dropped.append(message)
+                return
+            await receive(message)
+
+        pulls._subscription._cb = drop_once
+        await all_done(stream, recorder)
+    assert dropped
+    assert recorder.repeats == 0
+    assert "missing" in caplog.text
+
+
+async def test_stop_and_start_again_repeats_nothing(stream: Stream) -> None:
+    await stream.publish(1_000)
+    recorder = Recorder(jitter())
+    for at in (200, 500):
+        async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+            with anyio.fail_after(20):
+                await recorder.reached(at)
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await all_done(stream, recorder)
+    assert recorder.repeats == 0
+
+
+async def test_two_processes_on_one_durable_are_refused(stream: Stream) -> None:
+    await stream.publish(20)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        with anyio.fail_after(10):
+            await recorder.reached(20)
+        with pytest.raises(lanes.ConfigError, match="pulled by another process"):
+            await asyncio.wait_for(lanes.run(stream.source(), recorder), 20)

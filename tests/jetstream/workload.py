@@ -1,0 +1,141 @@
+"""A stream with skewed keys, a handler that writes down what it sees, and a run of a consumer over both."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerInfo
+
+import lanes
+from lanes_jetstream import JetStreamSource, subject_token
+
+DURABLE = "worker"
+
+
+class Stream:
+    """One stream; the key is the second token of the subject."""
+
+    def __init__(self, url: str, client: Client, name: str) -> None:
+        self.url = url
+        self.client = client
+        self.name = name
+        self.published = 0
+
+    async def create(self, **config: Any) -> None:
+        await self.client.jetstream().add_stream(name=self.name, subjects=[f"{self.name}.>"], **config)
+
+    async def publish(self, count: int, *, keys: int = 20, size: int = 40, seed: int = 1) -> None:
+        """Publish ``count`` messages over ``keys`` keys, the first of them hot."""
+        chance = random.Random(seed)
+        for _ in range(count):
+            key = 0 if chance.random() < 0.3 else chance.randrange(keys)
+            await self.client.publish(f"{self.name}.{key}", b"x" * size)
+        await self.client.flush()
+        self.published += count
+
+    def source(self, **arguments: Any) -> JetStreamSource:
+        arguments = {"durable": DURABLE, "key": subject_token(1), **arguments}
+        where = arguments.pop("where", self.url)
+        return JetStreamSource(where, stream=self.name, **arguments)
+
+    async def pull_raw(self, count: int) -> list[Msg]:
+        """Pull as a plain client would, and acknowledge nothing."""
+        arrived: list[Msg] = []
+        inbox = self.client.new_inbox()
+
+        async def receive(message: Msg) -> None:
+            arrived.append(message)
+
+        subscription = await self.client.subscribe(inbox, cb=receive)
+        request = json.dumps({"batch": count, "expires": 5_000_000_000}).encode()
+        await self.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{DURABLE}", request, reply=inbox)
+        await until(lambda: len(arrived) >= count)
+        await subscription.unsubscribe()
+        return arrived
+
+    async def consumer_info(self, durable: str = DURABLE) -> ConsumerInfo:
+        return await self.client.jetstream().consumer_info(self.name, durable)
+
+    async def add_consumer(self, **config: Any) -> None:
+        """Make the durable by a raw request: what the client's own types cannot say included."""
+        body = {"durable_name": DURABLE, "name": DURABLE, "ack_policy": "explicit", "max_deliver": -1, **config}
+        request = {"stream_name": self.name, "config": body}
+        answer = await self.client.request(
+            f"$JS.API.CONSUMER.CREATE.{self.name}.{DURABLE}", json.dumps(request).encode(), timeout=5
+        )
+        fields = json.loads(answer.data)
+        assert "error" not in fields, fields
+
+
+class Recorder:
+    """A handler that checks order and overlap itself, and remembers what it completed.
+
+    Positions may come again; a position that comes for the first time must be above all that its key has had.
+    """
+
+    def __init__(self, pause: Callable[[lanes.Message], float] = lambda message: 0.001) -> None:
+        self._pause = pause
+        self.completed: defaultdict[bytes | None, list[int]] = defaultdict(list)
+        self.done: set[int] = set()
+        self.running: set[bytes | None] = set()
+        self.most_running = 0
+        self.violations: list[str] = []
+        self.repeats = 0
+        self.changed = anyio.Event()
+
+    async def __call__(self, message: lanes.Message) -> None:
+        key = message.key
+        if key in self.running:
+            self.violations.append(f"two at once of {key!r} at {message.position}")
+        self.running.add(key)
+        self.most_running = max(self.most_running, len(self.running))
+        try:
+            await anyio.sleep(self._pause(message))
+        finally:
+            self.running.discard(key)
+        if message.position in self.done:
+            self.repeats += 1
+        else:
+            if self.completed[key] and self.completed[key][-1] > message.position:
+                self.violations.append(f"{message.position} of {key!r} after {self.completed[key][-1]}")
+            self.completed[key].append(message.position)
+            self.done.add(message.position)
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    async def reached(self, count: int) -> None:
+        """Wait until ``count`` different messages are done."""
+        while len(self.done) < count:
+            await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(consumer: lanes.Consumer) -> AsyncIterator[None]:
+    """Run the consumer beside the block; at its end stop it in order and see that ``run`` returns."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        yield
+        consumer.stop()
+
+
+@asynccontextmanager
+async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
+    """Run the consumer beside the block; at its end cancel it: what it held is left unacknowledged."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that nothing signals."""
+    while not condition():
+        await anyio.sleep(0.01)
