@@ -19,14 +19,15 @@ pytestmark = pytest.mark.anyio
 
 async def test_never_more_at_the_server_than_max_in_flight(stream: Stream) -> None:
     await stream.publish(1_500)
-    recorder = Recorder()
-    consumer = lanes.Consumer(stream.source(), recorder, settings=lanes.Settings(concurrency=20, max_in_flight=64))
+    recorder = Recorder(lambda message: 0.005)
+    settings = lanes.Settings(concurrency=20, max_in_flight=64)
+    consumer = lanes.Consumer(stream.source(), recorder, settings=settings)
     most = 0
     async with running(consumer):
         with anyio.fail_after(40):
             await recorder.reached(1)
             while len(recorder.done) < 1_500:
-                most = max(most, (await stream.consumer_info()).num_ack_pending)
+                most = max(most, await stream.ack_pending())
                 await anyio.sleep(0.002)
     assert 20 <= most <= 64
     assert consumer.status().peak_in_flight <= 64
@@ -88,8 +89,7 @@ async def test_dead_letter_carries_origin_and_reason(stream: Stream, letters: st
     async with running(consumer):
         with anyio.fail_after(10):
             await done.wait()
-            while (await stream.consumer_info()).num_ack_pending:
-                await anyio.sleep(0.02)
+            await stream.acknowledged()
     subscription = await client.jetstream().subscribe(letters)
     letter = await subscription.next_msg(5)
     await subscription.unsubscribe()
@@ -165,11 +165,10 @@ async def test_dead_letter_outage_parks_only_its_lane(
         await stream.publish(200, seed=5)
         with anyio.fail_after(20):
             await recorder.reached(400)
-            while (await stream.consumer_info()).num_ack_pending != 1:
+            while await stream.ack_pending() != 1:
                 await anyio.sleep(0.02)
         assert consumer.status().parking == 1
         await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
         with anyio.fail_after(20):
-            while (await stream.consumer_info()).num_ack_pending:
-                await anyio.sleep(0.02)
+            await stream.acknowledged()
     assert (await client.jetstream().stream_info(name)).state.messages == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -32,8 +33,7 @@ async def all_done(stream: Stream, recorder: Recorder) -> None:
     """Everything handled and acknowledged, in order."""
     with anyio.fail_after(40):
         await recorder.reached(stream.published)
-        while (await stream.consumer_info()).num_ack_pending:
-            await anyio.sleep(0.05)
+        await stream.acknowledged()
     assert recorder.violations == []
     assert len(recorder.done) == stream.published
 
@@ -58,7 +58,7 @@ async def test_restart_before_ack_wait_keeps_key_order(stream: Stream, takeover:
         source = stream.source(takeover=takeover, ack_wait=ack_wait)
         async with crashing(lanes.Consumer(source, recorder, settings=FAST)):
             await recorder.reached(crash_at)
-        assert (await stream.consumer_info()).num_ack_pending > 0
+        assert await stream.ack_pending() > 0
         await stream.publish(200)
     source = stream.source(takeover=takeover, ack_wait=ack_wait)
     async with running(lanes.Consumer(source, recorder, settings=FAST)):
@@ -93,7 +93,7 @@ async def test_tcp_drop_with_live_pull(stream: Stream, takeover: str) -> None:
             with anyio.fail_after(30):
                 await recorder.reached(at)
             # Reset, not closed: what is on its way is lost.
-            transport = source._connection.client._transport
+            transport: Any = source._connection.client._transport
             transport._io_writer.transport.abort()
         await all_done(stream, recorder)
 
@@ -137,7 +137,7 @@ async def test_server_restarted_in_order_mid_pull(fresh_stream: MakeStream) -> N
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         with anyio.fail_after(20):
             await recorder.reached(50)
-        server._process.signal(15)
+        server._process.signal(signal.SIGTERM)
         await anyio.to_thread.run_sync(server._process.wait)
         await anyio.to_thread.run_sync(server.start)
         with anyio.fail_after(20):
@@ -229,7 +229,7 @@ async def test_without_the_permission_to_change_a_consumer(fresh_stream: MakeStr
     url = server.url.replace("nats://", "nats://app:app@")
     async with crashing(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
         await recorder.reached(50)
-    assert (await stream.consumer_info()).num_ack_pending > 0
+    assert await stream.ack_pending() > 0
     async with running(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
         await all_done(stream, recorder)
 
@@ -245,7 +245,7 @@ async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any
             await recorder.reached(100)
         pulls = source._pulls
         receive = pulls._receive
-        dropped = []
+        dropped: list[Any] = []
 
         async def drop_once(message: Any) -> None:
             if not dropped and not message.subject.startswith(pulls._inbox):
@@ -253,7 +253,9 @@ async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any
                 return
             await receive(message)
 
-        pulls._subscription._cb = drop_once
+        subscription = pulls._subscription
+        assert subscription is not None
+        subscription._cb = drop_once
         await all_done(stream, recorder)
     assert dropped
     assert recorder.repeats == 0

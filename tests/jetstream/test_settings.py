@@ -114,7 +114,7 @@ async def test_failing_key_function_stops_in_order_and_names_the_message(stream:
     with pytest.raises(lanes.SourceError, match=r"sequence 1 with LookupError.*2 tokens"), anyio.fail_after(10):
         await lanes.run(stream.source(key=subject_token(7)), recorder)
     assert not recorder.done
-    assert (await stream.consumer_info()).ack_floor.stream_seq == 0
+    assert await stream.ack_pending() > 0
 
 
 async def test_consumer_deleted_in_mid_run(stream: Stream) -> None:
@@ -160,7 +160,7 @@ def test_trio_is_refused_by_name() -> None:
     async def job() -> None:
         await lanes.run(JetStreamSource("nats://x", stream="S", durable="d", key=None), handler)
 
-    with pytest.raises(lanes.ConfigError, match="asyncio.*trio"):
+    with pytest.raises(lanes.ConfigError, match=r"asyncio.*trio"):
         anyio.run(job, backend="trio")
 
 

@@ -62,7 +62,17 @@ class Stream:
         return arrived
 
     async def consumer_info(self, durable: str = DURABLE) -> ConsumerInfo:
-        return await self.client.jetstream().consumer_info(self.name, durable)
+        info: ConsumerInfo = await self.client.jetstream().consumer_info(self.name, durable)
+        return info
+
+    async def ack_pending(self) -> int:
+        """How many deliveries the server has not seen acknowledged."""
+        return (await self.consumer_info()).num_ack_pending or 0
+
+    async def acknowledged(self) -> None:
+        """Wait until the server has seen everything acknowledged that it delivered."""
+        while await self.ack_pending():
+            await anyio.sleep(0.02)
 
     async def add_consumer(self, **config: Any) -> None:
         """Make the durable by a raw request: what the client's own types cannot say included."""
