@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -14,14 +14,13 @@ from nats.aio.msg import Msg
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement, key_bytes
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer, Where
+from lanes_jetstream.connection import Connection, NoAnswer, Where
 from lanes_jetstream.durable import LEAST_ACK_WAIT, Durable
 from lanes_jetstream.keys import KeyFunction
-from lanes_jetstream.transport import Pulls, size_of
+from lanes_jetstream.takeover import Mode, Takeover
+from lanes_jetstream.transport import Pulls, sequences, size_of
 
 log = logging.getLogger("lanes.jetstream")
-
-Takeover = Literal["auto", "modify", "hold-back"]
 
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
@@ -29,13 +28,8 @@ DEFAULT_MAX_ACK_PENDING: Final = 10_000
 _LOOK: Final = 0.25
 """Seconds between two looks at the connection while nothing arrives."""
 
-_RETRY: Final = 0.5
-"""Seconds before a takeover that could not be finished is tried again."""
-
 _OTHER_PULLER_WAIT: Final = 5.0
 """Seconds that pull requests of another process may stay open at the start before this one refuses to run."""
-
-_HOLD_BACK_MARGIN: Final = 1.0
 
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
@@ -69,7 +63,7 @@ class JetStreamSource:
         filter_subject: str | None = None,
         ack_wait: float = DEFAULT_ACK_WAIT,
         max_ack_pending: int = DEFAULT_MAX_ACK_PENDING,
-        takeover: Takeover = "auto",
+        takeover: Mode = "auto",
     ) -> None:
         for setting, name in (("stream", stream), ("durable", durable)):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -93,12 +87,12 @@ class JetStreamSource:
         )
         self._next = (stream, durable)
         self._key = key
-        self._takeover = takeover
+        self._mode: Mode = takeover
+        self._takeover: Takeover
         self._pulls: Pulls
         self._partition: Partition | None = None
         self._assigned = False
         self._expected: int | None = None
-        self._taken_over = False
 
     def __repr__(self) -> str:
         return f"<JetStreamSource {self._name}>"
@@ -115,6 +109,7 @@ class JetStreamSource:
             raise SourceError(str(error), retryable=True) from None
         client = self._connection.client
         self._pulls = Pulls(client, self._connection.next_subject(*self._next), self._name)
+        self._takeover = Takeover(self._connection, self._durable, self._pulls, self._mode, self._name)
         self._partition = Partition(PartitionId(self._stream, 0), _READER, self._durable.incarnation)
         return SourceTraits(
             name=self._name,
@@ -132,11 +127,12 @@ class JetStreamSource:
             return [Assigned(partition)]
         while True:
             if self._pulls.check() is not None:
-                orphans = await self._take_over(room)
+                self._expected = None
+                orphans = await self._takeover.run(room)
                 if orphans:
                     # Sorted by sequence, so not in the order of their deliveries; these end at the highest.
-                    self._expected = max(_sequences(raw.reply)[1] for raw in orphans) + 1
-                    run = [self._message(partition, raw, _sequences(raw.reply)[0]) for raw in orphans]
+                    self._expected = max(sequences(raw.reply)[1] for raw in orphans) + 1
+                    run = [self._message(partition, raw, sequences(raw.reply)[0]) for raw in orphans]
                     return [_delivered(partition, run)]
             arrived = self._pulls.take()
             if arrived:
@@ -201,7 +197,7 @@ class JetStreamSource:
         """Messages for what arrived, up to the first sign that a delivery was lost on the way."""
         run: list[Message] = []
         for raw in arrived:
-            position, delivery = _sequences(raw.reply)
+            position, delivery = sequences(raw.reply)
             if self._expected is not None and delivery != self._expected:
                 # Something the server counts as delivered did not arrive and will come back behind newer ones.
                 # Everything from here on is dropped: the takeover brings it back in order.
@@ -226,7 +222,7 @@ class JetStreamSource:
                 "key function, or exclude such messages with filter_subject"
             ) from error
 
-    # --- takeover
+    # --- start
 
     async def _refuse_other_pullers(self) -> None:
         deadline = asyncio.get_running_loop().time() + _OTHER_PULLER_WAIT
@@ -237,118 +233,6 @@ class JetStreamSource:
                     f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
                     "other one, or use a durable of its own"
                 )
-            await asyncio.sleep(_LOOK)
-
-    async def _take_over(self, room: Room) -> list[Msg]:
-        """Start on a fresh inbox so that what is unacknowledged comes before anything new.
-
-        Returns the orphans themselves when they had to be collected. Waits for the connection and the server for
-        as long as it takes; raises ``SourceError`` only when they cannot come back.
-        """
-        reason = self._pulls.broken
-        if self._taken_over:
-            log.warning("%s: pulling again from a fresh inbox: %s", self._name, reason)
-        while True:
-            self._expected = None
-            try:
-                await self._until_connected()
-                await self._pulls.renew()
-                # Nothing of the old inbox may arrive at the server after what follows.
-                await self._connection.flush()
-                await self._durable.check_stream()
-                pending = await self._durable.refresh()
-                await self._durable.restore()
-                orphans = await self._requeue(pending.count, room) if pending.count else []
-            except (NoAnswer, nats.errors.Error, OSError) as error:
-                log.info("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
-            except SourceError as error:
-                if not error.retryable:
-                    raise
-                log.info("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
-            except ApiError as error:
-                raise SourceError(f"consumer {self._durable}: {error}") from None
-            else:
-                if self._pulls.check() is None:
-                    self._taken_over = True
-                    return orphans
-            await asyncio.sleep(_RETRY)
-
-    async def _requeue(self, pending: int, room: Room) -> list[Msg]:
-        """Have the unacknowledged messages delivered before anything new; at the start, all of them at once.
-
-        Messages expire in batches, and the server queues batch behind batch: what an earlier process left is in
-        order only after sorting all of it. Later, what this process holds needs no order, and deliveries that
-        were lost on the way expire in the order in which they were made.
-        """
-        if not await self._shrink(pending):
-            await self._hold_back()
-        if self._taken_over:
-            return []
-        collected: dict[int, Msg] = {}
-        while True:
-            count = (await self._durable.refresh()).count
-            # Everything collected is unacknowledged itself, so equal counts mean that nothing is missing.
-            if count <= len(collected):
-                return [collected[position] for position in sorted(collected)]
-            if count > room.messages:
-                raise SourceError(
-                    f"{self._name}: an earlier run left {count} messages unacknowledged and max_in_flight is "
-                    f"{room.messages}: they can be put in order only together; raise max_in_flight to that once"
-                )
-            # When not all of them came, some had not expired: once more, for what is missing.
-            if not await self._collect(count, collected) and not await self._shrink(count):
-                await self._hold_back()
-
-    async def _collect(self, count: int, collected: dict[int, Msg]) -> bool:
-        """Pull until ``count`` messages are collected; False when they stop coming before that."""
-        await self._pulls.ask_exactly(count - len(collected))
-        while len(collected) < count:
-            await self._pulls.wait(_RETRY)
-            arrived = self._pulls.take()
-            if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
-            if not arrived:
-                return False
-            for raw in arrived:
-                collected[_sequences(raw.reply)[0]] = raw
-        return True
-
-    async def _shrink(self, pending: int) -> bool:
-        """Requeue by ack_wait shrink, where that is permitted; False where it is not."""
-        if self._takeover == "hold-back" or (self._takeover == "auto" and not self._durable.managed):
-            return False
-        try:
-            await self._durable.requeue_pending()
-        except ApiError as error:
-            log.warning("%s: ack_wait cannot be changed (%s): holding back instead", self._name, error)
-            return False
-        except NoAnswer as error:
-            if self._pulls.check() is not None:
-                raise
-            # A request that permissions forbid is dropped by the server without an answer.
-            log.warning("%s: %s: holding back instead", self._name, error)
-            return False
-        log.info("%s: %d unacknowledged messages come first (ack_wait shrink)", self._name, pending)
-        return True
-
-    async def _hold_back(self) -> None:
-        """Take nothing until ack_wait is over for everything that is unacknowledged."""
-        loop = asyncio.get_running_loop()
-        wait = self._durable.ack_wait + _HOLD_BACK_MARGIN
-        log.warning("%s: taking nothing for %.1f s, until unacknowledged messages come back", self._name, wait)
-        deadline = loop.time() + wait
-        while loop.time() < deadline:
-            await asyncio.sleep(min(_RETRY, max(0.0, deadline - loop.time())))
-            if not (await self._durable.refresh()).count:
-                return
-            if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
-
-    async def _until_connected(self) -> None:
-        client = self._connection.client
-        while not client.is_connected:
-            if client.is_closed:
-                raise SourceError(f"{self._name}: the connection is closed and does not come back")
             await asyncio.sleep(_LOOK)
 
 
@@ -373,14 +257,3 @@ _READER: Final = _Reader()
 
 def _delivered(partition: Partition, run: list[Message]) -> Delivered:
     return Delivered(partition, run, sum(message.size for message in run))
-
-
-def _sequences(reply: str) -> tuple[int, int]:
-    """Stream sequence and delivery number of the consumer, from either form of the reply subject.
-
-    ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
-    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15).
-    """
-    tokens = reply.split(".")
-    first = 5 if len(tokens) == 9 else 7
-    return int(tokens[first]), int(tokens[first + 1])

@@ -186,3 +186,14 @@ def size_of(message: Msg) -> int:
 
 def _count(header: str | None) -> int:
     return int(header) if header is not None and header.isdigit() else 0
+
+
+def sequences(reply: str) -> tuple[int, int]:
+    """Stream sequence and delivery number of the consumer, from either form of the reply subject.
+
+    ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
+    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15).
+    """
+    tokens = reply.split(".")
+    first = 5 if len(tokens) == 9 else 7
+    return int(tokens[first]), int(tokens[first + 1])

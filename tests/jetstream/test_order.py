@@ -82,6 +82,25 @@ async def test_orphans_that_expired_in_batches_come_back_in_order(stream: Stream
     assert recorder.repeats == 0
 
 
+async def test_more_orphans_than_may_be_in_flight(stream: Stream) -> None:
+    """An earlier process held more than this one may: they come back in order all the same."""
+    ack_wait = 1.0
+    await stream.publish(400, keys=4)
+    await stream.add_consumer(ack_wait=int(ack_wait * 1e9), metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
+    held = await stream.pull_raw(300)
+    await anyio.sleep(ack_wait / 2)
+    for message in held[:100]:
+        await message.in_progress()
+    await anyio.sleep(ack_wait * 0.7)
+    recorder = Recorder()
+    settings = lanes.Settings(concurrency=8, max_in_flight=40)
+    consumer = lanes.Consumer(stream.source(ack_wait=ack_wait), recorder, settings=settings)
+    async with running(consumer):
+        await all_done(stream, recorder)
+    assert recorder.repeats == 0
+    assert consumer.status().peak_in_flight <= 40
+
+
 @pytest.mark.parametrize("takeover", ["auto", "hold-back"])
 async def test_tcp_drop_with_live_pull(stream: Stream, takeover: str) -> None:
     await stream.publish(3_000)

@@ -10,7 +10,7 @@ import pytest
 
 import lanes
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, header, subject_token, whole_subject
-from lanes_jetstream.source import _sequences
+from lanes_jetstream.transport import sequences
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running
 
@@ -182,9 +182,9 @@ async def test_given_connection_stays_open(stream: Stream) -> None:
 
 
 def test_ack_replies_of_both_formats() -> None:
-    assert _sequences("$JS.ACK.S.c.1.42.43.1795230450408747835.0") == (42, 43)
-    assert _sequences("$JS.ACK._.hash.S.c.1.42.43.1795230450408747835.0") == (42, 43)
-    assert _sequences("$JS.ACK.domain.hash.S.c.1.42.43.1795230450408747835.0.token") == (42, 43)
+    assert sequences("$JS.ACK.S.c.1.42.43.1795230450408747835.0") == (42, 43)
+    assert sequences("$JS.ACK._.hash.S.c.1.42.43.1795230450408747835.0") == (42, 43)
+    assert sequences("$JS.ACK.domain.hash.S.c.1.42.43.1795230450408747835.0.token") == (42, 43)
 
 
 class FakeMessage:
