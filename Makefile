@@ -1,0 +1,53 @@
+# Every target sets up what it needs, in this folder: `.venv` for Python, `.cache` for caches.
+# The one thing to have is a Python 3.11 or newer, found by itself or named: make run PYTHON=/path/to/python3
+
+PYTHONS := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
+DATA_FILE := ../shared/data/declarations.jsonl.gz
+DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
+WITH_NATS := exec .venv/bin/python -m tests.components run nats --
+
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench fuzz soak clean environment-run environment-dev
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: environment-run  ## the demo on a real broker, killed once in the middle [ARGS="--latency 5ms"]
+	@$(WITH_NATS) .venv/bin/lanes demo --server {nats} $(DATA) $(ARGS)
+
+test: environment-dev  ## all tests, on real servers [ARGS="-k demo"]
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+check: environment-dev  ## lint, formatting, types
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+format: environment-dev  ## let ruff format, and mend what it can
+	.venv/bin/python -m ruff format .
+	.venv/bin/python -m ruff check --fix .
+
+bench: environment-dev  ## measure [CASES="engine"]
+	@exec .venv/bin/python -m bench $(CASES)
+
+fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
+	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
+
+soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600]
+	@$(WITH_NATS) .venv/bin/python -m tests.soak --seconds $(or $(SECONDS),600)
+
+clean:  ## remove the environment and every cache
+	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+environment-run environment-dev: environment-%:
+	@.venv/bin/python -m tests.components.environment ready $* 2>/dev/null && exit 0; \
+	for python in $(PYTHONS); do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    exec $$python -m tests.components.environment make $*; \
+	  fi; \
+	done; \
+	echo "lanes: needs Python 3.11 or newer, looked for: $(PYTHONS). Install one, or name it: PYTHON=/path/to/python3" >&2; \
+	exit 1

