@@ -1,0 +1,74 @@
+"""Nothing is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.history import Segment
+from memsource.rows import Row
+from memsource.timeline import Timeline
+
+_KNOWN: Final = 1
+_FINAL: Final = 3  # whatever is final is known
+
+
+class AtLeastOnce:
+    """Every message that was delivered or produced was handled, or its dead letter confirmed, at least once.
+
+    A message that was settled and never handled is lost. One that was neither settled nor handled is still at
+    the broker: no violation, but this history does not prove that it will be handled.
+    """
+
+    name = "AtLeastOnce"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._states: dict[str, dict[int, int]] = defaultdict(dict)
+        # The first settlement of what had not been handled by then.
+        self._settled: dict[tuple[str, int], tuple[Segment, Row]] = {}
+
+    def handlers(self) -> Mapping[str, Handler]:
+        known = partial(self._note, _KNOWN)
+        return {
+            "produced": known,
+            "delivered": known,
+            "started": known,
+            "ended": self._ended,
+            "dlq_confirmed": partial(self._note, _FINAL),
+            "ack": self._ack,
+        }
+
+    def verdict(self) -> Verdict:
+        findings = Findings(self.name, self._timeline)
+        # The end that is missed may be one of the missing rows, of any segment.
+        complete = not any(segment.gaps for segment in self._timeline.segments)
+        for partition, states in self._states.items():
+            findings.checked += len(states)
+            for position, state in states.items():
+                if state == _FINAL:
+                    continue
+                settled = self._settled.get((partition, position))
+                if settled is None:
+                    findings.doubt("messages were left at the broker: neither settled nor handled")
+                elif complete:
+                    findings.violation(*settled, "settled, and never handled")
+                else:
+                    findings.doubt("messages were settled, and handled at most in a gap")
+        return findings.verdict()
+
+    def _note(self, state: int, segment: Segment, row: Row) -> None:
+        states = self._states[row.partition]
+        states[row.position] = states.get(row.position, 0) | state
+
+    def _ended(self, segment: Segment, row: Row) -> None:
+        if row.text == "ok":
+            self._note(_FINAL, segment, row)
+
+    def _ack(self, segment: Segment, row: Row) -> None:
+        self._note(_KNOWN, segment, row)
+        if self._states[row.partition][row.position] != _FINAL:
+            self._settled.setdefault((row.partition, row.position), (segment, row))

@@ -1,0 +1,365 @@
+"""The contract suite: what every source promises, as functions that fail with ``ContractBroken``.
+
+Whoever writes a source writes a ``Harness`` for its broker and runs every check of ``checks(harness.can)``, each
+with a harness of its own, under any test runner:
+
+    @pytest.mark.parametrize("check", checks(OurHarness.can), ids=lambda check: check.__name__)
+    async def test_our_source(check: Check) -> None:
+        await check(OurHarness())
+
+A harness says in ``can`` what its broker and source are able to; what they are not able to is not checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from lanes.core.types import Message, Partition, Room
+from lanes.source import Assigned, Exhausted, Lost, Revoking
+from memsource.harness import BYTES, Ability, ContractBroken, Harness, Sample, expect, messages_of, opened
+
+__all__ = ["Ability", "Check", "ContractBroken", "Harness", "Sample", "checks"]
+
+Check = Callable[[Harness], Awaitable[None]]
+
+_CHECKS: Final[list[tuple[Check, Ability | None]]] = []
+
+
+def checks(can: Collection[Ability]) -> list[Check]:
+    """The checks for a source that is able to do this, in order."""
+    return [check for check, needs in _CHECKS if needs is None or needs in can]
+
+
+def _check(needs: Ability | None = None) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        @functools.wraps(check)
+        async def plain(harness: Harness) -> None:
+            try:
+                await check(harness)
+            except BaseExceptionGroup as group:
+                # From a task group inside the check: one reason is easier to read than a group of one.
+                if len(group.exceptions) > 1:
+                    raise
+                raise group.exceptions[0] from None
+
+        _CHECKS.append((plain, needs))
+        return plain
+
+    return register
+
+
+# --- what is delivered
+
+
+@_check()
+async def check_assigns_before_it_delivers(harness: Harness) -> None:
+    """A partition is announced by ``Assigned`` before its first message, as a fresh ``Partition``."""
+    await harness.publish(_samples(3))
+    async with opened(harness) as session:
+        first = (await session.receive(Room(0, 0)))[0]
+        expect(isinstance(first, Assigned), f"the first event is {first!r}, not Assigned")
+        # The session refuses messages of partitions that were not announced.
+        await session.take(3)
+        for partition in session.partitions:
+            fresh = partition.epoch == 0 and not partition.live
+            expect(fresh, f"{partition!r} was touched by the source: epoch and liveness are the engine's")
+
+
+@_check()
+async def check_delivers_everything_in_order(harness: Harness) -> None:
+    """Every message comes once; positions of a partition rise, and a key's messages come as published."""
+    samples = _samples(200)
+    await harness.publish(samples)
+    async with opened(harness) as session:
+        messages = await session.take(len(samples))
+        await session.expect_nothing()
+    _rising(messages)
+    for key in {sample.key for sample in samples}:
+        published = [sample.value for sample in samples if sample.key == key]
+        came = [message.value for message in messages if message.key == key]
+        expect(came == published, f"the messages of key {key!r} came in another order than published")
+
+
+@_check()
+async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
+    """A ``receive`` that waits returns what is published meanwhile."""
+    samples = _samples(4)
+    async with opened(harness) as session:
+        for sample in samples:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(harness.publish, [sample])
+                (message,) = await session.take(1)
+            expect(message.value == sample.value, "another message than the published one came")
+
+
+@_check()
+async def check_messages_can_be_read(harness: Harness) -> None:
+    """Key, value, headers and subject are those of the published message; ``size`` is at least its payload."""
+    sample = Sample(b"customer-42", b"\x00\xffpayload", (("trace", b"a"), ("kind", b"order")))
+    empty = Sample(b"customer-43", b"")
+    await harness.publish([sample, empty])
+    async with opened(harness) as session:
+        messages = {message.key: message for message in await session.take(2)}
+        for published in (sample, empty):
+            expect(published.key in messages, f"key {published.key!r} is not among the keys {list(messages)}")
+            message = messages[published.key]
+            expect(message.value == published.value, f"the value is {message.value!r}, not {published.value!r}")
+            for header in published.headers:
+                expect(header in message.headers, f"header {header!r} is missing in {message.headers!r}")
+            expect(isinstance(message.subject, str) and message.subject != "", "there is no subject")
+            expect(message.size >= len(published.value), f"size {message.size} is less than the payload")
+
+
+@_check()
+async def check_traits_can_be_kept(harness: Harness) -> None:
+    """``open`` returns traits a runtime can work with."""
+    async with opened(harness) as session:
+        traits = session.traits
+        expect(traits.name != "", "the source has no name")
+        interval, bound = traits.extend_interval, traits.max_in_flight
+        expect(interval is None or interval > 0, f"extend_interval is {interval}")
+        expect(bound is None or bound > 0, f"max_in_flight is {bound}")
+
+
+# --- room
+
+
+@_check()
+async def check_room_is_respected(harness: Harness) -> None:
+    """``receive`` never brings more new messages than it was given room for, however many there are."""
+    await harness.publish(_samples(60))
+    async with opened(harness) as session:
+        for count in (1, 7, 13, 39):
+            # The session looks at every single receive.
+            messages = await session.take(count)
+            await session.expect_nothing(Room(0, 0))
+            await session.settle(messages)
+
+
+@_check()
+async def check_no_room_no_messages(harness: Harness) -> None:
+    """Without room nothing is delivered, and what is there comes when there is room."""
+    await harness.publish(_samples(2))
+    async with opened(harness) as session:
+        await session.expect_nothing(Room(0, 0))
+        await harness.publish(_samples(3))
+        await session.expect_nothing(Room(0, 0))
+        _rising(await session.take(5))
+
+
+@_check()
+async def check_large_message_comes_alone(harness: Harness) -> None:
+    """A message larger than the room for bytes comes all the same: it must not hold up its partition for ever."""
+    await harness.publish([Sample(b"large", b"x" * 4096) for _ in range(3)])
+    async with opened(harness) as session:
+        for _ in range(3):
+            await session.take(1, size=100)
+
+
+@_check()
+async def check_receive_is_cancel_safe(harness: Harness) -> None:
+    """A cancelled ``receive`` has taken nothing: what it might have returned comes with the next call."""
+    samples = _samples(60)
+    messages: list[Message] = []
+    async with opened(harness) as session:
+
+        async def receive() -> None:
+            messages.extend(messages_of(await session.receive(Room(len(samples) - len(messages), BYTES))))
+
+        for number, sample in enumerate(samples):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(receive)
+                for _ in range(number % 3):
+                    await anyio.lowlevel.checkpoint()
+                await harness.publish([sample])
+                # Another moment every time: before, while and after the message arrives.
+                for _ in range(number % 20):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        if len(messages) < len(samples):
+            messages += await session.take(len(samples) - len(messages))
+        await session.expect_nothing()
+    _rising(messages)
+    came = sorted(message.value for message in messages)
+    expect(came == sorted(sample.value for sample in samples), "other messages came than were published")
+
+
+# --- settling
+
+
+@_check()
+async def check_settled_stays_settled(harness: Harness) -> None:
+    """What is settled leaves the broker's books; the rest does not."""
+    await harness.publish(_samples(10))
+    async with opened(harness) as session:
+        messages = await session.take(10)
+        await session.settle(messages[::2])
+        await session.expect_unsettled(5)
+        await session.settle(messages[1::2])
+        await session.expect_unsettled(0)
+        await session.expect_nothing()
+
+
+@_check()
+async def check_settle_is_idempotent(harness: Harness) -> None:
+    """The same settlement again changes nothing and raises nothing."""
+    await harness.publish(_samples(6))
+    async with opened(harness) as session:
+        messages = await session.take(6)
+        for _ in range(3):
+            await session.settle(messages[:4])
+        await session.settle([])
+        await session.expect_unsettled(2)
+        await session.expect_nothing()
+
+
+@_check()
+async def check_unsettled_comes_back(harness: Harness) -> None:
+    """The next owner gets what the former one left unsettled, in order and before anything new; nothing else."""
+    samples = _samples(12)
+    await harness.publish(samples[:8])
+    async with opened(harness) as session:
+        messages = await session.take(8)
+        await session.settle([messages[1], messages[2], messages[5]])
+        await session.expect_unsettled(5)
+        left = [message.value for number, message in enumerate(messages) if number not in (1, 2, 5)]
+    await harness.publish(samples[8:])
+    async with opened(harness) as session:
+        again = await session.take(9)
+        _rising(again)
+        came = sorted(message.value for message in again)
+        expected = sorted([*left, *(sample.value for sample in samples[8:])])
+        expect(came == expected, f"came {came}, expected what was left and what is new: {expected}")
+        await session.expect_nothing()
+
+
+@_check()
+async def check_release_flushes(harness: Harness) -> None:
+    """When ``release`` returns, everything settled before has reached the broker."""
+    await harness.publish(_samples(20))
+    async with opened(harness) as session:
+        messages = await session.take(20)
+        await session.settle(messages[:15])
+        for partition in session.partitions:
+            await session.source.release(partition)
+        left = await harness.unsettled()
+        expect(left == 5, f"{left} messages are unsettled right after release, not 5")
+
+
+# --- redelivery
+
+
+@_check("ack wait")
+async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
+    """An unsettled message comes again after the broker's own time, at its position, with a token of its own."""
+    await harness.publish(_samples(3))
+    async with opened(harness) as session:
+        first = await session.take(3)
+        await session.settle(first[:1])
+        await session.expect_unsettled(2)
+        await harness.elapse(harness.ack_wait * 1.2)
+        again = await session.take(2)
+        for message in again:
+            known = [m for m in first[1:] if (m.partition, m.position) == (message.partition, message.position)]
+            expect(len(known) == 1, f"{message!r} came again, which was settled or never came before")
+            expect(message.token != known[0].token, f"{message!r} came again with the token of its first delivery")
+        await session.settle(again)
+        await session.expect_unsettled(0)
+
+
+@_check("ack wait")
+async def check_extend_keeps_messages(harness: Harness) -> None:
+    """A message that is extended every ``extend_interval`` seconds does not come again. Repeating it is harmless."""
+    await harness.publish(_samples(3))
+    async with opened(harness) as session:
+        messages = await session.take(3)
+        interval = session.traits.extend_interval
+        expect(interval is not None, "the broker has an ack wait, so the source needs an extend_interval")
+        assert interval is not None
+        for _ in range(math.ceil(harness.ack_wait * 1.3 / interval)):
+            await harness.elapse(interval)
+            await session.source.extend(messages)
+            await session.source.extend(messages)
+        await session.expect_nothing()
+        await session.settle(messages)
+        await session.expect_unsettled(0)
+
+
+# --- ownership and end
+
+
+@_check("revoke")
+async def check_revoke_is_told_without_room(harness: Harness) -> None:
+    """``Revoking`` comes even while there is no room, and no message of the partition comes behind it."""
+    async with opened(harness) as session:
+        await session.expect_nothing()
+        for partition in session.partitions:
+            await harness.revoke(partition)
+            (event,) = await session.receive(Room(0, 0))
+            told = isinstance(event, Revoking) and event.partition is partition and event.timeout > 0
+            expect(told, f"{event!r} came, not Revoking of {partition!r} with some time")
+        await harness.publish(_samples(3))
+        await session.expect_nothing()
+        for partition in session.partitions:
+            await session.source.release(partition)
+
+
+@_check("lose")
+async def check_loss_is_told_without_room(harness: Harness) -> None:
+    """``Lost`` comes even while there is no room, and no message of the partition comes behind it."""
+    async with opened(harness) as session:
+        await session.expect_nothing()
+        for partition in session.partitions:
+            await harness.lose(partition)
+            (event,) = await session.receive(Room(0, 0))
+            told = isinstance(event, Lost) and event.partition is partition
+            expect(told, f"{event!r} came, not Lost of {partition!r}")
+        await harness.publish(_samples(3))
+        await session.expect_nothing()
+
+
+@_check("finish")
+async def check_exhausted_is_the_last_event(harness: Harness) -> None:
+    """A finite source says ``Exhausted`` once, behind everything it delivered."""
+    await harness.publish(_samples(5))
+    async with opened(harness) as session:
+        await harness.finish()
+        await session.take(5)
+        (event,) = await session.receive(Room(1, BYTES))
+        expect(isinstance(event, Exhausted), f"{event!r} came, not Exhausted")
+        await session.expect_nothing()
+
+
+# --- closing
+
+
+@_check()
+async def check_aclose_is_idempotent(harness: Harness) -> None:
+    """``aclose`` may be called again, and without anything having been received."""
+    async with opened(harness) as session:
+        await session.source.aclose()
+        await session.source.aclose()
+
+
+@_check()
+async def check_aclose_without_open(harness: Harness) -> None:
+    """``aclose`` may be called on a source whose ``open`` failed or was never called."""
+    await harness.source().aclose()
+
+
+def _samples(count: int) -> list[Sample]:
+    return [Sample(f"key-{number % 5}".encode(), f"value-{number}".encode()) for number in range(count)]
+
+
+def _rising(messages: Sequence[Message]) -> None:
+    highest: dict[Partition, int] = {}
+    for message in messages:
+        last = highest.get(message.partition, -1)
+        expect(message.position > last, f"position {message.position} came behind position {last}")
+        highest[message.partition] = message.position

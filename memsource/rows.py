@@ -1,0 +1,156 @@
+"""One row of a history: its value, and how it is made from the fields of a JSON object.
+
+A history may come from anywhere, so every field is checked before it is believed. Unknown events and extra
+fields are left alone: a later version may write them without changing the format.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from lanes.history import KEY_DIGITS, MEMBER
+
+__all__ = ["Fields", "Row", "RowParser", "whole_number"]
+
+Fields = dict[str, object]
+
+NUMBER_LIMIT: Final = 1 << 64
+TIME_LIMIT: Final = 1e15
+TEXT_LIMIT: Final = 256
+
+_KEY: Final = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
+
+# event -> the field that becomes a row's ``text``, and the one that becomes its ``number``; "" = neither
+_MESSAGE: Final[dict[str, tuple[str, str]]] = {
+    "delivered": ("", "size"),
+    "redelivered": ("cause", ""),
+    "started": ("", ""),
+    "ended": ("result", ""),
+    "retry": ("", "delay"),
+    "dlq_sent": ("", ""),
+    "dlq_confirmed": ("", ""),
+    "ack": ("", ""),
+    "abandoned": ("", ""),
+    "zombie": ("", ""),
+}
+_OWNERSHIP: Final = frozenset({"assigned", "revoking", "drained", "revoked", "lost"})
+_OTHER: Final[dict[str, tuple[str, str]]] = {
+    "end": ("reason", ""),
+    "paused": ("", "in_flight"),
+    "resumed": ("", "in_flight"),
+    "dropped": ("", "count"),
+}
+
+
+class Row(NamedTuple):
+    """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
+
+    ``text`` is the cause, result, reason or incarnation; ``number`` the size, delay, count or in flight.
+    """
+
+    n: int
+    event: str
+    mono: float
+    partition: str = ""
+    epoch: int = 0
+    position: int = -1
+    key: str | None = None
+    attempt: int = 0
+    text: str = ""
+    number: float = 0
+
+
+class RowParser:
+    """Makes rows. Keeps one object for each distinct text, whatever the number of rows that have it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
+
+    def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
+        """The row of these fields; None for an event this version does not know.
+
+        Raises ``ValueError`` or ``LookupError`` when they are not those of the event.
+        """
+        details = _MESSAGE.get(event)
+        if details is not None:
+            epoch, position, attempt = fields["epoch"], fields["position"], fields["attempt"]
+            if type(epoch) is not int or type(position) is not int or type(attempt) is not int:
+                raise ValueError("numbers")
+            if not 0 <= position < NUMBER_LIMIT:
+                raise ValueError("position")
+            return Row(
+                n,
+                event,
+                mono,
+                self._partition(fields),
+                epoch,
+                position,
+                self._key(fields),
+                attempt,
+                self.text(fields[details[0]]) if details[0] else "",
+                _quantity(fields[details[1]]) if details[1] else 0,
+            )
+        if event in _OWNERSHIP:
+            epoch = whole_number(fields["epoch"])
+            incarnation = self.text(fields.get("incarnation", ""))
+            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation)
+        if event == "produced":
+            position = whole_number(fields["position"])
+            return Row(n, event, mono, self._partition(fields), 0, position, self._key(fields))
+        details = _OTHER.get(event)
+        if details is None:
+            return None
+        text = self.text(fields[details[0]]) if details[0] else ""
+        return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0)
+
+    def times(self, fields: Fields) -> tuple[float, float]:
+        """``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""
+        return _quantity(fields["mono"]), _quantity(fields["wall"])
+
+    def member(self, fields: Fields) -> str:
+        """The member's name. Raises ``ValueError`` or ``LookupError``."""
+        member = self.text(fields["member"])
+        if not MEMBER.fullmatch(member):
+            raise ValueError("member")
+        return member
+
+    def text(self, value: object) -> str:
+        """A short text. Raises ``ValueError`` for anything else."""
+        if type(value) is not str or len(value) > TEXT_LIMIT:
+            raise ValueError("text")
+        return self._texts.setdefault(value, value)
+
+    def _partition(self, fields: Fields) -> str:
+        partition = fields["partition"]
+        if type(partition) is not str or not partition:
+            raise ValueError("partition")
+        return self._texts.setdefault(partition, partition)
+
+    def _key(self, fields: Fields) -> str | None:
+        key = fields["key"]
+        if key is None:
+            return None
+        if type(key) is not str:
+            raise ValueError("key")
+        known = self._keys.get(key)
+        if known is None:
+            if not _KEY.fullmatch(key):
+                raise ValueError("key")
+            known = self._keys[key] = key
+        return known
+
+
+def whole_number(value: object) -> int:
+    """A number that is 0 or more. Raises ``ValueError`` for anything else."""
+    if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
+        raise ValueError("number")
+    return value
+
+
+def _quantity(value: object) -> float:
+    # The comparison refuses NaN as well.
+    if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
+        raise ValueError("quantity")
+    return value

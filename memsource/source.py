@@ -1,0 +1,362 @@
+"""A source over a ``MemoryBroker``, and its dead letters: what a test of a handler needs instead of a server.
+
+``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. Everything that a real broker does
+by itself, a test does here by a call: give partitions, revoke them, lose them, deliver again, fail, hang.
+
+    async def test_every_order_is_booked() -> None:
+        broker = MemoryBroker(partitions=2)
+        for number in range(100):
+            broker.publish(f"order {number}", key=f"customer-{number % 7}")
+        source = MemorySource(broker)
+        source.finish()  # it has an end: run() returns when everything is handled
+        booked: list[bytes] = []
+
+        async def book(message: lanes.Message) -> None:
+            booked.append(message.value)
+
+        await lanes.run(source, book)
+        assert len(booked) == 100
+        assert broker.unfinished == 0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import anyio
+import anyio.lowlevel
+
+from lanes.clock import Clock, monotonic
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.dead_letter import DeadLetter
+from lanes.source import Assigned, Delivered, Exhausted, Lost, Revoking, SourceEvent, SourceTraits
+from memsource.broker import Delivery, MemoryBroker, Record
+
+__all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
+
+CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
+
+
+class Call(NamedTuple):
+    """One call that was made, noted when it was made and whatever became of it.
+
+    ``room`` is that of a ``receive``; ``deliveries`` are what a ``settle`` or an ``extend`` was about, in the
+    order given; ``partition`` is that of a ``release``; ``letter`` that of a ``put``.
+    """
+
+    name: CallName
+    room: Room | None = None
+    deliveries: tuple[Delivery, ...] = ()
+    partition: int | None = None
+    letter: DeadLetter | None = None
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of the deliveries."""
+        return [delivery.record.position for delivery in self.deliveries]
+
+
+class _Faults:
+    """What calls do instead of their job."""
+
+    def __init__(self) -> None:
+        self._failures: dict[CallName, deque[Exception]] = {}
+        self._gates: dict[CallName, anyio.Event] = {}
+
+    def fail(self, call: CallName, error: Exception, times: int) -> None:
+        self._failures.setdefault(call, deque()).extend([error] * times)
+
+    def block(self, call: CallName) -> None:
+        self._gates.setdefault(call, anyio.Event())
+
+    def unblock(self, call: CallName) -> None:
+        gate = self._gates.pop(call, None)
+        if gate is not None:
+            gate.set()
+
+    async def meet(self, call: CallName) -> None:
+        """Suspend once, as every call to a broker may; then hang or raise as told."""
+        await anyio.lowlevel.checkpoint()
+        while call in self._gates:
+            await self._gates[call].wait()
+        failures = self._failures.get(call)
+        if failures:
+            raise failures.popleft()
+
+
+class MemorySource:
+    """The messages of ``broker`` as a source; another one on the same broker later goes on where this one stopped.
+
+    ``assigned``: the partitions it owns from the start, None = all. ``batch``: messages of one partition
+    delivered at once, at most. ``extend_interval``: see ``SourceTraits``; None = a third of the broker's
+    ``ack_wait``. ``clock``: seconds, for the deadlines of deliveries; they are acted upon by
+    ``broker.expire(now)`` alone.
+
+    ``calls`` is what was called so far. Every method but those of the contract is plain and does not block.
+    """
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        *,
+        name: str | None = None,
+        assigned: Iterable[int] | None = None,
+        batch: int = 100,
+        extend_interval: float | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch={batch}: must be 1 or more")
+        self.broker = broker
+        self.calls: list[Call] = []
+        self._name = name or broker.name
+        self._initial = tuple(broker.partitions if assigned is None else assigned)
+        self._batch = batch
+        self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
+        self._clock = clock
+        self._faults = _Faults()
+        self._owned: dict[int, Partition] = {}
+        self._delivering: deque[int] = deque()  # owned and not being revoked; whose turn is next is in front
+        self._ownership: deque[SourceEvent] = deque()
+        self._finite = False
+        self._exhausted = False
+        self._wake = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<MemorySource {self._name}: {len(self._owned)} of {len(self.broker.partitions)} partitions>"
+
+    # --- what a test does in place of a broker
+
+    def assign(self, partition: int) -> None:
+        """Give it a partition: what is unacknowledged of it is delivered first.
+
+        Raises ``ValueError`` when it owns it already: revoked is owned until it is released.
+        """
+        if partition in self._owned:
+            raise ValueError(f"partition {partition} is owned: wait for its release, or lose() it, first")
+        self.broker.requeue(partition)
+        owned = Partition(PartitionId(self.broker.name, partition), _READER)
+        self._owned[partition] = owned
+        self._delivering.append(partition)
+        self._tell(Assigned(owned))
+
+    def revoke(self, partition: int, timeout: float = 30.0) -> None:
+        """Ask for a partition back within ``timeout`` seconds; nothing more of it is delivered.
+
+        Raises ``KeyError`` when it does not own it.
+        """
+        owned = self._owned[partition]
+        if partition in self._delivering:
+            self._delivering.remove(partition)
+        self._tell(Revoking(owned, timeout))
+
+    def lose(self, partition: int, reason: str = "lost by the test") -> None:
+        """Take a partition away without asking. Raises ``KeyError`` when it does not own it."""
+        owned = self._owned.pop(partition)
+        if partition in self._delivering:
+            self._delivering.remove(partition)
+        self._tell(Lost(owned, reason))
+
+    def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
+        """Have messages delivered again; see ``MemoryBroker.redeliver``."""
+        self.broker.redeliver(positions, partition=partition)
+
+    def finish(self) -> None:
+        """Make it finite: once everything published is delivered, ``Exhausted`` follows."""
+        self._finite = True
+        self._wake.set()
+
+    def fail(self, call: CallName, error: Exception, *, times: int = 1) -> None:
+        """Let the next ``times`` of these calls raise ``error`` and do nothing else."""
+        self._faults.fail(call, error, times)
+        self._wake.set()
+
+    def block(self, call: CallName) -> None:
+        """Let these calls hang until ``unblock``. Idempotent."""
+        self._faults.block(call)
+        self._wake.set()
+
+    def unblock(self, call: CallName) -> None:
+        """Let them go on. Idempotent."""
+        self._faults.unblock(call)
+
+    def called(self, name: CallName) -> list[Call]:
+        """The calls of this name so far."""
+        return [call for call in self.calls if call.name == name]
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Take the first partitions; see ``lanes.source.Source.open``."""
+        self.calls.append(Call("open"))
+        await self._faults.meet("open")
+        self.broker.watch(self._changed)
+        for partition in self._initial:
+            self.assign(partition)
+        return SourceTraits(
+            name=self._name,
+            extend_interval=self._extend_interval,
+            max_in_flight=self.broker.max_unacked,
+            redelivers=True,
+        )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for events; see ``lanes.source.Source.receive``."""
+        self.calls.append(Call("receive", room))
+        while True:
+            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
+            self._wake = anyio.Event()
+            await self._faults.meet("receive")
+            events = self._next(room)
+            if events:
+                return events
+            await self._wake.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages; see ``lanes.source.Source.settle``."""
+        messages = [message for settlement in settlements for message in settlement.messages]
+        self.calls.append(Call("settle", deliveries=tuple(map(_delivery, messages))))
+        await self._faults.meet("settle")
+        for message in messages:
+            self.broker.ack(_delivery(message).token)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
+        self.calls.append(Call("extend", deliveries=tuple(map(_delivery, messages))))
+        await self._faults.meet("extend")
+        for message in messages:
+            self.broker.extend(_delivery(message).token, self._clock())
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition up; see ``lanes.source.Source.release``."""
+        number = partition.id.number
+        self.calls.append(Call("release", partition=number))
+        await self._faults.meet("release")
+        if self._owned.get(number) is partition:
+            del self._owned[number]
+            if number in self._delivering:
+                self._delivering.remove(number)
+
+    async def aclose(self) -> None:
+        """Own nothing any more; see ``lanes.source.Source.aclose``."""
+        self.calls.append(Call("aclose"))
+        await self._faults.meet("aclose")
+        self.broker.unwatch(self._changed)
+        self._owned.clear()
+        self._delivering.clear()
+
+    # --- in
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        if self._ownership:
+            # Alone, so that no message comes before the event that its partition begins with.
+            events = list(self._ownership)
+            self._ownership.clear()
+            return events
+        events = []
+        messages, size = room
+        for _ in range(len(self._delivering)):
+            number = self._delivering[0]
+            self._delivering.rotate(-1)
+            deliveries = self.broker.deliver(number, min(messages, self._batch), size, self._clock())
+            if deliveries:
+                event = _delivered(self._owned[number], deliveries)
+                messages -= len(event.run)
+                size -= event.size
+                events.append(event)
+        if not events and messages > 0 and self._finite and not self._exhausted and not self._left():
+            self._exhausted = True
+            events.append(Exhausted())
+        return events
+
+    def _left(self) -> bool:
+        return any(self.broker.waiting(number) for number in self._delivering)
+
+    def _tell(self, event: SourceEvent) -> None:
+        self._ownership.append(event)
+        self._wake.set()
+
+    def _changed(self) -> None:
+        self._wake.set()
+
+
+class MemoryDeadLetters:
+    """Dead letters into ``broker.dead_letters``; ``calls`` is what was called so far."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self.calls: list[Call] = []
+        self._faults = _Faults()
+
+    def __repr__(self) -> str:
+        return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} letters>"
+
+    def fail(self, call: CallName, error: Exception, *, times: int = 1) -> None:
+        """Let the next ``times`` of these calls raise ``error`` and do nothing else."""
+        self._faults.fail(call, error, times)
+
+    def block(self, call: CallName) -> None:
+        """Let these calls hang until ``unblock``. Idempotent."""
+        self._faults.block(call)
+
+    def unblock(self, call: CallName) -> None:
+        """Let them go on. Idempotent."""
+        self._faults.unblock(call)
+
+    def called(self, name: CallName) -> list[Call]:
+        """The calls of this name so far."""
+        return [call for call in self.calls if call.name == name]
+
+    async def open(self) -> None:
+        """See ``lanes.source.DeadLetters.open``."""
+        self.calls.append(Call("open"))
+        await self._faults.meet("open")
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Write a letter, once however often it is put; see ``lanes.source.DeadLetters.put``."""
+        self.calls.append(Call("put", letter=letter))
+        await self._faults.meet("put")
+        self.broker.write(letter)
+
+    async def aclose(self) -> None:
+        """See ``lanes.source.DeadLetters.aclose``."""
+        self.calls.append(Call("aclose"))
+        await self._faults.meet("aclose")
+
+
+class _Reader:
+    """Looks into records; see ``lanes.core.types.Reader``."""
+
+    def value(self, raw: object) -> bytes:
+        return _record(raw).value
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        return _record(raw).headers
+
+    def subject(self, raw: object) -> str:
+        return _record(raw).subject
+
+
+_READER: Final = _Reader()
+
+
+def _record(raw: object) -> Record:
+    assert isinstance(raw, Record)
+    return raw
+
+
+def _delivery(message: Message) -> Delivery:
+    assert isinstance(message.token, Delivery)
+    return message.token
+
+
+def _delivered(partition: Partition, deliveries: Sequence[Delivery]) -> Delivered:
+    run = []
+    size = 0
+    for delivery in deliveries:
+        record = delivery.record
+        size += record.size
+        run.append(Message(partition, record.position, record.key, record.size, record, delivery))
+    return Delivered(partition, run, size)

@@ -1,0 +1,113 @@
+"""All rows of a history in one order, with what can and cannot be said across segments.
+
+Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``. Between
+different boots (or where the boot is unknown) it is ``wall``, which orders only segments that do not overlap: a
+partition that appears in overlapping ones is *unordered*, and nothing is said about it across segments. Nor is
+anything about a partition whose topic or stream was *recreated*, because its positions began anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import inf
+
+from memsource.history import Segment
+from memsource.rows import Row
+
+__all__ = ["Timeline"]
+
+# Results that come after one of these rows of their assignment change nothing.
+_FENCES = frozenset({"drained", "revoked", "lost"})
+_FENCED = frozenset({"ended", "dlq_confirmed"})
+
+
+class Timeline:
+    """An order over ``segments``; iterating yields (event, segment, row).
+
+    The event is the row's, with two exceptions: what ended after its assignment was fenced is a ``zombie``, and
+    ``over`` comes with the last row of a segment again, when nothing of that process follows. A ``gap`` comes where
+    what is missing may have begun.
+
+    ``incomparable`` maps the partitions of which nothing can be said across segments to the reason.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self.incomparable: dict[str, str] = {}
+        self._shift = _shifts(segments)
+        self._find_incomparable()
+
+    def __iter__(self) -> Iterator[tuple[str, Segment, Row]]:
+        fenced: set[tuple[Segment, str, int]] = set()
+        # The index decides between equal times, so segments and rows are never compared.
+        ordered = sorted(self.segments, key=self._begin)
+        for _, _, event, segment, row in heapq.merge(*(self._rows(i, s) for i, s in enumerate(ordered))):
+            if event in _FENCES:
+                fenced.add((segment, row.partition, row.epoch))
+            elif fenced and event in _FENCED and (segment, row.partition, row.epoch) in fenced:
+                yield "zombie", segment, row
+                continue
+            yield event, segment, row
+
+    def _rows(self, index: int, segment: Segment) -> Iterator[tuple[float, int, str, Segment, Row]]:
+        shift = self._shift[segment]
+        latest = segment.mono_first
+        for row in segment.rows:
+            # Rows may carry a clock reading that is a little older than that of the row before.
+            if row.mono > latest:
+                latest = row.mono
+            # What is missing in front of a segment may have happened at any time.
+            lost = row.event == "gap" and row is segment.rows[0]
+            yield -inf if lost else latest + shift, index, row.event, segment, row
+        yield latest + shift, index, "over", segment, segment.rows[-1]
+
+    def _begin(self, segment: Segment) -> float:
+        return segment.mono_first + self._shift[segment]
+
+    def _end(self, segment: Segment) -> float:
+        return max(row.mono for row in segment.rows) + self._shift[segment]
+
+    def _find_incomparable(self) -> None:
+        incarnations: dict[str, set[str]] = defaultdict(set)
+        holders: dict[str, list[Segment]] = defaultdict(list)
+        for segment in self.segments:
+            # What a producer notes holds whenever it was noted, so it needs no order.
+            partitions = {row.partition for row in segment.rows if row.event != "produced"} - {""}
+            for partition in partitions:
+                holders[partition].append(segment)
+            for row in segment.rows:
+                if row.event == "assigned":
+                    incarnations[row.partition].add(row.text)
+        ends = {segment: self._end(segment) for segment in self.segments}
+        for partition, segments in holders.items():
+            if len(incarnations[partition]) > 1:
+                self.incomparable[partition] = "recreated: its positions began anew"
+            elif any(self._overlap(a, b, ends) for a, b in combinations(segments, 2)):
+                self.incomparable[partition] = "in overlapping segments of different boots"
+
+    def _overlap(self, one: Segment, other: Segment, ends: dict[Segment, float]) -> bool:
+        if _same_boot(one, other):
+            return False
+        first, second = sorted((one, other), key=lambda segment: segment.wall_first)
+        # By the wall clocks, and by the order this timeline makes of them: they differ after a clock was set.
+        return second.wall_first <= first.wall_last or self._begin(second) <= ends[first]
+
+
+def _same_boot(one: Segment, other: Segment) -> bool:
+    return one is other or (one.boot != "" and one.boot == other.boot)
+
+
+def _shifts(segments: Sequence[Segment]) -> dict[Segment, float]:
+    """What makes ``mono`` comparable: nothing within one boot, else the first segment's way to the wall clock."""
+    boots: dict[object, float] = {}
+    shifts = {}
+    for segment in sorted(segments, key=lambda segment: segment.wall_first):
+        boot: object = segment.boot or segment
+        shifts[segment] = boots.setdefault(boot, segment.wall_first - segment.mono_first)
+    if len(boots) == 1:
+        # Nothing to convert, and so nothing to round.
+        return dict.fromkeys(segments, 0.0)
+    return shifts

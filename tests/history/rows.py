@@ -1,0 +1,138 @@
+"""Histories written by hand: rows as dictionaries, segments as lists of them, and back to what a reader makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from memsource import Segment, Verdict, check, read_bytes
+
+Fields = dict[str, Any]
+Rows = list[Fields]
+
+
+def key_hash(key: str | None) -> str | None:
+    return None if key is None else blake3(key.encode()).hexdigest(length=8)
+
+
+def message(event: str, position: int, key: str | None = "k", **more: Any) -> Fields:
+    """A message row of partition ``S/0``, epoch 1, attempt 1, unless ``more`` says otherwise."""
+    fields = {"partition": "S/0", "epoch": 1, "position": position, "key": key_hash(key), "attempt": 1}
+    return {"event": event, **fields, **more}
+
+
+def delivered(position: int, key: str | None = "k", **more: Any) -> Fields:
+    return message("delivered", position, key, **{"size": 10, **more})
+
+
+def started(position: int, key: str | None = "k", **more: Any) -> Fields:
+    return message("started", position, key, **more)
+
+
+def ended(position: int, key: str | None = "k", result: str = "ok", **more: Any) -> Fields:
+    return message("ended", position, key, **{"result": result, **more})
+
+
+def ack(position: int, key: str | None = "k", **more: Any) -> Fields:
+    return message("ack", position, key, **more)
+
+
+def redelivered(position: int, cause: str, key: str | None = "k", **more: Any) -> Fields:
+    return message("redelivered", position, key, **{"cause": cause, **more})
+
+
+def produced(position: int, key: str | None = "k", **more: Any) -> Fields:
+    return {"event": "produced", "partition": "S/0", "position": position, "key": key_hash(key), **more}
+
+
+def owned(event: str, **more: Any) -> Fields:
+    return {"event": event, "partition": "S/0", "epoch": 1, **more}
+
+
+def handled(position: int, key: str | None = "k", **more: Any) -> Rows:
+    """A message on its plain way."""
+    return [
+        delivered(position, key, **more),
+        started(position, key, **more),
+        ended(position, key, **more),
+        ack(position, key, **more),
+    ]
+
+
+def segment(
+    *rows: Fields | Sequence[Fields],
+    member: str = "m-1",
+    pid: int = 1,
+    boot: str = "boot-a",
+    max_in_flight: int = 100,
+    start: float = 100.0,
+    wall: float = 1e9,
+    end: str | None = "drained",
+) -> Rows:
+    """A whole segment: numbered, a millisecond between rows, ``wall`` = ``wall`` + ``mono``."""
+    head = {
+        "event": "begin",
+        "format": 1,
+        "version": "1",
+        "pid": pid,
+        "boot": boot,
+        "source": "S",
+        "concurrency": 10,
+        "max_in_flight": max_in_flight,
+        "max_in_flight_bytes": 1000,
+        "incomplete": 0,
+    }
+    flat: Rows = [head]
+    for row in rows:
+        flat += [row] if isinstance(row, dict) else row
+    if end is not None:
+        flat.append({"event": "end", "reason": end})
+    numbered = []
+    for index, row in enumerate(flat):
+        mono = start + index / 1000
+        common = {"n": index + 1, "event": "", "member": member, "mono": mono, "wall": wall + mono}
+        numbered.append({**common, **row})
+    return numbered
+
+
+def renumbered(rows: Rows) -> Rows:
+    """After rows were moved, added or taken away as if they had never been: no holes, and time never goes back."""
+    latest = 0.0
+    result = []
+    for index, row in enumerate(rows):
+        latest = max(latest, row["mono"])
+        result.append({**row, "n": index + 1, "mono": latest})
+    return result
+
+
+def encoded(*segments: Rows) -> bytes:
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for rows in segments for row in rows)
+
+
+def parsed(*segments: Rows) -> list[Segment]:
+    return read_bytes(encoded(*segments))
+
+
+def verdicts(*segments: Rows) -> dict[str, Verdict]:
+    return {verdict.name: verdict for verdict in check(parsed(*segments))}
+
+
+def violated(*segments: Rows) -> set[str]:
+    return {name for name, verdict in verdicts(*segments).items() if verdict.status == "violated"}
+
+
+def unproven(*segments: Rows) -> set[str]:
+    return {name for name, verdict in verdicts(*segments).items() if verdict.status == "unproven"}
+
+
+def rows_of(path: Path) -> Rows:
+    """The rows of a file; a torn last line is left out."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def positions(rows: Iterable[Fields], event: str) -> list[int]:
+    return [row["position"] for row in rows if row["event"] == event]

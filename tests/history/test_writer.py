@@ -1,0 +1,362 @@
+"""What the writer puts into the file, row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from blake3 import blake3
+
+from lanes.core.types import Message, Partition, PartitionId, Reader
+from lanes.errors import ConfigError, ContractError
+from lanes.history import BUFFER_BYTES, BUFFER_ROWS, FORMAT, History
+from tests.history.rows import Fields, Rows, rows_of
+
+NOW = 1234.567891
+
+
+def partition(source: str = "S", number: int = 0, epoch: int = 3) -> Partition:
+    made = Partition(PartitionId(source, number), cast(Reader, None), incarnation="i-1")
+    made.epoch = epoch
+    return made
+
+
+def message(position: int = 7, key: bytes | None = b"case-1", **more: Any) -> Message:
+    return Message(more.pop("partition", partition()), position, key, more.pop("size", 12), None, None)
+
+
+def opened(directory: Path, **more: Any) -> History:
+    history = History(directory, **{"member": "m-1", **more})
+    history.open(source="S/group", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW)
+    return history
+
+
+def written(history: History) -> Rows:
+    history.flush()
+    assert history.path is not None
+    return rows_of(history.path)
+
+
+def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
+    before = time.time()
+    history = opened(tmp_path / "made" / "here")
+    history.close("drained", NOW + 1)
+    begin, end = written(history)
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    assert begin == {
+        "n": 1,
+        "event": "begin",
+        "member": "m-1",
+        "mono": NOW,
+        "wall": begin["wall"],
+        "format": FORMAT,
+        "version": begin["version"],
+        "pid": os.getpid(),
+        "boot": boot.read_text().strip() if boot.exists() else "",
+        "source": "S/group",
+        "concurrency": 4,
+        "max_in_flight": 9,
+        "max_in_flight_bytes": 99,
+        "incomplete": 0,
+    }
+    assert re.fullmatch(r"\d+\.\d+.*", begin["version"])
+    assert before - 0.001 <= begin["wall"] <= time.time() + 0.001
+    assert end == {
+        "n": 2,
+        "event": "end",
+        "member": "m-1",
+        "mono": NOW + 1,
+        "wall": end["wall"],
+        "reason": "drained",
+    }
+
+
+def test_a_message_row_has_everything_but_the_message(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    assert history.started(message(), NOW + 2) == 2
+    row = written(history)[1]
+    assert row == {
+        "n": 2,
+        "event": "started",
+        "member": "m-1",
+        "mono": NOW + 2,
+        "wall": row["wall"],
+        "partition": "S/0",
+        "epoch": 3,
+        "position": 7,
+        "key": blake3(b"case-1").hexdigest()[:16],
+        "attempt": 1,
+    }
+
+
+def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    one, two = message(7, size=5), message(8, None, size=6)
+    one.attempt = 2
+    history.produced(PartitionId("S", 0), 7, b"case-1", NOW)
+    history.assigned(one.partition, NOW)
+    history.delivered([one, two], NOW)
+    history.redelivered(one, "held", NOW)
+    history.ended(one, "error", NOW, ValueError("secret"))
+    history.ended(one, "ok", NOW)
+    history.retry(one, 0.25, NOW)
+    history.dlq_sent(one, NOW)
+    history.dlq_confirmed(one, NOW)
+    history.acks([one, two], NOW)
+    history.abandoned([two], NOW)
+    history.zombie(one, NOW)
+    history.revoking(one.partition, NOW)
+    history.drained(one.partition, NOW)
+    history.revoked(one.partition, NOW)
+    history.lost(one.partition, NOW)
+    history.paused(9, 90, NOW)
+    history.resumed(4, 40, NOW)
+
+    digest = blake3(b"case-1").hexdigest()[:16]
+    of_one = {"partition": "S/0", "epoch": 3, "position": 7, "key": digest, "attempt": 2}
+    of_two = {"partition": "S/0", "epoch": 3, "position": 8, "key": None, "attempt": 1}
+    owned = {"partition": "S/0", "epoch": 3}
+    expected: list[Fields] = [
+        {"event": "produced", "partition": "S/0", "position": 7, "key": digest},
+        {"event": "assigned", **owned, "incarnation": "i-1"},
+        {"event": "delivered", **of_one, "size": 5},
+        {"event": "delivered", **of_two, "size": 6},
+        {"event": "redelivered", **of_one, "cause": "held"},
+        {"event": "ended", **of_one, "result": "error", "error": "ValueError"},
+        {"event": "ended", **of_one, "result": "ok"},
+        {"event": "retry", **of_one, "delay": 0.25},
+        {"event": "dlq_sent", **of_one},
+        {"event": "dlq_confirmed", **of_one},
+        {"event": "ack", **of_one},
+        {"event": "ack", **of_two},
+        {"event": "abandoned", **of_two},
+        {"event": "zombie", **of_one},
+        {"event": "revoking", **owned},
+        {"event": "drained", **owned},
+        {"event": "revoked", **owned},
+        {"event": "lost", **owned},
+        {"event": "paused", "in_flight": 9, "bytes": 90},
+        {"event": "resumed", "in_flight": 4, "bytes": 40},
+    ]
+    rows = written(history)[1:]
+    assert [row["n"] for row in rows] == list(range(2, 2 + len(expected)))
+    common = {"n", "member", "mono", "wall"}
+    assert [{name: row[name] for name in row.keys() - common} for row in rows] == expected
+    assert all(row["member"] == "m-1" and row["mono"] == NOW for row in rows)
+
+
+def test_rows_are_only_buffered_until_they_are_flushed(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    n = history.started(message(), NOW)
+    assert history.path is not None
+    assert (len(rows_of(history.path)), history.written) == (1, 1)
+    history.flush()
+    assert (len(rows_of(history.path)), history.written) == (2, n)
+    size = history.path.stat().st_size
+    history.flush()
+    assert history.path.stat().st_size == size
+
+
+def test_one_write_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = opened(tmp_path)
+    calls: list[int] = []
+    write = os.write
+
+    def counting(fd: int, data: bytes) -> int:
+        calls.append(len(data))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", counting)
+    history.delivered([message(position) for position in range(100)], NOW)
+    history.flush()
+    history.flush()
+    assert len(calls) == 1
+
+
+def test_the_buffer_is_bounded_in_rows(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    for position in range(BUFFER_ROWS - 1):
+        history.started(message(position), NOW)
+    assert history.written == 1
+    assert history.started(message(), NOW) == history.written
+
+
+def test_the_buffer_is_bounded_in_bytes(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    huge = message(partition=partition("S" * (BUFFER_BYTES // 10)))
+    history.delivered([huge] * 25, NOW)
+    assert history.path is not None
+    assert history.path.stat().st_size >= 2 * BUFFER_BYTES
+    assert len(written(history)) == 26
+
+
+@pytest.mark.parametrize("key", [b"", b"\n", b'"},{"', b"\xff\x00\xfe", "\u2028é".encode(), b"secret" * 1000])
+def test_no_key_gets_into_the_file(tmp_path: Path, key: bytes) -> None:
+    history = opened(tmp_path)
+    for _ in range(2):
+        history.started(message(key=key), NOW)
+    rows = written(history)[1:]
+    assert [row["key"] for row in rows] == [blake3(key).hexdigest()[:16]] * 2
+    assert history.path is not None
+    assert b"secret" not in history.path.read_bytes()
+
+
+def test_neither_payload_nor_error_text_gets_into_the_file(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    one = Message(partition(), 1, b"k", 6, b"canary-raw", b"canary-token")
+    history.delivered([one], NOW)
+    history.ended(one, "error", NOW, ValueError("canary-text"))
+    history.flush()
+    assert history.path is not None
+    assert b"canary" not in history.path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "\u2028", "\ud800", "", "é" * 300, "\\", "{}{n}"])
+def test_hostile_names_stay_within_their_line(tmp_path: Path, name: str) -> None:
+    history = opened(tmp_path)
+    hostile = message(partition=partition(name))
+    history.assigned(hostile.partition, NOW)
+    history.produced(PartitionId(name, 0), 1, None, NOW)
+    history.started(hostile, NOW)
+    history.ended(hostile, "error", NOW, type("E", (Exception,), {})())
+    hostile_class = type("E", (Exception,), {})
+    if "\ud800" not in name:  # no class can have such a name
+        hostile_class.__name__ = name
+    history.ended(hostile, "error", NOW, hostile_class())
+    rows = written(history)
+    assert [row["n"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert {row["partition"] for row in rows[1:]} == {f"{name}/0"}
+    assert rows[-1]["error"] == hostile_class.__name__[:200]
+
+
+def test_a_class_that_lies_about_its_name_costs_only_the_name(tmp_path: Path) -> None:
+    class Liar(type):
+        @property
+        def __name__(cls) -> str:  # type: ignore[override]
+            raise RuntimeError("no name for you")
+
+    class LiarError(Exception, metaclass=Liar):
+        pass
+
+    history = opened(tmp_path)
+    history.ended(message(), "error", NOW, LiarError())
+    assert written(history)[1]["error"] == "?"
+
+
+@pytest.mark.parametrize("member", ["", ".", "..", ".hidden", "a/b", "a b", "a\n", "é", "x" * 65, "-x"])
+def test_a_member_that_cannot_name_a_file_is_refused(tmp_path: Path, member: str) -> None:
+    with pytest.raises(ConfigError, match="member="):
+        History(tmp_path, member=member)
+
+
+def test_a_member_gets_a_name_and_files_never_collide(tmp_path: Path) -> None:
+    assert re.fullmatch(r"m-[0-9a-f]{8}", History(tmp_path).member)
+    assert History(tmp_path).member != History(tmp_path).member
+    one, two = opened(tmp_path), opened(tmp_path)
+    assert one.path is not None
+    assert one.path != two.path
+    assert re.fullmatch(rf"m-1-{os.getpid()}-\d+\.jsonl", one.path.name)
+    assert one.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError, match=r"history directory .*file"):
+        History(blocked / "sub")
+    gone = History(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="history file"):
+        gone.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
+    assert gone.path is None
+
+
+def test_opening_twice_is_refused_and_closing_twice_is_nothing(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    with pytest.raises(ContractError, match="opened before"):
+        history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
+    history.close("stopped", NOW)
+    history.close("failed", NOW)
+    assert [row["event"] for row in written(history)] == ["begin", "end"]
+    with pytest.raises(ContractError, match="opened before"):
+        history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
+
+
+def test_rows_outside_its_lifetime_are_given_up_quietly(tmp_path: Path) -> None:
+    history = History(tmp_path, member="m-1")
+    history.started(message(), NOW)
+    history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
+    history.close("drained", NOW)
+    n = history.started(message(), NOW)
+    history.flush()
+    assert (history.written, history.dropped) == (n, 1)
+    assert [row["event"] for row in written(history)] == ["begin", "end"]
+
+
+def test_the_epoch_of_a_row_is_that_of_its_moment(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    one, two = message(partition=partition(number=0)), message(partition=partition(number=1))
+    history.started(one, NOW)
+    history.started(two, NOW)
+    one.partition.epoch = 8
+    history.started(one, NOW)
+    rows = written(history)[1:]
+    assert [(row["partition"], row["epoch"]) for row in rows] == [("S/0", 3), ("S/1", 3), ("S/0", 8)]
+
+
+def test_times_are_exact_to_the_microsecond(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    times = [0.0, 0.0000004, 0.000999, 0.0009995, 0.0009999996, 5.999999, 5.9999996, 86400.123456, 1e9 + 0.25]
+    times += [NOW, NOW - 100.0, 3.000001]  # a clock that goes back is written as it is
+    for now in times:
+        history.started(message(), now)
+    assert [row["mono"] for row in written(history)[1:]] == [pytest.approx(now, abs=6e-7) for now in times]
+
+
+def test_the_wall_clock_of_a_row_follows_a_clock_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = opened(tmp_path)
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    history.flush()
+    history.started(message(), NOW)
+    history.flush()
+    monkeypatch.setattr(time, "time", lambda: 9000.0)
+    history.started(message(), NOW)
+    assert [row["wall"] for row in written(history)[1:]] == [5000.0, 9000.0]
+
+
+def test_caches_are_bounded(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    for number in range(70_000):
+        history.started(message(key=b"%d" % number), NOW)
+    history.started(message(key=None), NOW)
+    for number in range(3_000):
+        history.started(message(partition=partition(number=number)), NOW)
+    rows = written(history)
+    assert len(rows) == 1 + 70_000 + 1 + 3_000
+    assert rows[70_001]["key"] is None
+    assert rows[-1]["partition"] == "S/2999"
+    assert len(history._hashes) <= 32_768
+    assert len(history._origins) <= 1_024
+
+
+def test_its_repr_shows_counts(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    history.started(message(), NOW)
+    assert repr(history) == "<History m-1 open: 2 rows, 1 buffered, 0 dropped>"
+    history.close("drained", NOW)
+    assert repr(history) == "<History m-1 closed: 3 rows, 0 buffered, 0 dropped>"
+
+
+def test_every_line_is_one_json_object(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    history.delivered([message(position) for position in range(50)], NOW)
+    history.close("drained", NOW)
+    assert history.path is not None
+    text = history.path.read_text(encoding="ascii")
+    assert text.endswith("\n")
+    assert all(json.loads(line)["member"] == "m-1" for line in text.splitlines())

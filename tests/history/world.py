@@ -1,0 +1,267 @@
+"""A tiny broker and tiny members that keep every promise, and write their history by ``lanes.History``.
+
+Everything random comes from one ``Random``, so that Hypothesis can shrink a run. Time is a number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from lanes.core.types import Message, Partition, PartitionId, Reader
+from lanes.history import History
+
+KEYS = (b"hot", b"hot", b"hot", b"warm", b"warm", b"cold", b'\x00\xff\n"{', None)
+
+
+class Broker:
+    """One partition: who owns it, what was acknowledged, what was delivered so far."""
+
+    def __init__(self, number: int, keys: list[bytes | None]) -> None:
+        self.id = PartitionId("S", number)
+        self.keys = keys
+        self.acked: set[int] = set()
+        self.cursor = 0
+        self.owner: Member | None = None
+
+    @property
+    def done(self) -> bool:
+        return len(self.acked) == len(self.keys)
+
+
+class Assignment:
+    """One partition at one member, as long as it owns it."""
+
+    def __init__(self, broker: Broker, epoch: int) -> None:
+        self.broker = broker
+        self.partition = Partition(broker.id, cast(Reader, None))
+        self.partition.epoch = epoch
+        # What comes first: everything that was delivered to somebody and never acknowledged, in order.
+        self.orphans = [p for p in range(broker.cursor) if p not in broker.acked]
+        self.unfinished: dict[int, Message] = {}
+        self.running: dict[int, Message] = {}
+        self.parking: dict[int, Message] = {}
+        self.finished: dict[int, Message] = {}
+        self.settled: dict[int, Message] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.unfinished) + len(self.finished)
+
+
+class Member:
+    """One process: it crashes, or stops in order."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.random = world.random
+        self.bound = self.random.randint(2, 12)
+        self.history = History(world.directory, member=name)
+        self.history.open(
+            source="S", concurrency=4, max_in_flight=self.bound, max_in_flight_bytes=10**6, now=world.tick()
+        )
+        self.assignments: list[Assignment] = []
+        self.zombies: list[Message] = []
+        self.epochs = 0
+
+    def assign(self, broker: Broker) -> None:
+        self.epochs += 1
+        assignment = Assignment(broker, self.epochs)
+        self.assignments.append(assignment)
+        broker.owner = self
+        self.history.assigned(assignment.partition, self.world.tick())
+
+    def step(self) -> None:
+        actions = [self.deliver, self.start, self.start, self.end, self.end, self.settle, self.redeliver]
+        self.random.choice(actions)()
+
+    def deliver(self) -> None:
+        for assignment in self.assignments:
+            room = self.bound - sum(a.in_flight for a in self.assignments) - len(self.zombies)
+            broker = assignment.broker
+            orphans = assignment.orphans[: max(0, self.random.randint(0, max(0, room)))]
+            del assignment.orphans[: len(orphans)]
+            fresh = 0 if assignment.orphans else min(room - len(orphans), len(broker.keys) - broker.cursor)
+            fresh = self.random.randint(0, max(0, fresh))
+            positions = [*orphans, *range(broker.cursor, broker.cursor + fresh)]
+            broker.cursor += fresh
+            run = [Message(assignment.partition, p, broker.keys[p], 10, None, None) for p in positions]
+            if run:
+                self.history.delivered(run, self.world.tick())
+                assignment.unfinished.update((message.position, message) for message in run)
+
+    def redeliver(self) -> None:
+        for assignment in self.assignments:
+            known = [*assignment.unfinished.values(), *assignment.finished.values()]
+            for cause, messages in (("held", known), ("settled", list(assignment.settled.values()))):
+                if messages and self.random.random() < 0.3:
+                    message = self.random.choice(messages)
+                    self.history.delivered([message], self.world.tick())
+                    self.history.redelivered(message, cause, self.world.tick())
+                    if cause == "settled":
+                        self.history.acks([message], self.world.tick())
+
+    def start(self) -> None:
+        for assignment in self.assignments:
+            busy = {(m.partition.id, m.key) for m in self.zombies}
+            for message in sorted(assignment.unfinished.values(), key=lambda m: m.position):
+                lane = (message.partition.id, message.key)
+                if message.key is None or lane not in busy:
+                    waiting = message.position in assignment.running or message.position in assignment.parking
+                    if not waiting and self.random.random() < 0.7:
+                        row = self.history.started(message, self.world.tick())
+                        self.history.flush()
+                        assert self.history.written >= row
+                        assignment.running[message.position] = message
+                busy.add(lane)
+
+    def end(self) -> None:
+        for message in list(self.zombies):
+            if self.random.random() < 0.5:
+                self.zombies.remove(message)
+                self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.world.tick())
+                self.history.zombie(message, self.world.tick())
+        for assignment in self.assignments:
+            for position, message in list(assignment.running.items()):
+                if self.random.random() < 0.6:
+                    del assignment.running[position]
+                    self._end(assignment, message)
+            for position, message in list(assignment.parking.items()):
+                if self.random.random() < 0.6:
+                    del assignment.parking[position]
+                    self.history.dlq_confirmed(message, self.world.tick())
+                    self._finished(assignment, message)
+
+    def _end(self, assignment: Assignment, message: Message) -> None:
+        chance = self.random.random()
+        if chance < 0.7:
+            self.history.ended(message, "ok", self.world.tick())
+            self._finished(assignment, message)
+            return
+        self.history.ended(message, "error", self.world.tick(), ValueError("no"))
+        if chance < 0.85 and message.attempt < 3:
+            self.history.retry(message, 0.1, self.world.tick())
+            message.attempt += 1
+        else:
+            self.history.dlq_sent(message, self.world.tick())
+            assignment.parking[message.position] = message
+
+    @staticmethod
+    def _finished(assignment: Assignment, message: Message) -> None:
+        del assignment.unfinished[message.position]
+        assignment.finished[message.position] = message
+
+    def settle(self, *, reaches_broker: bool = True) -> None:
+        for assignment in self.assignments:
+            self.history.acks(list(assignment.finished.values()), self.world.tick())
+            self.history.flush()
+            if reaches_broker:
+                assignment.broker.acked.update(assignment.finished)
+            assignment.settled.update(assignment.finished)
+            assignment.finished.clear()
+
+    def release(self, assignment: Assignment) -> None:
+        """Drain in order: what runs may end, the rest is abandoned."""
+        self.history.revoking(assignment.partition, self.world.tick())
+        abandoned = [m for p, m in assignment.unfinished.items() if p not in assignment.running]
+        self.history.abandoned(abandoned, self.world.tick())
+        for message in list(assignment.running.values()):
+            result = self.random.choice(["ok", "error", "cancelled"])
+            self.history.ended(message, result, self.world.tick())
+            if result == "ok":
+                self._finished(assignment, message)
+        self.history.drained(assignment.partition, self.world.tick())
+        self.settle()
+        self.history.revoked(assignment.partition, self.world.tick())
+        self._forget(assignment)
+
+    def lose(self, assignment: Assignment) -> None:
+        self.zombies += assignment.running.values()
+        self.history.lost(assignment.partition, self.world.tick())
+        self.history.flush()
+        self._forget(assignment)
+
+    def _forget(self, assignment: Assignment) -> None:
+        assignment.broker.owner = None
+        self.assignments.remove(assignment)
+
+    def stop(self) -> None:
+        for assignment in list(self.assignments):
+            self.release(assignment)
+        while self.zombies:
+            self.end()
+        self.history.close("drained", self.world.tick())
+        self.world.members.remove(self)
+
+    def crash(self) -> None:
+        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
+        if self.random.random() < 0.5:
+            # Settled at the history, but the settlement did not leave any more.
+            self.settle(reaches_broker=False)
+        elif self.random.random() < 0.5:
+            self.history.flush()
+        assert self.history.path is not None
+        survived = self.history.path.read_bytes()
+        self.history.close("failed", self.world.tick())
+        self.history.path.write_bytes(survived + self.random.choice([b"", b'{"n":9', b"{"]))
+        for assignment in list(self.assignments):
+            self._forget(assignment)
+        self.world.members.remove(self)
+
+
+class World:
+    """A stream of one or two partitions, and one or two members at a time, until everything is acknowledged."""
+
+    def __init__(self, directory: Path, random: Random, *, trouble: bool = True) -> None:
+        self.directory = directory
+        self.random = random
+        self.now = 100.0
+        self.members: list[Member] = []
+        self.brokers = [
+            Broker(number, [random.choice(KEYS) for _ in range(random.randint(1, 25))])
+            for number in range(random.randint(1, 2))
+        ]
+        self._born = 0
+        self._trouble = random.randint(0, 6) if trouble else 0
+
+    def tick(self) -> float:
+        self.now += self.random.choice([0.0, 0.000001, 0.0007, 0.3])
+        return self.now
+
+    def run(self) -> None:
+        producer = History(self.directory, member="producer")
+        producer.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=self.tick())
+        for broker in self.brokers:
+            for position, key in enumerate(broker.keys):
+                producer.produced(broker.id, position, key, self.tick())
+        producer.close("drained", self.tick())
+        while not all(broker.done for broker in self.brokers):
+            self._own()
+            for _ in range(self.random.randint(1, 12)):
+                self.random.choice(self.members).step()
+            if self._trouble:
+                self._trouble -= 1
+                self._make_trouble()
+        for member in list(self.members):
+            member.stop()
+
+    def _own(self) -> None:
+        while len(self.members) < min(2, len(self.brokers)):
+            self._born += 1
+            self.members.append(Member(self, f"m-{self._born}"))
+        for broker in self.brokers:
+            if broker.owner is None:
+                self.random.choice(self.members).assign(broker)
+
+    def _make_trouble(self) -> None:
+        member = self.random.choice(self.members)
+        trouble = self.random.choice(["crash", "stop", "lose", "revoke", "none"])
+        if trouble == "crash":
+            member.crash()
+        elif trouble == "stop":
+            member.stop()
+        elif trouble == "lose" and member.assignments:
+            member.lose(member.assignments[0])
+        elif trouble == "revoke" and member.assignments:
+            member.release(member.assignments[0])
