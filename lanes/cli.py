@@ -1,0 +1,144 @@
+"""``lanes …``: the command line. Needs the extra ``cli``; adapters and ``memsource`` are imported when used."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    import typer
+
+EXIT_UNUSABLE: Final = 3
+"""Bad input, or something that is needed and missing."""
+EXIT_USAGE: Final = 64
+"""A command or an option that does not exist."""
+
+_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(us|ms|s|m)")
+_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+
+
+def main() -> NoReturn:
+    """The console script. Raises ``SystemExit`` with the command's status."""
+    require("the command line", "cli", "typer", "rich")
+    try:
+        status = app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="lanes")
+    except Exception as error:
+        # The parser's own errors, whatever its version calls them, know how to say what is wrong.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        stop(f"{message().rstrip('.')}; `lanes --help` shows what there is", EXIT_USAGE)
+    sys.exit(status)
+
+
+def app() -> typer.Typer:
+    """The commands."""
+    import typer
+
+    commands = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 110},
+    )
+
+    @commands.callback(invoke_without_command=True)
+    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+        """Ordered concurrency for Kafka and JetStream consumers."""
+        if version:
+            from lanes import __version__
+
+            print(f"lanes {__version__}")
+            raise typer.Exit
+
+    @commands.command()
+    def demo(
+        server: str = typer.Option("", help="URL of a running NATS server with JetStream.", metavar="URL"),
+        data: Path | None = typer.Option(None, help="A log to publish; without it one is generated.", metavar="FILE"),
+        events: int | None = typer.Option(None, help="Only so many events of the log.", show_default="all"),
+        latency: str = typer.Option("10ms", help="How long an approval takes, ± half of it."),
+        concurrency: int = typer.Option(1_000, help="Handlers running at once."),
+        max_in_flight: int = typer.Option(2_000, help="Messages delivered and not yet settled, a hard bound."),
+        kill_at: str = typer.Option("0.5", help="Fractions at which the worker is killed with -9, as 0.2,0.8."),
+        sample: str = typer.Option("3.5s", help="How long one-at-a-time is measured; 0s = not."),
+        seed: int = typer.Option(1, help="Of the generated log."),
+        name: str | None = typer.Option(None, help="Names the streams on the server.", show_default="random"),
+        keep: Path | None = typer.Option(None, help="Keep ledger, history and log in this folder.", metavar="DIR"),
+    ) -> None:
+        """Run a real log through a real server, with a crash in the middle, and check every promise."""
+        require("`lanes demo`", "cli,jetstream", "nats")
+        if not server:
+            stop(
+                "`lanes demo` needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
+                "`nats-server -js` starts one there"
+            )
+        from lanes.demo import DemoConfig, DemoError
+        from lanes.demo.terminal import main as show
+
+        try:
+            config = DemoConfig(
+                server=server,
+                data=data,
+                events=events,
+                seed=seed,
+                latency=seconds("--latency", latency),
+                concurrency=concurrency,
+                max_in_flight=max_in_flight,
+                kill_at=fractions("--kill-at", kill_at),
+                serial_seconds=seconds("--sample", sample),
+                name=name,
+                keep=keep,
+            )
+        except DemoError as error:
+            stop(str(error))
+        raise typer.Exit(show(config))
+
+    @commands.command()
+    def check(
+        files: list[Path] = typer.Argument(
+            help="History files, or folders of them.", metavar="FILE", show_default=False
+        ),
+    ) -> None:
+        """Check the promises over histories: exit 0 passed, 1 violated, 2 unproven, 3 unreadable."""
+        from memsource import check_files
+
+        checked = check_files(files)
+        if checked.verdicts:
+            print(checked.text, flush=True)
+        else:
+            stop(checked.text, checked.status)
+        raise typer.Exit(checked.status)
+
+    return commands
+
+
+def seconds(option: str, text: str) -> float:
+    """A duration such as ``10ms`` in seconds; anything else ends the process with one line."""
+    found = _SECONDS.fullmatch(text)
+    if found is None:
+        stop(f"{option} {text!r}: must be a number with a unit, such as 10ms, 0.5s or 2m")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def fractions(option: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas, or none; anything else ends the process with one line."""
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError:
+        stop(f"{option} {text!r}: must be fractions separated by commas, such as 0.2,0.8, or empty for none")
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """End the process with one line unless these modules can be imported."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        stop(f"{what} needs {' and '.join(missing)}: pip install 'lanes-runtime[{extra}]'")
+
+
+def stop(text: str, status: int = EXIT_UNUSABLE) -> NoReturn:
+    """End the process with one line on stderr."""
+    print(f"lanes: {text}", file=sys.stderr, flush=True)
+    sys.exit(status)

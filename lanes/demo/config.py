@@ -1,0 +1,143 @@
+"""What a run of the demo is told, and what it tells its worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lanes.config import Retry, Settings
+from lanes.demo.errors import DemoError
+from lanes.demo.faults import Faults
+from lanes.demo.progress import Progress
+from lanes.errors import ConfigError
+
+ATTEMPTS: Final = 5
+BACKOFF: Final = 0.05
+"""Retries of the demo: quick, so that an event that fails twice does not hold its case up for long."""
+
+HOOK_EVERY: Final = 0.05
+"""Seconds between two looks at where the run is."""
+
+Hook = Callable[[Progress], Awaitable[None]]
+"""Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """One run of the demo. Raises ``DemoError`` for a value that cannot be.
+
+    ``server``: the URL of a NATS server with JetStream. ``data``: a log (see ``lanes.demo.events``), None = a
+    generated one from ``seed``. ``events``: how many of its events at most, None = all. ``latency``: seconds an
+    approval takes, ± half of it. ``concurrency``, ``max_in_flight``: as in ``lanes.Settings``.
+    ``kill_at``: fractions of the events after whose storing the worker is killed with -9, rising, each between
+    0 and 1. ``serial_seconds``: how long the one-at-a-time sample lasts. ``stall_timeout``: seconds without any
+    progress, while the server answers, after which the run is given up. ``ack_wait``: seconds, of the durable
+    consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
+    streams are called after, None = a random one.
+
+    ``worker_command`` starts a worker; the configuration is added as one JSON argument. ``on_progress`` may act
+    on the run from outside: kill the server, freeze the worker.
+    """
+
+    server: str
+    data: Path | None = None
+    events: int | None = None
+    seed: int = 1
+    latency: float = 0.010
+    concurrency: int = 1_000
+    max_in_flight: int = 2_000
+    kill_at: Sequence[float] = (0.5,)
+    serial_seconds: float = 3.5
+    stall_timeout: float = 45.0
+    ack_wait: float = 30.0
+    keep: Path | None = None
+    name: str | None = None
+    faults: Faults = field(default_factory=Faults)
+    worker_command: Sequence[str] = (sys.executable, "-m", "lanes.demo.worker")
+    on_progress: Hook | None = None
+
+    def __post_init__(self) -> None:
+        if not self.server or any(c.isspace() for c in self.server):
+            raise DemoError(f"server={self.server!r}: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
+        if self.events is not None and self.events < 1:
+            raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
+        _at_least("latency", self.latency, 0.0)
+        _at_least("serial_seconds", self.serial_seconds, 0.0)
+        _at_least("stall_timeout", self.stall_timeout, 1.0)
+        _at_least("ack_wait", self.ack_wait, 1.0)
+        if any(not 0 < at < 1 for at in self.kill_at) or list(self.kill_at) != sorted(set(self.kill_at)):
+            raise DemoError(f"kill_at={list(self.kill_at)}: must be rising fractions between 0 and 1, such as 0.5")
+        if isinstance(self.worker_command, str):
+            raise DemoError(f"worker_command={self.worker_command!r}: must be a sequence of words, not a string")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise DemoError(f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names streams")
+        try:
+            settings(self.concurrency, self.max_in_flight)
+        except ConfigError as error:
+            raise DemoError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker process is told, as one JSON argument.
+
+    ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
+    ``member`` this worker's name in it. ``seconds``: how long the one-at-a-time loop runs.
+    """
+
+    server: str
+    stream: str
+    durable: str
+    dead_subject: str
+    service: str
+    token: str
+    history: str
+    member: str
+    concurrency: int
+    max_in_flight: int
+    ack_wait: float
+    seconds: float
+    fail_every: int
+    poison_every: int
+
+    @property
+    def faults(self) -> Faults:
+        """Which events fail."""
+        return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
+
+    def dump(self) -> str:
+        """The JSON argument."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def load(argument: str) -> WorkerConfig:
+        """Back from the JSON argument. Raises ``DemoError`` when it is none."""
+        try:
+            return WorkerConfig(**json.loads(argument))
+        except (ValueError, TypeError) as error:
+            raise DemoError(
+                f"{argument!r:.60} is no configuration of a worker ({error}): `lanes demo` starts the workers itself"
+            ) from None
+
+
+def settings(concurrency: int, max_in_flight: int) -> Settings:
+    """The settings of the demo's consumer. Raises ``ConfigError``."""
+    return Settings(
+        concurrency=concurrency,
+        max_in_flight=max_in_flight,
+        retry=Retry(attempts=ATTEMPTS, backoff=BACKOFF),
+        drain_timeout=10.0,
+    )
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not least <= value < math.inf:
+        raise DemoError(f"{name}={value!r}: must be a finite number of seconds, {least:g} or more")

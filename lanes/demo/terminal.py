@@ -1,0 +1,77 @@
+"""The demo at a terminal: signals, exit statuses, and one clear line for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Final
+
+from lanes.demo.config import DemoConfig
+from lanes.demo.run import run
+from lanes.demo.view import View, best_view
+from lanes.errors import LanesError
+
+EXIT_KEPT: Final = 0
+"""Every promise was kept."""
+EXIT_BROKEN: Final = 1
+"""A promise broke; the report says which."""
+EXIT_UNUSABLE: Final = 3
+"""Bad input, or a server that is not there: there is no report."""
+EXIT_SIGNAL: Final = 128
+"""Plus the number of the signal that stopped the demo: 130 after Ctrl+C."""
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(config: DemoConfig, view: View | None = None) -> int:
+    """Run the demo, show it, and return an exit status. Blocks; to be called on the main thread.
+
+    The last line on stdout is the report as one JSON object. A signal stops everything in order and removes
+    what was made; a second one does not wait for that.
+    """
+    view = view or best_view()
+    try:
+        return asyncio.run(_watched(config, view))
+    except LanesError as error:
+        _say(str(error))
+        return EXIT_UNUSABLE
+    except BrokenPipeError:
+        # Whoever read stdout has gone. What is buffered has to go somewhere, or the interpreter complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNUSABLE
+
+
+async def _watched(config: DemoConfig, view: View) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) > 1:
+            _say(f"{number.name} again: stopped at once")
+            os._exit(EXIT_SIGNAL + number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        report = await run(config, view)
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        _say(f"{received[0].name}: stopped; the worker, the streams and the temporary folder are gone")
+        return EXIT_SIGNAL + received[0]
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+    view.report(report)
+    print(report.json(), flush=True)
+    return EXIT_KEPT if report.ok else EXIT_BROKEN
+
+
+def _say(text: str) -> None:
+    print(f"lanes: {text}", file=sys.stderr, flush=True)
