@@ -36,7 +36,7 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600]
-	@$(WITH_NATS) .venv/bin/python -m tests.soak --seconds $(or $(SECONDS),600)
+	@exec .venv/bin/python -m tests.soak --seconds $(or $(SECONDS),600)
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov

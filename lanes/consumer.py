@@ -140,15 +140,17 @@ class Consumer:
 
     # --- what the workers call
 
-    def after(self) -> None:
-        """Perform the engine's effects and wake whoever has something to do now."""
+    def after(self, *, taking: int = 0) -> None:
+        """Perform the engine's effects and wake whoever has something to do now.
+
+        ``taking``: how many ready lanes the caller will take itself, without being woken.
+        """
         engine = self._engine
         if engine.effects:
             self._perform()
         if engine.dirty:
             self._settler.wake()
-        # One ready lane is what the calling worker takes itself.
-        if engine.ready > 1:
+        if engine.ready > taking:
             self._workers.wake()
         if self._exhausted:
             self._stop_when_exhausted()
@@ -234,7 +236,6 @@ class Consumer:
             for event in events:
                 self._on_event(event)
             self.after()
-            self._workers.wake()
 
     def _on_event(self, event: SourceEvent) -> None:
         engine, history, now = self._engine, self._history, self._clock()

@@ -19,7 +19,7 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 class Shell(Protocol):
     """What settling needs of the consumer around it."""
 
-    def after(self) -> None:
+    def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake whoever has something to do now."""
 
     def stop_because(self, error: BaseException) -> None:

@@ -38,7 +38,7 @@ _STRIDE_LIMIT: Final = 64
 class Shell(Protocol):
     """What the workers need of the consumer around them."""
 
-    def after(self) -> None:
+    def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake whoever has something to do now."""
 
     def stop_because(self, error: BaseException) -> None:
@@ -125,7 +125,8 @@ class Workers:
                 if history is not None:
                     history.ended(message, "ok", self._clock())
                 engine.finish(message, ACK, 0.0)
-            shell.after()
+            # One ready lane is what this worker takes itself: waking another for it costs more than the message.
+            shell.after(taking=1)
             self._countdown -= 1
             if self._countdown <= 0 and self._slice_used():
                 before = self._round

@@ -37,6 +37,7 @@ from lanes.core import effects as fx
 from lanes.core.flow import Flow
 from lanes.core.lane import ABANDONED, FINISHED, HELD, QUEUED, RUNNING, SETTLED, Lane, illegal, insert, step
 from lanes.core.ledger import AckLedger
+from lanes.core.outbox import Outbox
 from lanes.core.retry import EXHAUSTED, RetryPolicy
 from lanes.core.types import ACK, Failure, Message, Outcome, Partition, PartitionId, Room, Settlement
 
@@ -51,7 +52,7 @@ class Engine:
         self, *, concurrency: int, max_in_flight: int, max_bytes: int, retry: RetryPolicy, dead_letters: bool
     ) -> None:
         self.concurrency = concurrency
-        self._flow = Flow(max_in_flight, max_bytes)
+        self.flow = Flow(max_in_flight, max_bytes)
         self._retry = retry
         self._dead_letters = dead_letters
         self.effects: list[fx.Effect] = []
@@ -69,7 +70,8 @@ class Engine:
         self._heap: list[tuple[float, int, Message]] = []
         self._heap_order: int = 0
         self._tails: dict[PartitionId, dict[bytes, Message]] = {}
-        self.dirty: list[Partition] = []
+        self._outbox = Outbox()
+        self.dirty = self._outbox.dirty  # the same list, for one look a message
 
     # --- ownership
 
@@ -129,10 +131,7 @@ class Engine:
         self.fence(partition)
         del self.partitions[partition.id]
         self._forget(partition, list(partition.ledger.held.values()))
-        partition.finished.clear()
-        partition.resettle.clear()
-        if partition in self.dirty:
-            self.dirty.remove(partition)
+        self._outbox.forget(partition)
         if not partition.tails:
             self._tails.pop(partition.id, None)
 
@@ -199,7 +198,7 @@ class Engine:
             else:
                 tail.next = message
         ledger.highest = highest
-        if self._flow.admit(admitted, size):
+        if self.flow.admit(admitted, size):
             self.effects.append(fx.Saturated())
 
     def take(self) -> Message | None:
@@ -308,15 +307,8 @@ class Engine:
 
     def _finished(self, message: Message) -> None:
         """The slow path's end of a lane's head: to be settled, and its successor is next."""
-        partition = message.partition
-        self._mark_dirty(partition)
-        partition.finished.append(message)
+        self._outbox.finished(message)
         self._free(message)
-
-    def _mark_dirty(self, partition: Partition) -> None:
-        """To be called before something is added to the lists that ``collect`` hands out."""
-        if not partition.finished and not partition.resettle:
-            self.dirty.append(partition)
 
     def _free(self, message: Message) -> None:
         """Free the lane of a head that is done with."""
@@ -328,7 +320,7 @@ class Engine:
             del message.partition.tails[message.key]
 
     def _released(self, count: int, size: int) -> None:
-        if self._flow.release(count, size):
+        if self.flow.release(count, size):
             self.effects.append(fx.Resumed())
 
     # --- redelivery
@@ -343,9 +335,8 @@ class Engine:
             self.effects.append(fx.Redelivered(message, fx.STILL_HELD))
             return False
         if ledger.is_settled(message.position):
-            self._mark_dirty(partition)
             message.state = SETTLED
-            partition.resettle.append(message)
+            self._outbox.again(message)
             self.effects.append(fx.Redelivered(message, fx.ALREADY_SETTLED))
             return False
         self.late += 1
@@ -375,13 +366,7 @@ class Engine:
     def collect(self) -> list[Settlement]:
         """What is to be settled now, one settlement a partition. Each must come back to ``settled`` or
         ``unsettled``; until then its messages stay in flight."""
-        settlements = []
-        for partition in self.dirty:
-            settlements.append(Settlement(partition, partition.finished + partition.resettle))
-            partition.finished = []
-            partition.resettle = []
-        self.dirty = []
-        return settlements
+        return self._outbox.collect()
 
     def settled(self, settlements: list[Settlement]) -> None:
         """These settlements were sent."""
@@ -390,26 +375,18 @@ class Engine:
             count, size = settlement.partition.ledger.settle(settlement.messages)
             self.settled_count += count
             for message in settlement.messages:
-                message.state = SETTLED
+                if message.state == FINISHED:
+                    message.state = SETTLED
             if count:
                 self._released(count, size)
 
     def unsettled(self, settlements: list[Settlement]) -> None:
         """These settlements may not have been sent: they are collected again."""
         for settlement in settlements:
-            partition = settlement.partition
-            if self.partitions.get(partition.id) is not partition:
-                continue
-            self._mark_dirty(partition)
-            partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished
-            partition.resettle = [m for m in settlement.messages if m.state == SETTLED] + partition.resettle
+            if self.partitions.get(settlement.partition.id) is settlement.partition:
+                self._outbox.give_back(settlement)
 
     # --- questions
-
-    @property
-    def flow(self) -> Flow:
-        """The budgets, to be read only."""
-        return self._flow
 
     @property
     def ready(self) -> int:
@@ -418,7 +395,7 @@ class Engine:
 
     def room(self) -> Room:
         """How much more the sources may deliver now."""
-        return self._flow.room()
+        return self.flow.room()
 
     def lanes(self) -> list[Lane]:
         """The lanes whose head is held or parking."""
@@ -435,7 +412,7 @@ class Engine:
 
     def __repr__(self) -> str:
         return (
-            f"<Engine {len(self.partitions)} partitions, {self._flow.in_flight} in flight, {self.running} running, "
+            f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, {self.running} running, "
             f"{len(self._ready)} ready, {len(self._lanes)} held or parking>"
         )
 

@@ -94,8 +94,9 @@ def insert(message: Message, lane: list[Message], tails: dict[bytes, Message], r
         tails[key] = message
         ready.append(message)
         return
-    started = [m for m in others if m.state != QUEUED]
-    below = [m for m in others if m.state == QUEUED and m.position < message.position]
+    # A head that waits in the queue for its next attempt has started: it stays the head, even above lower ones.
+    started = [m for m in others if m.state != QUEUED or m.attempt > 1]
+    below = [m for m in others if m not in started and m.position < message.position]
     if not started and not below:
         # The head of a lane in which nothing has started is in the ready queue: take its place there.
         head = min(others, key=_position)

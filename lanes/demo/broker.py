@@ -26,6 +26,7 @@ _STREAM_NOT_FOUND: Final = 10059
 _CONSUMER_NOT_FOUND: Final = 10014
 _MESSAGE_NOT_FOUND: Final = 10037
 _WRONG_LAST_ID: Final = 10070
+_NO_LEADER: Final = 10008
 _SUBJECTS_OVERLAP: Final = 10065
 
 _DUPLICATE_WINDOW: Final = 3_600
@@ -287,7 +288,7 @@ class _Publisher:
         elif error.get("err_code") == _WRONG_LAST_ID:
             self._again = self._again or int(number) == self._round
             return
-        elif error.get("code") == 503:
+        elif error.get("err_code") == _NO_LEADER:
             self._again = True
             return
         else:

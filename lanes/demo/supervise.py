@@ -8,8 +8,13 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from lanes.demo.errors import DemoError
+
+_CHUNK: Final = 1 << 16
+_WORDS_LIMIT: Final = 500
+"""Characters of a child's last line that are kept."""
 
 
 class Child:
@@ -93,9 +98,13 @@ class Child:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        with self._log.open("ab") as log:
-            while chunk := await process.stderr.read(1 << 16):
+        unfinished = ""
+        while chunk := await process.stderr.read(_CHUNK):
+            # A disk that is full must not keep the child from going on.
+            with contextlib.suppress(OSError), self._log.open("ab") as log:
                 log.write(chunk)
-                log.flush()
-                lines = (self.last_words + chunk.decode("utf-8", "replace")).rstrip().splitlines()
-                self.last_words = lines[-1][-500:] if lines else ""
+            lines = (unfinished + chunk.decode("utf-8", "replace")).splitlines(keepends=True)
+            unfinished = lines[-1][-_CHUNK:] if not lines[-1].endswith("\n") else ""
+            said = [line.strip() for line in lines if not line.isspace()]
+            if said:
+                self.last_words = said[-1][:_WORDS_LIMIT]

@@ -63,7 +63,7 @@ async def _watched(config: DemoConfig, view: View) -> int:
     except asyncio.CancelledError:
         if not received:
             raise
-        _say(f"{received[0].name}: stopped; the worker, the streams and the temporary folder are gone")
+        _say(f"{received[0].name}: stopped; nothing is left running")
         return EXIT_SIGNAL + received[0]
     finally:
         for number in _SIGNALS:

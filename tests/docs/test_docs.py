@@ -4,31 +4,43 @@
 |---|---|
 | `python` | runs in a process of its own; it must end with status 0 and without a warning |
 | `python nats` | the same, with the URL of a real server in `NATS_URL` |
+| `python nats forever` | the same; once it has printed something it gets a SIGTERM |
 | `python no-run` | is compiled |
-| `sh`, `console` | `make` lines: target and variables exist in the Makefile. Others run, one shell a block |
+| `sh`, `console` | `make` lines: target and variables exist in the Makefile. `pip install` lines: the extras of this |
+| | project exist. All others run, one shell a block |
 | `sh nats` | the same, with `NATS_URL` |
-| `sh cluster` | only the `make` lines are looked at |
+| `sh cluster` | only its `make` and `pip` lines are looked at |
 
-In a `console` block commands start with `$ `, the rest is their output.
+The blocks of a page run in its order. They share one server of the page's own, and the Python ones a working
+folder; the shells work in the project folder. In a `console` block commands start with `$ `, the rest is output.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+
+from tests.components import NatsServer, wait_until
+from tests.conftest import NatsFactory
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [page for page in (README, *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
 SHELLS = ("sh", "bash", "console")
-SECONDS = 50.0  # below the limit of a test, so that the block is named, with its output
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SECONDS = 40.0  # below the limit of a test, so that the block is named, with its output
 
 
 @dataclass(frozen=True)
@@ -93,23 +105,48 @@ def is_make(command: str) -> bool:
     return words[:1] == ["make"]
 
 
-def run(command: list[str], block: Block, nats_url: str | None, cwd: Path) -> None:
+def pip_faults(command: str, project: dict[str, Any]) -> list[str]:
+    """What is wrong with a `pip install` command, given the project it is to install."""
+    faults = []
+    for word in shlex.split(command, comments=True)[2:]:
+        if word.startswith("-"):
+            continue
+        wanted = Requirement(word)
+        if wanted.name != project["name"]:
+            faults.append(f"{wanted.name} is not this project")
+        unknown = wanted.extras - project["optional-dependencies"].keys()
+        faults += [f"the project has no extra {extra}" for extra in sorted(unknown)]
+    return faults
+
+
+def run(command: list[str], block: Block, nats_url: str | None, cwd: Path, tmp_path: Path) -> None:
     """Run a block and expect success; what it printed is in the failure."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     env.pop("NATS_URL", None)
     if nats_url is not None:
         env["NATS_URL"] = nats_url
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, f"{block}: status {done.returncode}\n{block.text}\n{done.stdout}\n{done.stderr}"
+    output = tmp_path / "output"
+    with output.open("w") as sink:
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdout=sink, stderr=subprocess.STDOUT)
+        try:
+            if "forever" in block.words:
+                wait_until(lambda: output.stat().st_size > 0 or process.poll() is not None, "the first line")
+                process.terminate()
+            code = process.wait(SECONDS)
+        except TimeoutError as error:
+            pytest.fail(f"{block}: {error}\n{block.text}\n{output.read_text()}")
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{block}: has not ended after {SECONDS:g} s\n{block.text}\n{output.read_text()}")
+        finally:
+            process.kill()
+            process.wait()
+    assert code == 0, f"{block}: status {code}\n{block.text}\n{output.read_text()}"
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(str(page.relative_to(ROOT)), page.read_text())]
-
-
-def check(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def check(block: Block, server: Callable[[], NatsServer], tmp_path: Path) -> None:
     """Do with a block what its fence says."""
-    nats_url = request.getfixturevalue("nats_server").url if "nats" in block.words else None
+    nats_url = server().url if "nats" in block.words else None
     if block.language == "python":
         # So many empty lines before it that a traceback shows the line of the page.
         source = "\n" * (block.line - 1) + block.text
@@ -118,24 +155,35 @@ def check(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
             return
         script = tmp_path / Path(block.page).with_suffix(".py").name
         script.write_text(source)
-        run([sys.executable, "-W", "error", str(script)], block, nats_url, tmp_path)
+        run([sys.executable, "-W", "error", str(script)], block, nats_url, tmp_path, tmp_path)
     elif block.language in SHELLS:
-        commands = block.commands()
-        makefile = (ROOT / "Makefile").read_text()
-        for command in filter(is_make, commands):
-            assert make_faults(command, makefile) == [], f"{block}: {command}"
-        rest = [command for command in commands if not is_make(command)]
+        rest = []
+        for command in block.commands():
+            if is_make(command):
+                assert make_faults(command, (ROOT / "Makefile").read_text()) == [], f"{block}: {command}"
+            elif command.startswith("pip install "):
+                assert pip_faults(command, PROJECT) == [], f"{block}: {command}"
+            else:
+                rest.append(command)
         if rest and "cluster" not in block.words:
-            run(["sh", "-eu", "-c", "\n".join(rest)], block, nats_url, ROOT)
+            run(["sh", "-eu", "-c", "\n".join(rest)], block, nats_url, ROOT, tmp_path)
+
+
+@pytest.fixture
+def server(fresh_nats: NatsFactory) -> Callable[[], NatsServer]:
+    """The server of a page, started for the first block that asks for it."""
+    return functools.cache(fresh_nats)
 
 
 def test_there_is_a_readme() -> None:
     assert README.exists(), "README.md is missing: it is the first thing a user sees"
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_block(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    check(block, request, tmp_path)
+@pytest.mark.timeout(300)  # of a whole page: each block has its own limit
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path, server: Callable[[], NatsServer], tmp_path: Path) -> None:
+    for block in blocks_of(str(page.relative_to(ROOT)), page.read_text()):
+        check(block, server, tmp_path)
 
 
 def block(language: str, text: str, *words: str) -> Block:
@@ -170,6 +218,15 @@ def test_make_lines_are_compared_with_the_makefile() -> None:
     ]
 
 
+def test_pip_lines_are_compared_with_the_project() -> None:
+    project = {"name": "lanes-runtime", "optional-dependencies": {"cli": []}}
+    assert pip_faults("pip install -U 'lanes-runtime[cli]'  # both", project) == []
+    assert pip_faults("pip install lane 'lanes-runtime[clo]'", project) == [
+        "lane is not this project",
+        "the project has no extra clo",
+    ]
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -178,20 +235,34 @@ def test_make_lines_are_compared_with_the_makefile() -> None:
         block("sh", "false\ntrue\n"),
         block("sh", "make no-such-target\n", "cluster"),
         block("console", "$ exit 4\n"),
+        block("python", "print(end='')\nraise SystemExit(5)\n", "forever"),
     ],
     ids=lambda bad: f"{bad.language}-{bad.text.split()[0]}",
 )
-def test_a_block_that_fails_is_noticed(bad: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_block_that_fails_is_noticed(bad: Block, server: Callable[[], NatsServer], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:1"):
-        check(bad, request, tmp_path)
+        check(bad, server, tmp_path)
 
 
-def test_a_block_that_does_not_compile_is_noticed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_block_that_does_not_compile_is_noticed(server: Callable[[], NatsServer], tmp_path: Path) -> None:
     with pytest.raises(SyntaxError):
-        check(block("python", "x = = 1\n", "no-run"), request, tmp_path)
+        check(block("python", "x = = 1\n", "no-run"), server, tmp_path)
 
 
-def test_a_block_has_the_server_it_asks_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_block_that_runs_forever_is_asked_to_stop(server: Callable[[], NatsServer], tmp_path: Path) -> None:
+    text = """
+import signal, sys
+from tests.components import wait_until
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("up", flush=True)
+wait_until(lambda: False, "a signal")
+"""
+    check(block("python", text, "forever"), server, tmp_path)
+    with pytest.raises(AssertionError, match="status 3"):
+        check(block("python", text.replace("exit(0)", "exit(3)"), "forever"), server, tmp_path)
+
+
+def test_a_block_has_the_server_it_asks_for(server: Callable[[], NatsServer], tmp_path: Path) -> None:
     connect = """
         import asyncio, os, nats
         async def main():
@@ -200,6 +271,6 @@ def test_a_block_has_the_server_it_asks_for(request: pytest.FixtureRequest, tmp_
         asyncio.run(main())
     """
     asking = blocks_of("page.md", f"```python nats\n{connect}\n```")[0]
-    check(asking, request, tmp_path)
-    check(block("sh", 'test -n "$NATS_URL"\n', "nats"), request, tmp_path)
-    check(block("sh", 'test -z "${NATS_URL:-}"\n'), request, tmp_path)
+    check(asking, server, tmp_path)
+    check(block("sh", 'test -n "$NATS_URL"\n', "nats"), server, tmp_path)
+    check(block("sh", 'test -z "${NATS_URL:-}"\n'), server, tmp_path)

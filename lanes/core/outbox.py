@@ -1,0 +1,60 @@
+"""What is finished and on its way to the broker: one settlement a partition and step.
+
+A partition is *dirty* while it has anything to settle. What was collected comes back when it may not have been
+sent, in front of what has finished since, so that settlements keep the order of completion.
+"""
+
+from __future__ import annotations
+
+from lanes.core.lane import FINISHED, SETTLED
+from lanes.core.types import Message, Partition, Settlement
+
+
+class Outbox:
+    """The dirty partitions of one engine. ``dirty`` is one list for its whole life: the engine appends to it too."""
+
+    __slots__ = ("dirty",)
+
+    def __init__(self) -> None:
+        self.dirty: list[Partition] = []
+
+    def finished(self, message: Message) -> None:
+        """A message that was handled, or whose dead letter is confirmed."""
+        self._mark(message.partition)
+        message.partition.finished.append(message)
+
+    def again(self, message: Message) -> None:
+        """A delivery of a message that was settled before: only its acknowledgement was lost."""
+        self._mark(message.partition)
+        message.partition.resettle.append(message)
+
+    def collect(self) -> list[Settlement]:
+        """Everything that is to be settled now."""
+        settlements = []
+        for partition in self.dirty:
+            settlements.append(Settlement(partition, partition.finished + partition.resettle))
+            partition.finished = []
+            partition.resettle = []
+        self.dirty.clear()
+        return settlements
+
+    def give_back(self, settlement: Settlement) -> None:
+        """It may not have been sent: it is collected again, without what was abandoned meanwhile."""
+        partition = settlement.partition
+        self._mark(partition)
+        partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished
+        partition.resettle = [m for m in settlement.messages if m.state == SETTLED] + partition.resettle
+
+    def forget(self, partition: Partition) -> None:
+        """Nothing of it is settled any more. Idempotent."""
+        partition.finished.clear()
+        partition.resettle.clear()
+        if partition in self.dirty:
+            self.dirty.remove(partition)
+
+    def _mark(self, partition: Partition) -> None:
+        if not partition.finished and not partition.resettle:
+            self.dirty.append(partition)
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self.dirty)} partitions with something to settle>"

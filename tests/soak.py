@@ -1,0 +1,148 @@
+"""A long run under faults on real servers: `python -m tests.soak --seconds 600 [--seed N]`.
+
+Round after round of the demo, each on a fresh server, with the worker killed with -9, frozen and the server killed,
+frozen, at moments drawn from the seed. Prints a line a round, then one JSON object; status 1 when a promise broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from lanes.demo import DemoConfig, Report
+from lanes.demo import run as run_demo
+from lanes.demo.progress import Progress
+from tests.components import NatsServer
+
+EVENTS: Final = 8_000
+FREEZE: Final = (0.5, 4.0)
+"""Seconds a frozen process stays so."""
+
+
+class Faults:
+    """Strikes once whenever another part of the events is done."""
+
+    def __init__(self, chance: random.Random, server: NatsServer) -> None:
+        self._chance = chance
+        self._server = server
+        self._at = sorted(chance.uniform(0.05, 0.95) for _ in range(chance.randint(1, 3)))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._one_at_a_time = asyncio.Lock()  # a server that is killed cannot be frozen as well
+        self.struck: Counter[str] = Counter()
+
+    async def __call__(self, progress: Progress) -> None:
+        """Called by the demo every few milliseconds."""
+        done = (progress.stored + progress.dead_letters) / max(1, progress.events)
+        if self._at and done >= self._at[0] and progress.worker_pid is not None:
+            self._at.pop(0)
+            name, fault = self._chance.choice(
+                [
+                    ("worker frozen", lambda: self._freeze_worker(progress.worker_pid)),
+                    ("server killed", self._kill_server),
+                    ("server frozen", self._freeze_server),
+                ]
+            )
+            self.struck[name] += 1
+            # Beside the demo, which must not wait for the fault to be over.
+            self._tasks.append(asyncio.create_task(self._strike(fault)))
+
+    async def over(self) -> None:
+        """Wait until no fault is under way; raises what went wrong in one."""
+        await asyncio.gather(*self._tasks)
+
+    async def _strike(self, fault: Callable[[], Awaitable[None]]) -> None:
+        async with self._one_at_a_time:
+            await fault()
+
+    async def _freeze_worker(self, pid: int | None) -> None:
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(self._chance.uniform(*FREEZE))
+            os.kill(pid, signal.SIGCONT)
+
+    async def _kill_server(self) -> None:
+        await asyncio.to_thread(self._server.kill)
+        await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+        await asyncio.to_thread(self._server.start)
+
+    async def _freeze_server(self) -> None:
+        self._server.pause()
+        await asyncio.sleep(self._chance.uniform(*FREEZE))
+        self._server.resume()
+
+
+async def round_of(seed: int) -> tuple[Report, Counter[str]]:
+    """One run of the demo with its own server and faults."""
+    chance = random.Random(seed)
+    server = NatsServer()
+    await asyncio.to_thread(server.start)
+    try:
+        faults = Faults(chance, server)
+        config = DemoConfig(
+            server=server.url,
+            events=EVENTS,
+            seed=seed,
+            latency=chance.choice([0.002, 0.01, 0.03]),
+            concurrency=chance.choice([50, 300, 1_000]),
+            kill_at=sorted({round(chance.uniform(0.02, 0.98), 3) for _ in range(chance.randint(0, 4))}),
+            serial_seconds=0.0,
+            ack_wait=chance.choice([3.0, 30.0]),
+            on_progress=faults,
+        )
+        report = await run_demo(config)
+        await faults.over()
+    finally:
+        await asyncio.to_thread(server.stop)
+    struck = faults.struck
+    struck["worker killed"] = report.kills
+    return report, struck
+
+
+def main() -> int:
+    """The soak; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    started = time.monotonic()
+    rounds = events = redelivered = broken = 0
+    faults: Counter[str] = Counter()
+    while time.monotonic() - started < options.seconds:
+        seed = options.seed + rounds
+        report, struck = asyncio.run(round_of(seed))
+        rounds += 1
+        events += report.done
+        redelivered += sum(report.redelivered.values())
+        faults += struck
+        happened = ", ".join(f"{count} {name}" for name, count in sorted(struck.items()) if count) or "no fault"
+        print(f"seed {seed}: {report.done:,} events, {happened}: {'ok' if report.ok else 'BROKEN'}", flush=True)
+        for line in report.broken:
+            print(f"  {line}", flush=True)
+        broken += not report.ok
+    result = {
+        "seconds": round(time.monotonic() - started, 1),
+        "rounds": rounds,
+        "events": events,
+        "faults": sum(faults.values()),
+        **{name.replace(" ", "_"): count for name, count in sorted(faults.items())},
+        "redelivered": redelivered,
+        "broken_rounds": broken,
+    }
+    print(json.dumps(result), flush=True)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
