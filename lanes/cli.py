@@ -60,7 +60,7 @@ def app() -> typer.Typer:
         data: Path | None = typer.Option(None, help="A log to publish; without it one is generated.", metavar="FILE"),
         events: int | None = typer.Option(None, help="Only so many events of the log.", show_default="all"),
         latency: str = typer.Option("10ms", help="How long an approval takes, ± half of it."),
-        concurrency: int = typer.Option(1_000, help="Handlers running at once."),
+        concurrency: int = typer.Option(500, help="Handlers running at once."),
         max_in_flight: int = typer.Option(2_000, help="Messages delivered and not yet settled, a hard bound."),
         kill_at: str = typer.Option("0.5", help="Fractions at which the worker is killed with -9, as 0.2,0.8."),
         sample: str = typer.Option("3.5s", help="How long one-at-a-time is measured; 0s = not."),

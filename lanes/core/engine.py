@@ -355,11 +355,8 @@ class Engine:
     def _receive_draining(self, partition: Partition, run: list[Message]) -> None:
         """While draining only what is already held matters: its newest token is the one to settle with."""
         for message in run:
-            known = partition.ledger.held.get(message.position)
-            if known is not None:
-                known.token = message.token
-                known.raw = message.raw
-                self.effects.append(fx.Redelivered(message, fx.STILL_HELD))
+            if message.position in partition.ledger.held:
+                self._redelivered(partition, message, 0.0)
 
     # --- settling
 

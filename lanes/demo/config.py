@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from lanes.config import Retry, Settings
 from lanes.demo.errors import DemoError
@@ -27,6 +29,9 @@ HOOK_EVERY: Final = 0.05
 Hook = Callable[[Progress], Awaitable[None]]
 """Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
 
+VARIABLE: Final = "LANES_DEMO_WORKER"
+"""The environment variable that tells a worker its configuration."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -43,7 +48,7 @@ class DemoConfig:
     consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
     streams are called after, None = a random one.
 
-    ``worker_command`` starts a worker; the configuration is added as one JSON argument. ``on_progress`` may act
+    ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
     on the run from outside: kill the server, freeze the worker.
     """
 
@@ -52,7 +57,7 @@ class DemoConfig:
     events: int | None = None
     seed: int = 1
     latency: float = 0.010
-    concurrency: int = 1_000
+    concurrency: int = 500
     max_in_flight: int = 2_000
     kill_at: Sequence[float] = (0.5,)
     serial_seconds: float = 3.5
@@ -65,7 +70,7 @@ class DemoConfig:
     on_progress: Hook | None = None
 
     def __post_init__(self) -> None:
-        if not self.server or any(c.isspace() for c in self.server):
+        if not self.server or not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError(f"server={self.server!r}: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
         if self.events is not None and self.events < 1:
             raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
@@ -87,7 +92,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What a worker process is told, as one JSON argument.
+    """What a worker process is told, as JSON in its environment: an argument could be read by every user.
 
     ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
     ``member`` this worker's name in it. ``seconds``: how long the one-at-a-time loop runs.
@@ -113,18 +118,19 @@ class WorkerConfig:
         """Which events fail."""
         return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
 
-    def dump(self) -> str:
-        """The JSON argument."""
-        return json.dumps(asdict(self))
+    def environment(self) -> dict[str, str]:
+        """This process's environment with the configuration added."""
+        return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
     @staticmethod
-    def load(argument: str) -> WorkerConfig:
-        """Back from the JSON argument. Raises ``DemoError`` when it is none."""
+    def load() -> WorkerConfig:
+        """Back from the environment. Raises ``DemoError`` when it is not there."""
+        text = os.environ.get(VARIABLE, "")
         try:
-            return WorkerConfig(**json.loads(argument))
-        except (ValueError, TypeError) as error:
+            return WorkerConfig(**json.loads(text))
+        except (ValueError, TypeError):
             raise DemoError(
-                f"{argument!r:.60} is no configuration of a worker ({error}): `lanes demo` starts the workers itself"
+                f"{VARIABLE} holds no configuration of a worker: start `lanes demo`, it starts the workers itself"
             ) from None
 
 
@@ -136,6 +142,16 @@ def settings(concurrency: int, max_in_flight: int) -> Settings:
         retry=Retry(attempts=ATTEMPTS, backoff=BACKOFF),
         drain_timeout=10.0,
     )
+
+
+def _is_url(text: str) -> bool:
+    if any(c.isspace() for c in text):
+        return False
+    try:
+        parts = urlsplit(text if "://" in text else f"nats://{text}")
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _at_least(name: str, value: float, least: float) -> None:

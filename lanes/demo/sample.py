@@ -28,7 +28,7 @@ async def measure(config: DemoConfig, broker: Broker, places: Places) -> float:
     service = Service(ledger, latency=config.latency, token=token, on_status=_ignore, on_commit=_nothing)
     await service.start(places.sockets)
     told = worker_config(config, broker, places, service, token, member="serial")
-    child = Child([*COMMAND, told.dump()], places.log)
+    child = Child(COMMAND, places.log, told.environment())
     try:
         await child.start()
         status = await child.wait(config.serial_seconds + _MARGIN)

@@ -1,7 +1,7 @@
 """One at a time: the ordinary loop over a pull consumer, with the same handler, to compare with.
 
-``python -m lanes.demo.serial CONFIG`` with the JSON of ``WorkerConfig``. Prints one JSON object: how many events
-it handled in how many seconds.
+``python -m lanes.demo.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
+events it handled in how many seconds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FETCH_TIMEOUT: Final = 2.0
 
 
 def main() -> int:
-    """Run the loop of ``sys.argv[1]``; returns an exit status. Blocks for the seconds configured."""
+    """Run the loop; returns an exit status. Blocks for the seconds configured."""
     end_with_parent()
     try:
-        config = WorkerConfig.load(sys.argv[1] if len(sys.argv) > 1 else "")
+        config = WorkerConfig.load()
         events, seconds = asyncio.run(_loop(config))
     except (LanesError, nats.errors.Error, OSError) as error:
         print(f"lanes: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

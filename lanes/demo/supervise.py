@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +18,15 @@ _WORDS_LIMIT: Final = 500
 
 
 class Child:
-    """One process. ``command`` is started by ``start``; what it says on stderr is appended to ``log``."""
+    """One process. ``command`` is started by ``start``; what it says on stderr is appended to ``log``.
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    ``environment``: None = that of this process.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._command = tuple(command)
         self._log = log
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._listener: asyncio.Task[None] | None = None
         self.last_words = ""
@@ -48,6 +52,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
+                env=self._environment,
             )
         except OSError as error:
             raise DemoError(f"{self._command[0]!r} cannot be started ({error.strerror}): correct its path") from None

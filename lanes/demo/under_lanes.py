@@ -125,7 +125,7 @@ class UnderLanes:
         self._heard = self._outage = False
         self._retries = progress.status.get("retries", self._retries)
         progress.status = {}
-        self._worker = Child([*self._config.worker_command, told.dump()], self._places.log)
+        self._worker = Child(self._config.worker_command, self._places.log, told.environment())
         await self._worker.start()
         progress.worker_pid = self._worker.pid
 

@@ -1,6 +1,6 @@
 """A worker of the demo: one consumer under ``lanes.serve``, as its own process.
 
-``python -m lanes.demo.worker CONFIG`` with the JSON of ``WorkerConfig``; started by the demo's parent, and gone
+``python -m lanes.demo.worker``, told by ``WorkerConfig`` in its environment; started by the demo's parent, and gone
 with it: the parent holds the other end of stdin.
 """
 
@@ -26,11 +26,11 @@ REPORT_EVERY: Final = 0.2
 
 
 def main() -> int:
-    """Run the worker of ``sys.argv[1]``; returns its exit status. Blocks until it is stopped."""
+    """Run the worker; returns its exit status. Blocks until it is stopped."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end_with_parent()
     try:
-        return asyncio.run(_work(WorkerConfig.load(sys.argv[1] if len(sys.argv) > 1 else "")))
+        return asyncio.run(_work(WorkerConfig.load()))
     except lanes.LanesError as error:
         print(f"lanes: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return EXIT_FAILED
