@@ -32,7 +32,7 @@ from lanes.workers import Handler, Workers
 log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds that closing the source and the dead letters may take together."""
+"""Seconds that each of the last settlement, closing the source and closing the dead letters may take."""
 
 _NAMED_LIMIT: Final = 10
 """Positions that one log line names at most."""
@@ -132,8 +132,8 @@ class Consumer:
 
     def status(self) -> Status:
         """A snapshot of what is going on. Does not block; O(in flight). Raises ``LanesError`` before ``run``."""
-        if self._state in ("new", "starting"):
-            raise LanesError("the consumer is not running yet: ask for its status after run() has opened the source")
+        if not hasattr(self, "_engine"):
+            raise LanesError("the consumer has not started: ask for its status after run() has opened the source")
         return snapshot(
             self._engine, self._clock(), dead_lettered=self._parking.confirmed, redelivered=self._redelivered
         )
@@ -202,9 +202,14 @@ class Consumer:
             if hasattr(self, "_engine"):
                 # After a drain there is nothing left to settle; after a cancellation there may be.
                 await self._settler.settle()
-            await self._source.aclose()
-            if self._dead_letters is not None:
-                await self._dead_letters.aclose()
+        for closed in (self._source, self._dead_letters):
+            with anyio.move_on_after(CLOSE_TIMEOUT):
+                try:
+                    if closed is not None:
+                        await closed.aclose()
+                except Exception as error:
+                    # Not raised: it would hide why the run ended, and nothing can be done about it any more.
+                    log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
         if self._history is not None:
             self._history.close(reason, self._clock())
 
@@ -274,7 +279,10 @@ class Consumer:
         if self._history is not None:
             self._history.lost(partition, self._clock())
         self._workers.cancel(partition)
-        self._drained.pop(partition, None)
+        # A drain of it has nothing more to wait for.
+        self._drained_event(partition).set()
+        if partition not in self._draining:
+            del self._drained[partition]
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
@@ -319,6 +327,9 @@ class Consumer:
             self._halted(effect)
         elif isinstance(effect, fx.Drained):
             self._drained_event(effect.partition).set()
+        elif isinstance(effect, fx.Abandoned):
+            if history is not None:
+                history.abandoned(effect.messages, self._clock())
         elif isinstance(effect, fx.Zombie):
             if history is not None:
                 history.zombie(effect.message, self._clock())
@@ -372,22 +383,35 @@ class Consumer:
             self._workers.cancel(partition)
             with anyio.move_on_after(grace):
                 await drained.wait()
-        self._report_unfinished(partition, engine.fence(partition))
-        if history is not None:
-            history.drained(partition, self._clock())
-        with anyio.move_on_after(max(grace, deadline - self._clock())):
-            await self._settler.settle_all()
-            try:
-                await self._source.release(partition)
-            except SourceError as error:
-                log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
-        engine.release(partition)
-        if history is not None:
-            history.revoked(partition, self._clock())
-        self._drained.pop(partition, None)
+        if self._owns(partition):
+            self._report_unfinished(partition, engine.fence(partition))
+            if history is not None:
+                history.drained(partition, self._clock())
+            with anyio.move_on_after(max(grace, deadline - self._clock())):
+                await self._settler.settle_all()
+                await self._release(partition)
+        if self._owns(partition):
+            engine.release(partition)
+            if history is not None:
+                history.revoked(partition, self._clock())
+        del self._drained[partition]
         self._draining.discard(partition)
         self.after()
         self._end_when_released()
+
+    def _owns(self, partition: Partition) -> bool:
+        """Whether it was not lost while something was awaited."""
+        return self._engine.partitions.get(partition.id) is partition
+
+    async def _release(self, partition: Partition) -> None:
+        if not self._owns(partition):
+            return
+        try:
+            await self._source.release(partition)
+        except SourceError as error:
+            log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
+        except Exception as error:
+            self.stop_because(error)
 
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
         if not zombies:

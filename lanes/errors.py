@@ -27,7 +27,7 @@ class ContractError(LanesError):
 
 
 class HandlerHalted(LanesError):
-    """A message could not be handled and the poison policy is ``exit``.
+    """A message could not be handled and the poison policy is ``exit``, or its handler was cancelled by somebody else.
 
     Everything that had finished was settled, the message itself was not: it is delivered again at the next
     start. ``__cause__`` is what the handler raised last.

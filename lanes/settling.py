@@ -36,12 +36,13 @@ class Settler:
         self._clock = clock
         self._history = history
         self._idle = False
+        self._failed = False
         self._wake = anyio.Event()
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self) -> None:
-        """Settle whatever finishes, in batches, until cancelled."""
-        while True:
+        """Settle whatever finishes, in batches, until cancelled or the source has failed for good."""
+        while not self._failed:
             if not self._engine.dirty:
                 self._wake = anyio.Event()
                 self._idle = True
@@ -55,10 +56,13 @@ class Settler:
             self._wake.set()
 
     async def settle_all(self) -> None:
-        """Settle everything that is finished, as often as it takes; what another call is sending included."""
+        """Settle everything that is finished, as often as it takes; what another call is sending included.
+
+        Returns without having done so once the source has failed for good.
+        """
         pause = SETTLE_RETRY[0]
         while True:
-            if await self.settle():
+            if await self.settle() or self._failed:
                 return
             await anyio.sleep(pause)
             pause = min(pause * 2, SETTLE_RETRY[1])
@@ -77,9 +81,10 @@ class Settler:
                 self._history.flush()
             try:
                 await self._source.settle(settlements)
-            except SourceError as error:
+            except Exception as error:
                 engine.unsettled(settlements)
-                if not error.retryable:
+                if not (isinstance(error, SourceError) and error.retryable):
+                    self._failed = True
                     self._shell.stop_because(error)
                 return False
             except BaseException:

@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
-from lanes.errors import Nak, Term
+from lanes.errors import HandlerHalted, Nak, Term
 from lanes.history import History
 
 Handler = Callable[[Message], Awaitable[object]]
@@ -92,13 +92,15 @@ class Workers:
                 worker.scope.cancel()
 
     async def _work(self, worker: _Worker) -> None:
-        while True:
+        again = True
+        while again:
             worker.cancelled = False
-            # One scope for many messages: it is replaced only after a cancellation.
+            # One scope for many messages: it is replaced only after a cancellation, which it swallows here.
             with anyio.CancelScope() as worker.scope:
-                await self._work_until_cancelled(worker)
+                again = await self._work_until_cancelled(worker)
 
-    async def _work_until_cancelled(self, worker: _Worker) -> None:
+    async def _work_until_cancelled(self, worker: _Worker) -> bool:
+        """Handle messages; False when this worker must not await anything any more."""
         engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
         while not worker.cancelled:
             message = engine.take()
@@ -116,10 +118,20 @@ class Workers:
                     if history.written < row:
                         history.flush()
                 await handler(message)
+            except GeneratorExit as error:
+                # Either the loop is gone and nothing may be awaited any more, or a handler plays with fire.
+                worker.message = None
+                self._finish(message, ABANDON, "error", error)
+                shell.stop_because(error)
+                return False
             except BaseException as error:
                 worker.message = None
-                if self._failed(worker, message, error):
-                    raise
+                cancellation = self._cancellation(worker, error)
+                if cancellation is not None:
+                    self._finish(message, ABANDON, "cancelled", error)
+                    shell.after()
+                    raise cancellation from None
+                self._failed(message, error)
             else:
                 worker.message = None
                 if history is not None:
@@ -135,6 +147,7 @@ class Workers:
                     # The first worker of the next round of the loop: a new slice for all of them.
                     self._round += 1
                     self._slice_start = self._clock()
+        return True
 
     def _slice_used(self) -> bool:
         elapsed = self._clock() - self._slice_start
@@ -146,23 +159,32 @@ class Workers:
         self._countdown = self._stride
         return False
 
-    def _failed(self, worker: _Worker, message: Message, error: BaseException) -> bool:
-        """Report a handler that raised; True when the exception has to go on."""
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-        ours = cancelled and (worker.cancelled or anyio.current_effective_deadline() == float("-inf"))
-        if ours or isinstance(error, GeneratorExit):
-            self._finish(message, ABANDON, "cancelled", error)
-            if worker.cancelled:
-                self._shell.after()
-            return True
+    def _cancellation(self, worker: _Worker, error: BaseException) -> BaseException | None:
+        """What has to go on of an exception because this worker, or all of them, were cancelled; else None."""
+        if not worker.cancelled and anyio.current_effective_deadline() != float("-inf"):
+            return None
+        cancelled = anyio.get_cancelled_exc_class()
+        if isinstance(error, BaseExceptionGroup):
+            # trio hands the cancellations of a nursery on in a group, together with what else went wrong there.
+            return error.split(cancelled)[0]
+        return error if isinstance(error, cancelled) else None
+
+    def _failed(self, message: Message, error: BaseException) -> None:
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             self._finish(message, _failure(error), "error", error)
-            return False
+            return
         # Not the handler's to decide: a cancellation that nobody asked for, KeyboardInterrupt, SystemExit, no
         # memory. Stop in order; the message is not settled and comes again.
         self._finish(message, ABANDON, "error", error)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            # Raised as it is, it would pass for a cancellation of the caller's own.
+            halted = HandlerHalted(
+                f"the handler was cancelled at {message.partition.id} position {message.position}, and not by lanes "
+                f"({type(error).__qualname__}): await what it starts, and catch the cancellation of its own tasks"
+            )
+            halted.__cause__ = error
+            error = halted
         self._shell.stop_because(error)
-        return False
 
     def _finish(self, message: Message, outcome: Outcome, result: str, error: BaseException) -> None:
         now = self._clock()

@@ -47,6 +47,15 @@ class Halted(Effect):
         self.failure = failure
 
 
+class Abandoned(Effect):
+    """These will not be handled under this assignment: a handler before them was interrupted."""
+
+    __slots__ = ("messages",)
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+
+
 class Drained(Effect):
     """Nothing of the draining partition runs any more: settle what is finished, then release it."""
 

@@ -276,7 +276,7 @@ class Engine:
         else:
             if not partition.draining:
                 # A lane never goes on past an abandoned head, so the partition can only be drained now.
-                self._stop_starting(partition)
+                self.effects.append(fx.Abandoned(self._stop_starting(partition)))
             step(message, "abandon")
             del partition.ledger.held[message.position]
             self._free(message)

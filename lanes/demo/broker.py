@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -87,6 +88,9 @@ class Broker:
         """Delete the streams that ``open`` made and close the connection; the names of those that stayed."""
         stayed = []
         for stream in self._made:
+            if not self.connected:
+                stayed.append(stream)
+                continue
             try:
                 await self._connection.api(f"STREAM.DELETE.{stream}")
             except ApiError as error:
@@ -119,7 +123,8 @@ class Broker:
                     recorded += 1
                 await published(recorded)
         finally:
-            await publisher.close()
+            with anyio.CancelScope(shield=True):
+                await publisher.close()
         history.flush()
 
     async def left(self) -> Left | None:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+import anyio
+
 from lanes.clock import monotonic
 from lanes.demo.broker import Broker
 from lanes.demo.config import HOOK_EVERY, DemoConfig
@@ -41,8 +43,9 @@ _Answer = TypeVar("_Answer")
 async def run(config: DemoConfig, view: View | None = None) -> Report:
     """Run the demo once; nothing of it is left running, on the server or on disk, however it ends.
 
-    asyncio only; takes as long as the log needs. Raises ``DemoError`` or another ``LanesError`` for bad input and
-    for what keeps the parent itself from going on; everything that goes wrong under ``lanes`` is in the report.
+    asyncio only; takes as long as the log needs. To stop it, cancel an ``anyio.CancelScope`` around it. Raises
+    ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going on;
+    everything that goes wrong under ``lanes`` is in the report.
     """
     # The log first: what is wrong with it shows before anything is touched.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)
@@ -55,7 +58,8 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
             try:
                 return await _run(config, events, broker, where, progress)
             finally:
-                stayed = await broker.close()
+                with anyio.CancelScope(shield=True):
+                    stayed = await broker.close()
                 if stayed:
                     names = ", ".join(stayed)
                     print(f"lanes: the server does not answer; delete there: {names}", file=sys.stderr, flush=True)

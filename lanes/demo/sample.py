@@ -7,6 +7,8 @@ import secrets
 import sys
 from typing import Any, Final
 
+import anyio
+
 from lanes.demo.broker import Broker
 from lanes.demo.config import DemoConfig, WorkerConfig
 from lanes.demo.errors import DemoError
@@ -38,8 +40,9 @@ async def measure(config: DemoConfig, broker: Broker, places: Places) -> float:
             raise DemoError(f"the one-at-a-time loop failed (status {status}): {child.last_words}")
         result = json.loads(await child.output())
     finally:
-        await child.end()
-        await service.close()
+        with anyio.CancelScope(shield=True):
+            await child.end()
+            await service.close()
         ledger.close()
     return result["events"] / result["seconds"] if result["seconds"] else 0.0
 

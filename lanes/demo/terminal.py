@@ -8,7 +8,10 @@ import signal
 import sys
 from typing import Final
 
+import anyio
+
 from lanes.demo.config import DemoConfig
+from lanes.demo.report import Report
 from lanes.demo.run import run
 from lanes.demo.view import View, best_view
 from lanes.errors import LanesError
@@ -44,30 +47,29 @@ def main(config: DemoConfig, view: View | None = None) -> int:
 
 
 async def _watched(config: DemoConfig, view: View) -> int:
-    task = asyncio.current_task()
-    assert task is not None
     received: list[signal.Signals] = []
+    report: Report | None = None
+    # Not task.cancel(): one cancellation may be swallowed on the way, a scope repeats it until it is left.
+    with anyio.CancelScope() as scope:
 
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) > 1:
-            _say(f"{number.name} again: stopped at once")
-            os._exit(EXIT_SIGNAL + number)
-        task.cancel()
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            if len(received) > 1:
+                _say(f"{number.name} again: stopped at once")
+                os._exit(EXIT_SIGNAL + number)
+            scope.cancel()
 
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        report = await run(config, view)
-    except asyncio.CancelledError:
-        if not received:
-            raise
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+        try:
+            report = await run(config, view)
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+    if report is None:
         _say(f"{received[0].name}: stopped; nothing is left running")
         return EXIT_SIGNAL + received[0]
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
     view.report(report)
     print(report.json(), flush=True)
     return EXIT_KEPT if report.ok else EXIT_BROKEN

@@ -8,6 +8,8 @@ import secrets
 from collections import deque
 from typing import Any, Final
 
+import anyio
+
 from lanes.clock import monotonic
 from lanes.demo.broker import Broker, Left
 from lanes.demo.config import HOOK_EVERY, DemoConfig
@@ -51,6 +53,7 @@ class UnderLanes:
         self._worker: Child | None = None
         self._heard = False
         self._outage = False
+        self._over = False
         self._retries = 0
         self._kill_at = deque(max(1, int(at * progress.events)) for at in config.kill_at)
         self._left: Left | None = None
@@ -86,11 +89,14 @@ class UnderLanes:
             if self.failure is None:
                 await self._stop()
         finally:
+            # A cancellation alone is not enough: one that meets an answer is swallowed by asyncio.wait_for.
+            self._over = True
             poller.cancel()
-            await asyncio.gather(poller, return_exceptions=True)
-            if self._worker is not None:
-                await self._worker.end()
-            await self._service.close()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(poller, return_exceptions=True)
+                if self._worker is not None:
+                    await self._worker.end()
+                await self._service.close()
             self._progress.worker_pid = None
         if self.failure is None and self._kill_at:
             self.failure = f"{len(self._kill_at)} of {len(self._config.kill_at)} kills were not reached"
@@ -185,7 +191,7 @@ class UnderLanes:
     async def _poll(self) -> None:
         """Ask the server again and again what is left."""
         broker, progress = self._broker, self._progress
-        while True:
+        while not self._over:
             answering = False
             if broker.connected:
                 with contextlib.suppress(NoAnswer):

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+import anyio
+
 from lanes.demo.progress import Progress
 from lanes.demo.report import Report
 
@@ -90,7 +92,8 @@ async def _beside(job: Coroutine[None, None, None]) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def line(progress: Progress, rate: float) -> str:

@@ -1,0 +1,1 @@
+"""Tests of the pure core: no event loop, no clock, no broker."""

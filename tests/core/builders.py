@@ -1,0 +1,106 @@
+"""Short ways to make what the engine works on. Whatever a test does not name has a value that does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lanes.core.effects import Effect
+from lanes.core.engine import Engine
+from lanes.core.retry import RetryPolicy
+from lanes.core.types import Failure, Message, Partition, PartitionId
+
+ATTEMPTS = 3
+BACKOFF = 1.0
+MAX_BACKOFF = 8.0
+
+
+class RawReader:
+    """Raw messages are texts: the value is the text, the subject names it."""
+
+    def value(self, raw: object) -> bytes:
+        return str(raw).encode()
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        return [("raw", str(raw).encode())]
+
+    def subject(self, raw: object) -> str:
+        return f"subject of {raw}"
+
+
+READER = RawReader()
+
+
+def new_partition(number: int = 0, source: str = "S") -> Partition:
+    """A partition that no engine has seen."""
+    return Partition(PartitionId(source, number), READER)
+
+
+def new_message(partition: Partition, position: int, key: bytes | None = b"k", size: int = 1) -> Message:
+    """A message as a source hands it over. Its token names the position."""
+    return Message(partition, position, key, size, f"raw {position}", f"token {position}")
+
+
+def new_engine(
+    *,
+    concurrency: int = 10,
+    max_in_flight: int = 100,
+    max_bytes: int = 1_000,
+    attempts: int = ATTEMPTS,
+    dead_letters: bool = True,
+) -> Engine:
+    """An engine whose bounds are out of the way."""
+    return Engine(
+        concurrency=concurrency,
+        max_in_flight=max_in_flight,
+        max_bytes=max_bytes,
+        retry=RetryPolicy(attempts, BACKOFF, MAX_BACKOFF),
+        dead_letters=dead_letters,
+    )
+
+
+def assigned(engine: Engine, number: int = 0) -> Partition:
+    """A partition assigned to the engine."""
+    partition = new_partition(number)
+    engine.assign(partition)
+    return partition
+
+
+def deliver(
+    engine: Engine,
+    partition: Partition,
+    *positions: int,
+    key: bytes | None = b"k",
+    size: int = 1,
+    now: float = 0.0,
+) -> list[Message]:
+    """Deliver these positions as one run; returns its messages."""
+    run = [new_message(partition, position, key, size) for position in positions]
+    engine.receive(partition, run, size * len(run), now)
+    return run
+
+
+def take(engine: Engine) -> Message:
+    """The next message to run; there must be one."""
+    message = engine.take()
+    assert message is not None
+    return message
+
+
+def take_all(engine: Engine) -> list[int]:
+    """Take all that can start now; their positions in the order of the starts."""
+    positions = []
+    while (message := engine.take()) is not None:
+        positions.append(message.position)
+    return positions
+
+
+def effects(engine: Engine) -> list[Effect]:
+    """Empty the list of effects, as the shell does after every call."""
+    found = engine.effects[:]
+    engine.effects.clear()
+    return found
+
+
+def failed(*, chance: float = 0.5, delay: float | None = None, terminal: bool = False) -> Failure:
+    """The outcome of a handler that raised."""
+    return Failure(ValueError("no"), chance, delay, terminal)

@@ -1,0 +1,87 @@
+"""What the engine promises, without cleverness: one dict of everything in flight, searched from end to end."""
+
+from __future__ import annotations
+
+from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
+
+WAITING = ("queued", "held", "stuck", "parking")
+
+
+class NaiveEngine:
+    """States: the four that wait, running and done. What is not in ``state`` is not in flight.
+
+    ``given_up``: what exhausted messages become, "parking" or "stuck" (everything halts).
+    """
+
+    def __init__(self, concurrency: int, attempts: int, given_up: str) -> None:
+        self.concurrency, self.attempts, self.given_up = concurrency, attempts, given_up
+        self.state: dict[Message, str] = {}
+        self.attempt: dict[Message, int] = {}
+        self.until: dict[Message, float] = {}
+        self.settled: set[tuple[Partition, int]] = set()
+        self.draining: set[Partition] = set()
+        self.fenced: set[Partition] = set()
+
+    def receive(self, message: Message, highest: int) -> str:
+        partition, place = message.partition, (message.partition, message.position)
+        known = place in [(m.partition, m.position) for m in self.state]
+        if partition in self.fenced or (partition in self.draining and not known):
+            return "ignored"
+        if known:
+            return "held"
+        if place in self.settled:
+            return "settled"
+        self.state[message], self.attempt[message] = "queued", 1
+        return "late" if message.position <= highest else "new"
+
+    def startable(self) -> list[Message]:
+        if list(self.state.values()).count("running") >= self.concurrency:
+            return []
+        return [m for m in self.state if self.state[m] == "queued" and not any(self.blocks(o, m) for o in self.state)]
+
+    def blocks(self, other: Message, m: Message) -> bool:
+        if other is m or m.key is None or (other.key, other.partition.id) != (m.key, m.partition.id):
+            return False
+        if self.state[other] == "queued" and self.attempt[other] == 1:
+            return self.attempt[m] == 1 and other.position < m.position
+        return self.state[other] != "done"
+
+    def finish(self, m: Message, outcome: Outcome, until: float) -> None:
+        if m.partition in self.fenced:
+            del self.state[m]
+        elif outcome is ACK:
+            self.state[m] = "done"
+        elif outcome is ABANDON or m.partition in self.draining:
+            del self.state[m]
+            self.drain(m.partition)
+        elif isinstance(outcome, Failure) and (outcome.terminal or self.attempt[m] >= self.attempts):
+            self.state[m] = self.given_up
+        else:
+            self.state[m], self.until[m] = "held", until
+
+    def due(self, now: float) -> None:
+        for m in [m for m in self.state if self.state[m] == "held" and self.until[m] <= now]:
+            self.state[m], self.attempt[m] = "queued", self.attempt[m] + 1
+
+    def settle(self, messages: list[Message]) -> None:
+        for m in [m for m in messages if m in self.state]:
+            del self.state[m]
+            self.settled.add((m.partition, m.position))
+
+    def drain(self, partition: Partition) -> list[Message]:
+        self.draining.add(partition)
+        return self.drop(partition, WAITING)
+
+    def fence(self, partition: Partition) -> None:
+        self.fenced.add(partition)
+        self.drop(partition, WAITING)
+
+    def release(self, partition: Partition) -> None:
+        self.fence(partition)
+        self.drop(partition, ("done",))
+
+    def drop(self, partition: Partition, states: tuple[str, ...]) -> list[Message]:
+        dropped = [m for m in self.state if m.partition is partition and self.state[m] in states]
+        for m in dropped:
+            del self.state[m]
+        return dropped

@@ -1,0 +1,249 @@
+"""A position that comes again: its token is swapped, it is settled again, or it takes its place among the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.lane import QUEUED, SETTLED
+from lanes.core.types import ACK, Message, Partition
+from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
+
+
+def again(engine: Engine, partition: Partition, position: int, key: bytes | None = b"k") -> tuple[Message, str]:
+    """Deliver a position once more under another token; the message, and the cause the engine gives."""
+    effects(engine)
+    message = new_message(partition, position, key)
+    message.token, message.raw = "newer token", "newer raw"
+    engine.receive(partition, [message], message.size, 1.0)
+    (effect,) = effects(engine)
+    assert isinstance(effect, fx.Redelivered)
+    assert effect.message is message
+    return message, effect.cause
+
+
+def ran(engine: Engine) -> list[int]:
+    """Run everything that can start to its end; positions in the order of the starts."""
+    positions = []
+    while (message := engine.take()) is not None:
+        positions.append(message.position)
+        engine.finish(message, ACK, 0.0)
+    return positions
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "held", "parking", "finished", "collected"])
+def test_what_is_held_gets_the_newer_token(state: str) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    (message,) = deliver(engine, partition, 3)
+    if state != "queued":
+        take(engine)
+    if state == "held":
+        engine.finish(message, failed(delay=1.0), 0.0)
+    elif state == "parking":
+        engine.finish(message, failed(terminal=True), 0.0)
+    elif state in ("finished", "collected"):
+        engine.finish(message, ACK, 0.0)
+    if state == "collected":
+        engine.collect()
+    before = message.state
+    newer, cause = again(engine, partition, 3)
+    assert cause == fx.STILL_HELD
+    assert (message.token, message.raw, message.state) == ("newer token", "newer raw", before)
+    assert newer.state != QUEUED
+    assert (engine.flow.in_flight, engine.flow.bytes) == (1, 1)
+
+
+def test_what_was_settled_is_settled_again_and_not_run() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 3)
+    ran(engine)
+    engine.settled(engine.collect())
+    newer, cause = again(engine, partition, 3)
+    assert (cause, newer.state, engine.take()) == (fx.ALREADY_SETTLED, SETTLED, None)
+    assert (engine.dirty, engine.flow.in_flight) == ([partition], 0)
+    (settlement,) = engine.collect()
+    assert settlement.messages == [newer]
+    engine.unsettled([settlement])
+    (settlement,) = engine.collect()
+    assert settlement.messages == [newer]
+    engine.settled([settlement])
+    assert (engine.settled_count, engine.flow.in_flight, engine.collect()) == (1, 0, [])
+
+
+def test_settling_again_joins_what_has_finished() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 3)
+    ran(engine)
+    engine.settled(engine.collect())
+    newer, _ = again(engine, partition, 3)
+    newest, _ = again(engine, partition, 3)
+    (following,) = deliver(engine, partition, 4)
+    ran(engine)
+    assert engine.dirty == [partition]
+    (settlement,) = engine.collect()
+    assert settlement.messages == [following, newer, newest]
+    engine.unsettled([settlement])
+    assert engine.collect()[0].messages == [following, newer, newest]
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+def test_what_is_unknown_is_admitted_and_counted(key: bytes | None) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 5, key=b"other")
+    late, cause = again(engine, partition, 3, key)
+    assert (cause, late.state, late.received, engine.late) == (fx.LATE, QUEUED, 1.0, 1)
+    assert (engine.flow.in_flight, engine.flow.bytes, partition.ledger.highest) == (2, 2, 5)
+    assert ran(engine) == [5, 3]
+
+
+def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 1, 5, size=10)
+    engine.finish(take(engine), ACK, 0.0)
+    engine.settled(engine.collect())
+    assert (engine.flow.in_flight, engine.flow.bytes) == (1, 10)
+    effects(engine)
+    deliver(engine, partition, 6, 1, 5, 3, 6, 7, size=100)
+    causes = [effect.cause for effect in effects(engine) if isinstance(effect, fx.Redelivered)]
+    assert causes == [fx.ALREADY_SETTLED, fx.STILL_HELD, fx.LATE, fx.STILL_HELD]
+    assert (engine.flow.in_flight, engine.flow.bytes) == (4, 310)
+    assert ran(engine) == [3, 5, 6, 7]
+
+
+def test_a_position_that_was_forgotten_runs_again() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    partition.ledger._runs_limit = 2
+    for position in (0, 2, 4):
+        deliver(engine, partition, position)
+        ran(engine)
+        engine.settled(engine.collect())
+    assert again(engine, partition, 0)[1] == fx.LATE
+    assert again(engine, partition, 4)[1] == fx.ALREADY_SETTLED
+
+
+# --- the place of a late message
+
+
+def late_ones(engine: Engine, partition: Partition) -> None:
+    """Positions 7, 3, 12 and 5 come late into a lane that holds 10 and 20."""
+    for position in (7, 3, 12, 5):
+        assert again(engine, partition, position)[1] == fx.LATE
+
+
+def test_before_a_queued_head() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    late_ones(engine, partition)
+    assert ran(engine) == [3, 5, 7, 10, 12, 20]
+
+
+def test_behind_a_running_head() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    head = take(engine)
+    late_ones(engine, partition)
+    assert engine.take() is None
+    engine.finish(head, ACK, 0.0)
+    assert ran(engine) == [3, 5, 7, 12, 20]
+
+
+def test_behind_a_held_head() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    engine.finish(take(engine), failed(delay=1.0), 0.0)
+    late_ones(engine, partition)
+    assert engine.take() is None
+    engine.due(1.0)
+    assert ran(engine) == [10, 3, 5, 7, 12, 20]
+
+
+def test_behind_a_head_that_is_due_for_its_next_attempt() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    engine.finish(take(engine), failed(delay=1.0), 0.0)
+    assert again(engine, partition, 6)[1] == fx.LATE
+    engine.due(1.0)
+    late_ones(engine, partition)
+    assert ran(engine) == [10, 3, 5, 6, 7, 12, 20]
+
+
+def test_behind_a_parking_head() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    head = take(engine)
+    engine.finish(head, failed(terminal=True), 0.0)
+    late_ones(engine, partition)
+    assert engine.take() is None
+    engine.parked(head)
+    assert ran(engine) == [3, 5, 7, 12, 20]
+
+
+def test_behind_a_finished_head_that_is_not_settled() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    engine.finish(take(engine), ACK, 0.0)
+    late_ones(engine, partition)
+    assert ran(engine) == [3, 5, 7, 12, 20]
+
+
+@pytest.mark.parametrize("delivered", [(10, 20), ()])
+def test_behind_a_zombie(delivered: tuple[int, ...]) -> None:
+    engine = new_engine()
+    former = assigned(engine)
+    (zombie,) = deliver(engine, former, 10)
+    take(engine)
+    engine.lose(former)
+    partition = assigned(engine)
+    deliver(engine, partition, *delivered)
+    deliver(engine, partition, 30, key=b"other")
+    late_ones(engine, partition)
+    assert take_all(engine) == [30]
+    engine.finish(zombie, ACK, 0.0)
+    assert ran(engine) == sorted({3, 5, 7, 12, *delivered})
+
+
+def test_other_lanes_are_not_mixed_in() -> None:
+    engine = new_engine()
+    one, other = assigned(engine, 0), assigned(engine, 1)
+    deliver(engine, one, 10)
+    deliver(engine, one, 11, key=b"other")
+    deliver(engine, other, 10)
+    again(engine, one, 5)
+    assert take_all(engine) == [5, 11, 10]
+
+
+# --- while draining
+
+
+def test_while_draining_a_running_message_gets_the_newer_token() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    (message,) = deliver(engine, partition, 3)
+    take(engine)
+    engine.drain(partition)
+    _, cause = again(engine, partition, 3)
+    assert (cause, message.token, message.raw) == (fx.STILL_HELD, "newer token", "newer raw")
+
+
+def test_while_draining_nothing_is_admitted() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 3)
+    take(engine)
+    engine.drain(partition)
+    deliver(engine, partition, 1, 4, 5)
+    assert (engine.flow.in_flight, engine.take(), effects(engine)) == (1, None, [])
+    assert list(partition.ledger.held) == [3]

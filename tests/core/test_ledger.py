@@ -1,0 +1,133 @@
+"""The ledger of individual settles: what is held, what was settled, what is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core.ledger import AckLedger
+from lanes.core.types import Message, Partition
+from tests.core.builders import new_message, new_partition
+
+PARTITION = new_partition()
+
+
+def admit(ledger: AckLedger, *positions: int, partition: Partition = PARTITION) -> list[Message]:
+    messages = [new_message(partition, position, size=position + 1) for position in positions]
+    for message in messages:
+        ledger.held[message.position] = message
+        ledger.highest = max(ledger.highest, message.position)
+    return messages
+
+
+def settled(ledger: AckLedger, upto: int) -> list[int]:
+    return [position for position in range(upto) if ledger.is_settled(position)]
+
+
+def test_a_new_ledger_knows_nothing() -> None:
+    ledger = AckLedger()
+    assert ledger.floor() == 0
+    assert settled(ledger, 5) == []
+    assert repr(ledger) == "<AckLedger 0 held, 0 settled runs, highest -1>"
+
+
+def test_held_is_not_settled() -> None:
+    ledger = AckLedger()
+    messages = admit(ledger, 0, 1, 2)
+    assert ledger.settle([messages[1]]) == (1, 2)
+    assert settled(ledger, 5) == [1]
+    assert list(ledger.held) == [0, 2]
+    assert repr(ledger) == "<AckLedger 2 held, 1 settled runs, highest 2>"
+
+
+@pytest.mark.parametrize(
+    ("order", "runs"),
+    [
+        ([[0], [1], [2]], 1),  # each joins the run below
+        ([[2], [1], [0]], 1),  # each joins the run above
+        ([[0], [2], [1]], 1),  # the last joins both
+        ([[0], [2]], 2),
+        ([[2, 0, 1]], 1),  # one settlement, any order
+        ([[0, 2, 4], [6]], 4),
+        ([[0, 1, 4, 5], [2, 3]], 1),
+        ([[5], [0, 1], [3]], 3),
+    ],
+)
+def test_neighbours_are_one_run(order: list[list[int]], runs: int) -> None:
+    ledger = AckLedger()
+    messages = admit(ledger, *range(8))
+    for positions in order:
+        ledger.settle([messages[position] for position in positions])
+    assert settled(ledger, 10) == sorted(position for positions in order for position in positions)
+    assert f" {runs} settled runs" in repr(ledger)
+
+
+def test_settling_again_counts_nothing() -> None:
+    ledger = AckLedger()
+    messages = admit(ledger, 0, 1)
+    assert ledger.settle(messages) == (2, 3)
+    assert ledger.settle(messages) == (0, 0)
+    assert ledger.settle([messages[0], *admit(ledger, 3), messages[1]]) == (1, 4)
+    assert settled(ledger, 5) == [0, 1, 3]
+
+
+def test_twice_in_one_settlement_counts_once() -> None:
+    ledger = AckLedger()
+    (message,) = admit(ledger, 4)
+    assert ledger.settle([message, message]) == (1, 5)
+
+
+def test_another_message_of_the_same_position_settles_nothing() -> None:
+    ledger = AckLedger()
+    (held,) = admit(ledger, 4)
+    stranger = new_message(new_partition(), 4)
+    assert ledger.settle([stranger]) == (0, 0)
+    assert ledger.held == {4: held}
+    assert not ledger.is_settled(4)
+
+
+def test_the_floor_is_below_everything_unfinished() -> None:
+    ledger = AckLedger()
+    messages = admit(ledger, 3, 4, 9)
+    assert ledger.floor() == 3
+    ledger.settle(messages[:1])
+    assert ledger.floor() == 4
+    ledger.settle(messages[2:])
+    assert ledger.floor() == 4
+    ledger.settle(messages[1:2])
+    assert ledger.floor() == 10
+
+
+def test_gaps_cost_nothing_and_are_not_settled() -> None:
+    ledger = AckLedger()
+    low, high = admit(ledger, 0, 10**18)
+    ledger.settle([low, high])
+    assert not ledger.is_settled(1)
+    assert not ledger.is_settled(10**18 - 1)
+    assert ledger.is_settled(10**18)
+    assert ledger.floor() == 10**18 + 1
+
+
+def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
+    ledger = AckLedger(runs_limit=16)
+    for message in admit(ledger, *range(0, 32, 2)):
+        ledger.settle([message])
+    assert settled(ledger, 40) == list(range(0, 32, 2))
+    ledger.settle(admit(ledger, 32))
+    # An eighth at once.
+    assert settled(ledger, 40) == list(range(4, 34, 2))
+    assert " 15 settled runs" in repr(ledger)
+
+
+def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
+    ledger = AckLedger(runs_limit=2)
+    ledger.settle(admit(ledger, 0, 2, 4))
+    assert settled(ledger, 9) == [2, 4]
+    ledger.settle(admit(ledger, 6))
+    assert settled(ledger, 9) == [4, 6]
+
+
+def test_the_number_of_runs_stays_bounded() -> None:
+    ledger = AckLedger(runs_limit=64)
+    for position in range(0, 4_000, 2):
+        ledger.settle(admit(ledger, position))
+        assert int(repr(ledger).split(" held, ")[1].split()[0]) <= 64

@@ -1,0 +1,79 @@
+"""The values: what identifies a key, what a message shows, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core.types import Failure, PartitionId, key_bytes
+from tests.core.builders import new_message, new_partition
+
+HIGHEST = 2**128 - 1
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"", b""),
+        (b"\x00\xff", b"\x00\xff"),
+        ("", b""),
+        ("zoë", b"zo\xc3\xab"),
+        (0, bytes(16)),
+        (1, b"\x01" + bytes(15)),
+        (0x0102, b"\x02\x01" + bytes(14)),
+        (HIGHEST, b"\xff" * 16),
+    ],
+)
+def test_a_key_is_its_bytes(key: bytes | str | int, expected: bytes) -> None:
+    assert key_bytes(key) == expected
+
+
+@pytest.mark.parametrize("key", [-1, HIGHEST + 1, -(2**200), 2**200])
+def test_an_int_key_outside_128_bits_is_refused_by_value(key: int) -> None:
+    with pytest.raises(ValueError, match=rf"0 … 2\*\*128-1, not {key}; pass its bytes"):
+        key_bytes(key)
+
+
+@pytest.mark.parametrize("key", [None, True, False, 1.0, bytearray(b"k"), memoryview(b"k"), ("k",), object()])
+def test_a_key_of_another_type_is_refused_by_type(key: object) -> None:
+    with pytest.raises(TypeError, match=rf"bytes, str or int, not {type(key).__name__}; return None for 'no key'"):
+        key_bytes(key)  # type: ignore[arg-type]
+
+
+def test_a_partition_id_reads_as_source_and_number() -> None:
+    assert str(PartitionId("ORDERS", 3)) == "ORDERS/3"
+
+
+def test_a_message_reads_its_raw_message_when_asked() -> None:
+    partition = new_partition()
+    message = new_message(partition, 7)
+    partition.epoch = 4
+    assert message.value == b"raw 7"
+    assert message.headers == [("raw", b"raw 7")]
+    assert message.subject == "subject of raw 7"
+    assert (message.epoch, message.attempt, message.next) == (4, 1, None)
+
+
+def test_a_message_shows_where_it_came_from_and_nothing_of_the_user() -> None:
+    message = new_message(new_partition(), 7, key=b"customer-42")
+    assert repr(message) == "<Message S/0 position 7 attempt 1>"
+
+
+def test_a_partition_shows_its_state_and_counts() -> None:
+    partition = new_partition(2)
+    assert repr(partition) == "<Partition S/2 epoch 0 fenced: 0 running>"
+    partition.live, partition.epoch, partition.running = True, 5, 3
+    assert repr(partition) == "<Partition S/2 epoch 5 live: 3 running>"
+    partition.draining = True
+    assert repr(partition) == "<Partition S/2 epoch 5 draining: 3 running>"
+
+
+def test_messages_have_no_room_for_anything_else() -> None:
+    message = new_message(new_partition(), 7)
+    with pytest.raises(AttributeError):
+        message.colour = "red"  # type: ignore[attr-defined]
+
+
+def test_a_failure_is_to_be_retried_unless_it_says_otherwise() -> None:
+    error = ValueError("no")
+    failure = Failure(error)
+    assert (failure.error, failure.chance, failure.delay, failure.terminal) == (error, 0.0, None, False)

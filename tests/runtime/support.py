@@ -1,0 +1,173 @@
+"""A consumer beside its test: start it, wait for conditions, see how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+
+from lanes import Consumer, History, Message, PartitionKey, Retry, Settings
+from lanes.clock import Clock, monotonic
+from lanes.config import Poison
+from lanes.source import DeadLetters, Source
+from lanes.workers import Handler
+from memsource.broker import MemoryBroker
+from memsource.source import MemorySource
+
+TIMEOUT = 5.0
+"""Seconds after which a condition that has not come true is a failure, not a slow machine."""
+
+
+class Run:
+    """A consumer that runs in a task of its own. ``error`` is what ``run`` raised, ``scope`` cancels it."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.error: BaseException | None = None
+        self.ended = anyio.Event()
+        self.scope = anyio.CancelScope()
+
+    async def run(self) -> None:
+        try:
+            with self.scope:
+                await self.consumer.run()
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, anyio.get_cancelled_exc_class()) and _is_cancelled():
+                raise
+        finally:
+            self.ended.set()
+
+    async def end(self) -> BaseException | None:
+        """Wait for the end of ``run``; returns what it raised."""
+        with anyio.fail_after(TIMEOUT):
+            await self.ended.wait()
+        return self.error
+
+    async def stop(self) -> BaseException | None:
+        """Stop in order, and wait for the end."""
+        self.consumer.stop()
+        return await self.end()
+
+
+def _is_cancelled() -> bool:
+    return anyio.current_effective_deadline() == float("-inf")
+
+
+@asynccontextmanager
+async def started(consumer: Consumer) -> AsyncIterator[Run]:
+    """Run a consumer beside the block; at the end of the block it is cancelled if it still runs."""
+    run = Run(consumer)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run)
+            yield run
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        # The failed assertion, not a group around it.
+        raise group.exceptions[0] from None
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, a turn of the loop at a time."""
+    with anyio.fail_after(TIMEOUT):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def turns(count: int = 50) -> None:
+    """Let everything that could happen now happen."""
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+def consumer_of(
+    source: Source,
+    handler: Handler,
+    *,
+    dead_letters: DeadLetters | None = None,
+    history: History | None = None,
+    clock: Clock = monotonic,
+    concurrency: int = 4,
+    max_in_flight: int | None = None,
+    max_in_flight_bytes: int = 1 << 20,
+    attempts: int = 1,
+    backoff: float = 0.0,
+    poison: Poison | None = None,
+    drain_timeout: float = 30.0,
+    grace: float = 2.0,
+) -> Consumer:
+    """A consumer that never retries, unless told so."""
+    settings = Settings(
+        concurrency=concurrency,
+        max_in_flight=max_in_flight,
+        max_in_flight_bytes=max_in_flight_bytes,
+        retry=Retry(attempts=attempts, backoff=backoff),
+        poison=poison,
+        drain_timeout=drain_timeout,
+        grace=grace,
+    )
+    return Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history, clock=clock)
+
+
+def published(*keys: PartitionKey | None, partitions: int = 1, partition: int | None = None) -> MemoryBroker:
+    """A broker with a message for each key, in this order; values are ``0``, ``1``, …"""
+    broker = MemoryBroker(partitions)
+    publish(broker, keys, partition=partition)
+    return broker
+
+
+def publish(broker: MemoryBroker, keys: Iterable[PartitionKey | None], *, partition: int | None = None) -> None:
+    """Publish a message for each key."""
+    for number, key in enumerate(keys):
+        broker.publish(str(number), key=key, partition=partition)
+
+
+class Gated:
+    """A handler that lets a message end when the test says so.
+
+    ``started`` and ``ended`` are positions, in order; ``cancelled`` those whose handler was cancelled. A message
+    whose key is in ``free`` ends by itself.
+    """
+
+    def __init__(self, *, free: Iterable[bytes] = ()) -> None:
+        self.started: list[int] = []
+        self.ended: list[int] = []
+        self.cancelled: list[int] = []
+        self.attempts: list[int] = []
+        self.free = set(free)
+        self._gates: dict[int, anyio.Event] = {}
+
+    async def __call__(self, message: Message) -> None:
+        position = message.position
+        self.started.append(position)
+        self.attempts.append(message.attempt)
+        if message.key not in self.free:
+            try:
+                await self._gate(position).wait()
+            except BaseException:
+                self.cancelled.append(position)
+                raise
+        self.ended.append(position)
+
+    @property
+    def running(self) -> int:
+        """How many have started and not ended."""
+        return len(self.started) - len(self.ended) - len(self.cancelled)
+
+    def let(self, *positions: int) -> None:
+        """Let these end, now or when they start."""
+        for position in positions:
+            self._gate(position).set()
+
+    def _gate(self, position: int) -> anyio.Event:
+        return self._gates.setdefault(position, anyio.Event())
+
+
+def settled(source: MemorySource) -> list[int]:
+    """The positions that were settled, in order, repetitions included."""
+    return [position for call in source.called("settle") for position in call.positions]

@@ -1,0 +1,145 @@
+"""A message that is given up is written to the dead letters, confirmed there, and only then settled."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from lanes import ConfigError, HandlerHalted, Message, Settings, SourceError
+from lanes.dead_letter import letter_id
+from memsource.broker import MemoryBroker
+from memsource.source import MemoryDeadLetters, MemorySource
+from tests.runtime.support import consumer_of, published, settled, started, turns, until
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.parking.DEAD_LETTER_RETRY", (0.001, 0.002))
+
+
+async def refuse_a(message: Message) -> None:
+    if message.key == b"a" and message.value == b"0":
+        raise ValueError("poison")
+
+
+@pytest.mark.anyio
+async def test_a_letter_is_confirmed_before_its_message_is_settled() -> None:
+    broker = published("a", "b", "a", "b")
+    source = MemorySource(broker)
+    letters = MemoryDeadLetters(broker)
+    letters.block("put")
+    async with started(consumer_of(source, refuse_a, dead_letters=letters)) as run:
+        await until(lambda: letters.called("put") and broker.acked() == [1, 3])
+        await turns()
+        status = run.consumer.status()
+        # The message is not settled and its successor has not started: the other lane was not held up.
+        assert (status.parking, status.held, status.in_flight, status.dead_lettered) == (1, 0, 2, 0)
+        assert broker.acked() == [1, 3]
+        letters.unblock("put")
+        await until(lambda: broker.unfinished == 0)
+        assert run.consumer.status().dead_lettered == 1
+        assert await run.stop() is None
+    assert [letter.position for letter in broker.dead_letters] == [0]
+
+
+@pytest.mark.anyio
+async def test_a_write_that_fails_is_repeated_and_the_handler_is_not() -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    letters.fail("put", OSError("not now"), times=5)
+    handled: list[int] = []
+
+    async def handler(message: Message) -> None:
+        handled.append(message.position)
+        await refuse_a(message)
+
+    with anyio.fail_after(20):
+        await consumer_of(source, handler, dead_letters=letters, attempts=2).run()
+    assert handled.count(0) == 2
+    assert handled.count(1) == handled.count(2) == 1
+    assert len(letters.called("put")) == 6
+    assert len({call.letter.id for call in letters.called("put") if call.letter}) == 1
+    assert len(broker.dead_letters) == 1
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_letter_says_where_it_came_from_and_why() -> None:
+    broker = MemoryBroker(2, name="orders")
+    broker.skip(41, partition=1)
+    broker.publish(b"payload", key=b"\xff\x00", headers=[("trace", b"1"), ("trace", b"2")], subject="s", partition=1)
+    source = MemorySource(broker)
+    source.finish()
+
+    async def handler(message: Message) -> None:
+        raise KeyError("x" * 2000)
+
+    await consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker), attempts=3).run()
+    (letter,) = broker.dead_letters
+    assert letter.id == letter_id("orders", "", 1, 41)
+    assert (letter.source, letter.partition, letter.position, letter.subject) == ("orders", 1, 41, "s")
+    assert (letter.key, letter.value) == (b"\xff\x00", b"payload")
+    assert list(letter.headers) == [("trace", b"1"), ("trace", b"2")]
+    assert (letter.attempts, letter.error_type, letter.epoch) == (3, "KeyError", 2)
+    assert len(letter.error_text) == 500
+
+
+@pytest.mark.anyio
+async def test_a_stop_abandons_what_is_parking() -> None:
+    broker = published("a", "a")
+    letters = MemoryDeadLetters(broker)
+    letters.block("put")
+    async with started(consumer_of(MemorySource(broker), refuse_a, dead_letters=letters)) as run:
+        await until(lambda: letters.called("put"))
+        assert await run.stop() is None
+    assert broker.unacked() == [0, 1]
+    assert broker.dead_letters == []
+
+
+@pytest.mark.anyio
+async def test_with_poison_exit_no_letter_is_written() -> None:
+    broker = published("a")
+    letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(MemorySource(broker), refuse_a, dead_letters=letters, poison="exit")
+    with pytest.raises(HandlerHalted):
+        await consumer.run()
+    assert letters.called("put") == []
+    assert broker.unacked() == [0]
+
+
+@pytest.mark.anyio
+async def test_dead_letters_that_cannot_be_opened_stop_everything_before_the_first_message() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    letters = MemoryDeadLetters(broker)
+    letters.fail("open", SourceError("no such subject"))
+    with pytest.raises(SourceError, match="no such subject"):
+        await consumer_of(source, refuse_a, dead_letters=letters).run()
+    assert broker.deliveries(0) == 0
+    assert settled(source) == []
+    assert letters.called("aclose")
+
+
+def test_skip_without_dead_letters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dead_letters"):
+        consumer_of(MemorySource(MemoryBroker()), refuse_a, poison="skip")
+    assert Settings(poison="skip").poison == "skip"
+
+
+@pytest.mark.anyio
+async def test_a_letter_whose_message_cannot_be_read_stops_in_order() -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+
+    async def handler(message: Message) -> None:
+        if message.key == b"a":
+            message.raw = None
+            raise ValueError("poison")
+
+    consumer = consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker))
+    with anyio.fail_after(20), pytest.raises(AssertionError):
+        await consumer.run()
+    assert broker.acked() == [1]
+    assert broker.unacked() == [0]

@@ -1,0 +1,199 @@
+"""What is not a handler's to decide stops everything in order: settled is what finished, lost is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from lanes import HandlerHalted, Message
+from memsource.broker import MemoryBroker
+from memsource.source import MemorySource
+from tests.runtime.support import Gated, consumer_of, published, settled, started, until
+
+
+class OwnBase(BaseException):
+    """Derived from nothing that means anything to lanes."""
+
+
+FATAL: list[Callable[[], BaseException]] = [
+    lambda: MemoryError("no memory"),
+    lambda: KeyboardInterrupt(),
+    lambda: SystemExit(7),
+    lambda: GeneratorExit(),
+    lambda: OwnBase("own"),
+    lambda: BaseExceptionGroup("mixed", [ValueError("one"), KeyboardInterrupt()]),
+]
+
+
+async def assert_stopped_in_order(broker: MemoryBroker, make: Callable[[], BaseException]) -> BaseException | None:
+    """One handler of four raises; returns what ``run`` raised."""
+    source = MemorySource(broker)
+    gated = Gated()
+
+    async def handler(message: Message) -> None:
+        await gated(message)
+        if message.position == 0:
+            raise make()
+
+    async with started(consumer_of(source, handler, attempts=5, backoff=0.001)) as run:
+        await until(lambda: gated.running == 4)
+        gated.let(0)
+        await until(lambda: 0 in gated.ended)
+        # The others may end, and what they did counts.
+        gated.let(1, 2, 3)
+        error = await run.end()
+    assert sorted(gated.ended) == [0, 1, 2, 3]
+    assert gated.cancelled == []
+    assert sorted(settled(source)) == broker.acked() == [1, 2, 3]
+    assert [call.name for call in source.calls][-2:] == ["release", "aclose"]
+    return error
+
+
+async def assert_nothing_is_lost(broker: MemoryBroker) -> None:
+    """The next start handles what is left, in order."""
+    source = MemorySource(broker)
+    source.finish()
+    handler = Gated(free=[b"a", b"b", b"c", b"d"])
+    await consumer_of(source, handler).run()
+    assert handler.ended == [0, 4]
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("make", FATAL, ids=lambda make: type(make()).__name__)
+async def test_what_is_no_exception_stops_in_order_and_is_raised(
+    make: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = published("a", "b", "c", "d", "a")
+    error = await assert_stopped_in_order(broker, make)
+    assert type(error) is type(make())
+    assert str(error) == str(make())
+    assert f"stopping: {type(error).__name__}" in caplog.text
+    await assert_nothing_is_lost(broker)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_that_nobody_asked_for_stops_in_order() -> None:
+    broker = published("a", "b", "c", "d", "a")
+    error = await assert_stopped_in_order(broker, lambda: asyncio.CancelledError("from somewhere"))
+    # A task group drops a CancelledError of its tasks: raised as it is, nobody would hear of it.
+    assert isinstance(error, Exception)
+    assert "CancelledError" in str(error)
+    assert isinstance(error.__cause__, asyncio.CancelledError)
+    await assert_nothing_is_lost(broker)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_awaiting_a_task_that_somebody_else_cancelled_stops_in_order() -> None:
+    broker = published("a")
+
+    async def handler(message: Message) -> None:
+        task = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
+        task.cancel()
+        await task
+
+    async with started(consumer_of(MemorySource(broker), handler)) as run:
+        assert isinstance(await run.end(), Exception)
+    assert broker.unacked() == [0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_task_of_the_handlers_own_may_be_cancelled() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+
+    async def handler(message: Message) -> None:
+        with anyio.move_on_after(0.001):
+            await anyio.sleep_forever()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await asyncio.sleep(3600)
+
+    await consumer_of(source, handler).run()
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_failing_task_group_in_the_handler_is_a_failed_attempt() -> None:
+    broker = published("a", "a")
+    source = MemorySource(broker)
+    source.finish()
+
+    async def fail() -> None:
+        raise ValueError("in a task")
+
+    async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fail)
+                tasks.start_soon(anyio.sleep_forever)
+
+    await consumer_of(source, handler, attempts=2, backoff=0.001).run()
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_handler_with_tasks_of_its_own_is_only_cancelled() -> None:
+    """trio wraps the cancellation of a nursery into a group: it is a cancellation all the same."""
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handled = Gated(free=[b"b"])
+
+    async def nested(message: Message) -> None:
+        if message.key == b"b":
+            await handled(message)
+            return
+        if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.sleep(3600))
+                tasks.create_task(asyncio.sleep(3600))
+        else:
+            import trio
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                nursery.start_soon(trio.sleep_forever)
+
+    async with started(consumer_of(source, nested, drain_timeout=0.0)) as run:
+        await until(lambda: broker.acked() == [1])
+        assert await run.stop() is None
+    assert broker.unacked() == [0]
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_fails_while_it_is_cancelled_is_only_abandoned() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler_started = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        handler_started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("while cleaning up")
+
+    async with started(consumer_of(source, handler, drain_timeout=0.0)) as run:
+        await handler_started.wait()
+        assert await run.stop() is None
+    assert broker.unacked() == [0]
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_returns_nothing_to_await_stops_in_order() -> None:
+    broker = published("a")
+
+    def handler(message: Message) -> None:
+        return None
+
+    consumer = consumer_of(MemorySource(broker), handler)  # type: ignore[arg-type]
+    with pytest.raises(HandlerHalted, match="TypeError"):
+        await consumer.run()
+    assert broker.unacked() == [0]

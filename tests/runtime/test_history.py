@@ -1,0 +1,328 @@
+"""With a history: rows are in the file before what they announce, and the checkers find every promise kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lanes import HandlerHalted, History, Message, Nak, SourceError, Term
+from lanes.core.types import Settlement
+from memsource import check, read
+from memsource.broker import MemoryBroker
+from memsource.source import MemoryDeadLetters, MemorySource
+from tests.runtime.support import Gated, consumer_of, publish, published, settled, started, turns, until
+
+
+def rows(history: History) -> list[dict[str, Any]]:
+    """What is in the file now."""
+    assert history.path is not None
+    return [json.loads(line) for line in history.path.read_text().splitlines()]
+
+
+def names(history: History, position: int) -> list[str]:
+    """The events of one position, in order."""
+    return [row["event"] for row in rows(history) if row.get("position") == position]
+
+
+def assert_kept(directory: Path, *, left: bool = False) -> None:
+    """Every promise was kept; with ``left`` messages may be left at the broker."""
+    for verdict in check(read([directory])):
+        assert verdict.violations == 0, verdict
+        if verdict.status != "passed":
+            assert left, verdict
+            assert (verdict.name, len(verdict.reasons)) == ("AtLeastOnce", 1), verdict
+            assert "left at the broker" in verdict.reasons[0]
+
+
+async def finish_what_is_left(broker: MemoryBroker, directory: Path) -> None:
+    """A second process that handles the rest; then all promises hold over both."""
+    source = MemorySource(broker)
+    source.finish()
+
+    async def handler(message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    await consumer_of(source, handler, history=History(directory, member="second")).run()
+    assert broker.unfinished == 0
+    assert_kept(directory)
+
+
+# --- the order of writing
+
+
+@pytest.mark.anyio
+async def test_a_start_is_in_the_file_before_its_handler_is_called(tmp_path: Path) -> None:
+    source = MemorySource(published(*[number % 7 for number in range(40)]))
+    source.finish()
+    history = History(tmp_path)
+    checked = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal checked
+        last = [row for row in rows(history) if row.get("position") == message.position][-1]
+        assert (last["event"], last["attempt"]) == ("started", message.attempt)
+        checked += 1
+        if message.position % 5 == 0 and message.attempt == 1:
+            raise ValueError("not yet")
+
+    await consumer_of(source, handler, history=history, attempts=2).run()
+    assert checked == 48
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_handlers_that_start_together_share_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    write = os.write
+
+    def counting(fd: int, data: bytes) -> int:
+        if b'"event":"started"' in data:
+            writes.append(data.count(b'"event":"started"'))
+        return write(fd, data)
+
+    monkeypatch.setattr("lanes.segment.os.write", counting)
+    broker = published(*range(60))
+    handler = Gated()
+    history = History(tmp_path)
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=20, history=history)) as run:
+        await until(lambda: handler.running == 20)
+        assert writes == [20]
+        handler.let(*range(60))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    assert sum(writes) == 60
+    # Those that become free together start together again.
+    assert len(writes) <= 6
+    assert_kept(tmp_path)
+
+
+class ReadsAtSettle(MemorySource):
+    """Looks into the file whenever it is told to settle."""
+
+    history: History
+    unannounced: list[int]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        acked = {row["position"] for row in rows(self.history) if row["event"] == "ack"}
+        messages = [message for settlement in settlements for message in settlement.messages]
+        self.unannounced += [message.position for message in messages if message.position not in acked]
+        await super().settle(settlements)
+
+
+@pytest.mark.anyio
+async def test_an_acknowledgement_is_in_the_file_before_the_broker_hears_of_it(tmp_path: Path) -> None:
+    broker = published(*[number % 7 for number in range(40)])
+    source = ReadsAtSettle(broker)
+    source.history = History(tmp_path)
+    source.unannounced = []
+    source.finish()
+    source.fail("settle", SourceError("not now", retryable=True), times=2)
+    letters = MemoryDeadLetters(broker)
+
+    async def handler(message: Message) -> None:
+        if message.position == 3:
+            raise Term("never")
+
+    await consumer_of(source, handler, history=source.history, dead_letters=letters).run()
+    assert source.unannounced == []
+    # Once more for every settlement that failed.
+    assert [name for name in names(source.history, 3) if name != "ack"][-2:] == ["dlq_sent", "dlq_confirmed"]
+    assert names(source.history, 3)[-1] == "ack"
+    assert_kept(tmp_path)
+
+
+# --- what the checkers say
+
+
+@pytest.mark.anyio
+async def test_retries_dead_letters_and_a_full_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.parking.DEAD_LETTER_RETRY", (0.001, 0.002))
+    broker = published(*[number % 5 for number in range(80)], partitions=2)
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    letters.fail("put", OSError("not now"), times=3)
+
+    async def handler(message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        if message.position % 10 == 7:
+            raise ValueError("poison")
+        if message.position % 6 == 1 and message.attempt == 1:
+            raise Nak(delay=0.001)
+
+    history = History(tmp_path)
+    consumer = consumer_of(
+        source, handler, history=history, dead_letters=letters, attempts=3, backoff=0.001, max_in_flight=9
+    )
+    await consumer.run()
+    assert broker.unfinished == 0
+    seen = {row["event"] for row in rows(history)}
+    assert {"retry", "dlq_sent", "dlq_confirmed", "paused", "resumed", "assigned", "revoked", "end"} <= seen
+    assert rows(history)[0]["max_in_flight"] == 9
+    flow = [row["event"] for row in rows(history) if row["event"] in ("paused", "resumed")]
+    assert flow == ["paused", "resumed"] * (len(flow) // 2)
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_redeliveries(tmp_path: Path) -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"b"])
+    history = History(tmp_path)
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: broker.acked() == [2])
+        source.redeliver([0, 1, 2])
+        await until(lambda: broker.acked() == [2] and not broker.waiting())
+        handler.let(0, 1)
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    assert [row["cause"] for row in rows(history) if row["event"] == "redelivered"] == ["held", "held", "settled"]
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_stop_with_work_left_and_a_second_process(tmp_path: Path) -> None:
+    broker = published("a", "a", "b", "held", "c")
+    handler = Gated()
+
+    async def failing(message: Message) -> None:
+        if message.key == b"held":
+            raise Nak(delay=3600.0)
+        await handler(message)
+
+    history = History(tmp_path, member="first")
+    async with started(consumer_of(MemorySource(broker), failing, history=history, attempts=2)) as run:
+        await until(lambda: handler.running == 3 and run.consumer.status().held == 1)
+        run.consumer.stop()
+        await turns()
+        handler.let(0, 2, 4)
+        assert await run.end() is None
+    assert rows(history)[-1]["event"] == "end"
+    assert sorted(row["position"] for row in rows(history) if row["event"] == "abandoned") == [1, 3]
+    assert_kept(tmp_path, left=True)
+    await finish_what_is_left(broker, tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_halt_and_a_second_process(tmp_path: Path) -> None:
+    broker = published("a", "b", "a", "b")
+
+    async def handler(message: Message) -> None:
+        if message.position == 2:
+            raise Term("never")
+        await anyio.lowlevel.checkpoint()
+
+    with pytest.raises(HandlerHalted):
+        await consumer_of(MemorySource(broker), handler, history=History(tmp_path, member="first")).run()
+    assert 2 in broker.unacked()
+    assert_kept(tmp_path, left=True)
+    await finish_what_is_left(broker, tmp_path)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=lambda error: type(error).__name__)
+async def test_a_fatal_error_and_a_second_process(tmp_path: Path, error: BaseException) -> None:
+    broker = published("a", "a", "b", "b", "c")
+    gated = Gated()
+
+    async def handler(message: Message) -> None:
+        await gated(message)
+        if message.position == 0:
+            raise error
+
+    history = History(tmp_path, member="first")
+    async with started(consumer_of(MemorySource(broker), handler, history=history)) as run:
+        await until(lambda: gated.running == 3)
+        gated.let(0)
+        await until(lambda: 0 in gated.ended)
+        # Not before the drain has begun, or the successor of one of them may start.
+        gated.let(2, 4)
+        assert await run.end() is error
+    # Nothing in flight goes without a row that says what became of it.
+    assert names(history, 0)[-1] == "ended"
+    assert names(history, 1)[-1] == "abandoned"
+    assert_kept(tmp_path, left=True)
+    await finish_what_is_left(broker, tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_and_a_second_process(tmp_path: Path) -> None:
+    broker = published("a", "b", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"a"])
+    history = History(tmp_path, member="first")
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: broker.acked() == [0])
+        run.scope.cancel()
+        await run.end()
+    assert rows(history)[-1]["reason"] == "failed"
+    assert [row["result"] for row in rows(history) if row["event"] == "ended"] == ["ok", "cancelled"]
+    assert_kept(tmp_path, left=True)
+    await finish_what_is_left(broker, tmp_path)
+
+
+@pytest.mark.anyio
+async def test_partitions_that_are_revoked_lost_and_given_back(tmp_path: Path) -> None:
+    broker = MemoryBroker(2)
+    for partition in broker.partitions:
+        publish(broker, ["a", "a", "b"], partition=partition)
+    source = MemorySource(broker)
+    gate = anyio.Event()
+    ignoring = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.epoch > 2 or message.key == b"b":
+            return
+        if message.partition.id.number == 1:
+            ignoring.set()
+            with anyio.CancelScope(shield=True):
+                await gate.wait()
+        await gate.wait()
+
+    history = History(tmp_path, member="first")
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: len(settled(source)) == 2 and ignoring.is_set())
+        source.revoke(0, timeout=0.01)
+        source.lose(1)
+        source.assign(1)
+        await until(lambda: source.owned == [1])
+        source.assign(0)
+        await until(lambda: broker.acked(0) == [0, 1, 2])
+        await turns()
+        assert broker.acked(1) == [2]
+        gate.set()
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    events = [row["event"] for row in rows(history)]
+    assert [events.count(name) for name in ("assigned", "lost", "zombie")] == [4, 1, 1]
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_partition_lost_while_it_drains_is_not_said_to_be_handed_over(tmp_path: Path) -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Gated()
+    history = History(tmp_path, member="first")
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: handler.running == 1)
+        source.revoke(0, timeout=0.02)
+        await turns()
+        source.lose(0)
+        await until(lambda: handler.cancelled)
+        with anyio.move_on_after(0.05):
+            await until(lambda: source.called("release"))
+        assert await run.stop() is None
+    events = [row["event"] for row in rows(history)]
+    assert "lost" in events
+    assert "revoked" not in events
+    assert_kept(tmp_path, left=True)
+    await finish_what_is_left(broker, tmp_path)

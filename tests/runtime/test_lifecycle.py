@@ -1,0 +1,334 @@
+"""Start and end of a run: what fails where, what is closed, what may be asked when, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Literal
+
+import anyio
+import pytest
+
+import lanes
+from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Settings, SourceError
+from lanes.source import SourceEvent
+from memsource.broker import MemoryBroker
+from memsource.source import MemoryDeadLetters, MemorySource
+from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+
+
+async def acknowledge(message: Message) -> None:
+    """Handle nothing, well."""
+
+
+def living() -> int:
+    """Tasks of this loop, and threads of this process."""
+    if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
+        tasks = len(asyncio.all_tasks())
+    else:
+        import trio
+
+        tasks = trio.lowlevel.current_statistics().tasks_living
+    return tasks + threading.active_count()
+
+
+# --- errors of the source
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [ConfigError("max_ack_pending is 5"), SourceError("no server"), RuntimeError("bug")])
+async def test_an_error_at_the_start_is_raised_before_the_first_message(error: Exception) -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    letters = MemoryDeadLetters(broker)
+    source.fail("open", error)
+    before = living()
+    consumer = consumer_of(source, acknowledge, dead_letters=letters)
+    with pytest.raises(type(error)) as caught:
+        await consumer.run()
+    assert caught.value is error
+    assert broker.deliveries(0) == 0
+    assert [call.name for call in source.calls] == ["open", "aclose"]
+    assert [call.name for call in letters.calls] == ["open", "aclose"]
+    assert living() == before
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [SourceError("gone for good"), RuntimeError("bug")])
+async def test_an_error_of_receive_stops_in_order_and_is_raised(error: Exception) -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+    handler = Gated()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.running == 2)
+        source.fail("receive", error)
+        await turns()
+        assert not run.ended.is_set()
+        handler.let(0, 2)
+        assert await run.end() is error
+    assert broker.acked() == [0, 2]
+    assert [call.name for call in source.calls][-2:] == ["release", "aclose"]
+
+
+@pytest.mark.anyio
+async def test_an_error_while_closing_does_not_hide_the_reason_of_the_end() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    letters = MemoryDeadLetters(broker)
+    source.fail("aclose", SourceError("not closed"))
+
+    async def handler(message: Message) -> None:
+        raise ValueError("poison")
+
+    with pytest.raises(HandlerHalted):
+        await consumer_of(source, handler, dead_letters=letters, poison="exit").run()
+    assert letters.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_an_error_while_closing_leaves_nothing_else_open() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    source.fail("aclose", SourceError("not closed"))
+    before = living()
+    # Whether that is worth an error is not promised.
+    with contextlib.suppress(SourceError):
+        await consumer_of(source, acknowledge, dead_letters=letters).run()
+    assert letters.called("aclose")
+    assert broker.unfinished == 0
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_source_that_does_not_close_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.consumer.CLOSE_TIMEOUT", 0.02)
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    source.block("aclose")
+    with anyio.fail_after(20):
+        await consumer_of(source, acknowledge).run()
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_release_that_fails_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    source.fail("release", SourceError("not flushed", retryable=True))
+    await consumer_of(source, acknowledge).run()
+    assert broker.unfinished == 0
+    assert "not flushed" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_what_is_no_event_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = MemorySource(published("a"))
+
+    async def receive(room: object) -> list[SourceEvent]:
+        return ["surprise"]  # type: ignore[list-item]
+
+    monkeypatch.setattr(source, "receive", receive)
+    with pytest.raises(lanes.ContractError, match="'surprise'"):
+        await consumer_of(source, acknowledge).run()
+
+
+# --- run, status
+
+
+@pytest.mark.anyio
+async def test_a_second_run_is_refused() -> None:
+    source = MemorySource(published("a"))
+    handler = Gated()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.running)
+        with pytest.raises(LanesError, match="running already"):
+            await run.consumer.run()
+        handler.let(0)
+        assert await run.stop() is None
+        with pytest.raises(LanesError, match="stopped already"):
+            await run.consumer.run()
+    assert len(source.called("open")) == len(source.called("aclose")) == 1
+
+
+@pytest.mark.anyio
+async def test_status_is_refused_before_the_start_and_kept_after_the_end() -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+    handler = Gated()
+    consumer = consumer_of(source, handler, concurrency=3, max_in_flight=5)
+    with pytest.raises(LanesError, match="has not started"):
+        consumer.status()
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 2)
+        status = consumer.status()
+        assert (status.in_flight, status.max_in_flight, status.peak_in_flight) == (3, 5, 3)
+        assert (status.running, status.concurrency, status.ready, status.held, status.parking) == (2, 3, 0, 0, 0)
+        assert (status.in_flight_bytes, status.max_in_flight_bytes) == (6, 1 << 20)
+        assert (status.settled, status.retries, status.dead_lettered, status.zombies) == (0, 0, 0, 0)
+        assert status.taking
+        assert status.floors == {"memory/0": 0}
+        assert status.oldest is not None
+        assert (status.oldest.partition, status.oldest.position, status.oldest.attempt) == ("memory/0", 0, 1)
+        assert status.oldest.age >= 0
+        handler.let(0, 1)
+        await until(lambda: broker.acked() == [0, 1])
+        await until(lambda: consumer.status().floors == {"memory/0": 2})
+        handler.let(2)
+        assert await run.stop() is None
+    status = consumer.status()
+    assert (status.settled, status.in_flight, status.running, status.oldest) == (3, 0, 0, None)
+
+
+@pytest.mark.anyio
+async def test_status_after_a_failed_start_is_refused() -> None:
+    source = MemorySource(MemoryBroker())
+    source.fail("open", SourceError("no server"))
+    consumer = consumer_of(source, acknowledge)
+    with pytest.raises(SourceError):
+        await consumer.run()
+    with pytest.raises(LanesError):
+        consumer.status()
+
+
+@pytest.mark.anyio
+async def test_lanes_run_handles_a_finite_source() -> None:
+    broker = published("a", "b", "a")
+    source = MemorySource(broker)
+    source.finish()
+    await lanes.run(source, acknowledge)
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_bound_above_the_brokers_is_refused_before_the_first_message() -> None:
+    broker = MemoryBroker(max_unacked=5)
+    broker.publish()
+    source = MemorySource(broker)
+    with pytest.raises(ConfigError, match=r"max_in_flight=6 .* \(5\)"):
+        await consumer_of(source, acknowledge, max_in_flight=6).run()
+    assert broker.deliveries(0) == 0
+    assert source.called("aclose")
+
+
+def test_a_handler_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not callable"):
+        Consumer(MemorySource(MemoryBroker()), None, settings=Settings())  # type: ignore[arg-type]
+
+
+# --- cancellation from outside
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_ends_at_once_and_settles_what_had_finished() -> None:
+    broker = published("a", "b", "c", "c")
+    source = MemorySource(broker)
+    source.block("settle")
+    handler = Gated(free=[b"a"])
+    before = living()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: source.called("settle") and handler.running == 2)
+        run.scope.cancel()
+        source.unblock("settle")
+        await run.end()
+    assert sorted(handler.cancelled) == [1, 2]
+    assert broker.acked() == [0]
+    assert source.called("aclose")
+    assert source.called("release") == []
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_run_cancelled_while_it_opens_is_closed() -> None:
+    source = MemorySource(published("a"))
+    source.block("open")
+    before = living()
+    async with started(consumer_of(source, acknowledge)) as run:
+        await until(lambda: source.called("open"))
+        run.scope.cancel()
+        await run.end()
+    assert [call.name for call in source.calls] == ["open", "aclose"]
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_run_cancelled_while_it_drains_ends_at_once() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Gated()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.running == 1)
+        run.consumer.stop()
+        await turns()
+        run.scope.cancel()
+        await run.end()
+    assert handler.cancelled == [0]
+    assert broker.unacked() == [0]
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("how", ["task", "wait_for", "timeout"])
+async def test_asyncios_own_ways_to_cancel(how: Literal["task", "wait_for", "timeout"]) -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"a"])
+    before = living()
+    consumer = consumer_of(source, handler)
+    if how == "task":
+        task = asyncio.create_task(consumer.run())
+        await until(lambda: broker.acked() == [0])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how == "wait_for":
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.run(), 0.02)
+    else:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await consumer.run()
+    assert handler.cancelled == [1]
+    assert (broker.acked(), broker.unacked()) == ([0], [1])
+    assert source.called("aclose")
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_mistake_in_the_last_settlement_leaves_nothing_open() -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    letters = MemoryDeadLetters(broker)
+    source.block("settle")
+    handler = Gated(free=[b"a"])
+    async with started(consumer_of(source, handler, dead_letters=letters)) as run:
+        await until(lambda: source.called("settle") and handler.running == 1)
+        source.fail("settle", RuntimeError("a bug in the adapter"), times=10)
+        run.scope.cancel()
+        source.unblock("settle")
+        await run.end()
+    assert source.called("aclose")
+    assert letters.called("aclose")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("poison", [None, 5], ids=["to its end", "halted"])
+async def test_nothing_is_left_after_a_run(poison: int | None) -> None:
+    before = living()
+    source = MemorySource(published(*range(50), partitions=3))
+    source.finish()
+
+    async def handler(message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        if message.position == poison:
+            raise ValueError("poison")
+
+    with contextlib.suppress(HandlerHalted):
+        await consumer_of(source, handler, attempts=2, backoff=0.001).run()
+    assert (source.broker.unfinished == 0) == (poison is None)
+    assert living() == before

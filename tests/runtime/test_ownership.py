@@ -1,0 +1,275 @@
+"""Partitions come and go one by one: those that stay are not touched, those that are lost change nothing any more."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from lanes import Message, Nak
+from memsource.broker import MemoryBroker
+from memsource.source import MemorySource
+from tests.runtime.support import consumer_of, publish, settled, started, turns, until
+
+
+def two_partitions(*keys: str) -> MemoryBroker:
+    broker = MemoryBroker(2)
+    for partition in broker.partitions:
+        publish(broker, keys, partition=partition)
+    return broker
+
+
+class ByPartition:
+    """A handler with a gate for every partition. What happened is noted as (partition, position)."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int]] = []
+        self.ended: list[tuple[int, int]] = []
+        self.cancelled: list[tuple[int, int]] = []
+        self.epochs: list[int] = []
+        self.gates = [anyio.Event(), anyio.Event()]
+
+    async def __call__(self, message: Message) -> None:
+        number = message.partition.id.number
+        self.started.append((number, message.position))
+        self.epochs.append(message.epoch)
+        try:
+            await self.gates[number].wait()
+        except BaseException:
+            self.cancelled.append((number, message.position))
+            raise
+        self.ended.append((number, message.position))
+
+
+@pytest.mark.anyio
+async def test_a_revoked_partition_is_drained_and_the_other_goes_on() -> None:
+    broker = two_partitions("a", "a")
+    source = MemorySource(broker)
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 2)
+        source.revoke(0)
+        await turns()
+        # It waits for what runs, and for nothing else.
+        assert source.called("release") == []
+        handler.gates[0].set()
+        await until(lambda: source.called("release"))
+        assert broker.acked(0) == [0]
+        assert broker.unacked(0) == [1]
+        assert (0, 1) not in handler.started
+        handler.gates[1].set()
+        await until(lambda: broker.acked(1) == [0, 1])
+        broker.publish(key="later", partition=1)
+        await until(lambda: broker.acked(1) == [0, 1, 2])
+        assert run.consumer.status().in_flight == 0
+        assert list(run.consumer.status().floors) == ["memory/1"]
+        assert await run.stop() is None
+    assert handler.cancelled == []
+    assert [call.partition for call in source.called("release")] == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_a_revoke_with_a_short_time_cancels_only_its_own_handlers() -> None:
+    broker = two_partitions("a")
+    source = MemorySource(broker)
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 2)
+        source.revoke(0, timeout=0.01)
+        await until(lambda: source.called("release"))
+        assert handler.cancelled == [(0, 0)]
+        handler.gates[1].set()
+        await until(lambda: broker.acked(1) == [0])
+        assert await run.stop() is None
+    assert broker.acked(0) == []
+
+
+@pytest.mark.anyio
+async def test_an_idle_partition_is_released_at_once_while_another_is_saturated() -> None:
+    broker = MemoryBroker(2)
+    publish(broker, [None] * 10, partition=1)
+    source = MemorySource(broker)
+    handler = ByPartition()
+    async with started(consumer_of(source, handler, concurrency=2, max_in_flight=2)) as run:
+        await until(lambda: len(handler.started) == 2)
+        source.revoke(0)
+        await until(lambda: source.called("release"))
+        handler.gates[1].set()
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_partition_that_comes_back_goes_on_where_it_was() -> None:
+    broker = two_partitions("a", "a", "b")
+    source = MemorySource(broker, assigned=[0])
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 2)
+        source.revoke(0)
+        await turns()
+        handler.gates[0].set()
+        await until(lambda: source.owned == [])
+        assert broker.unacked(0) == [1]
+        source.assign(0)
+        source.assign(1)
+        handler.gates[1].set()
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    # In the new assignment only what had not finished, under a new epoch.
+    assert sorted(handler.ended) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert handler.epochs[handler.started.index((0, 1))] == 2
+    assert broker.deliveries(0, 0) == 1
+
+
+@pytest.mark.anyio
+async def test_of_a_lost_partition_nothing_is_settled_or_released() -> None:
+    broker = two_partitions("a", "b")
+    source = MemorySource(broker)
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 4)
+        source.lose(0)
+        await until(lambda: len(handler.cancelled) == 2)
+        handler.gates[0].set()
+        handler.gates[1].set()
+        await until(lambda: broker.acked(1) == [0, 1])
+        assert run.consumer.status().in_flight == 0
+        assert run.consumer.status().zombies == 2
+        assert await run.stop() is None
+    assert sorted(handler.cancelled) == [(0, 0), (0, 1)]
+    assert broker.acked(0) == []
+    assert [call.partition for call in source.called("release")] == [1]
+
+
+@pytest.mark.anyio
+async def test_what_had_finished_when_its_partition_was_lost_is_not_settled() -> None:
+    broker = two_partitions("a", "b")
+    source = MemorySource(broker)
+    source.block("settle")
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 4)
+        handler.gates[1].set()
+        await until(lambda: source.called("settle"))
+        # These finish while that settlement is on its way.
+        handler.gates[0].set()
+        await until(lambda: len(handler.ended) == 4)
+        source.lose(0)
+        await until(lambda: "memory/0" not in run.consumer.status().floors)
+        source.unblock("settle")
+        await until(lambda: broker.acked(1) == [0, 1])
+        assert await run.stop() is None
+    assert broker.acked(0) == []
+
+
+@pytest.mark.anyio
+async def test_a_partition_lost_while_it_drains_is_not_released() -> None:
+    broker = two_partitions("a")
+    source = MemorySource(broker)
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 2)
+        source.revoke(0, timeout=0.05)
+        await turns()
+        source.lose(0)
+        await until(lambda: handler.cancelled == [(0, 0)])
+        # Long enough for the drain's own deadline.
+        with anyio.move_on_after(0.1):
+            await until(lambda: source.called("release"))
+        assert source.called("release") == []
+        handler.gates[1].set()
+        await until(lambda: broker.acked(1) == [0])
+        assert await run.stop() is None
+    assert broker.acked(0) == []
+    assert [call.partition for call in source.called("release")] == [1]
+
+
+@pytest.mark.anyio
+async def test_a_key_waits_for_the_zombie_of_its_former_assignment() -> None:
+    broker = MemoryBroker()
+    publish(broker, ["a", "a", "b"])
+    source = MemorySource(broker)
+    gate = anyio.Event()
+    running: list[tuple[int, int]] = []
+    log: list[tuple[str, int, int]] = []
+
+    async def handler(message: Message) -> None:
+        here = (message.epoch, message.position)
+        assert message.key == b"b" or not running
+        if message.key == b"a":
+            running.append(here)
+        log.append(("start", *here))
+        try:
+            if here == (1, 0):
+                with anyio.CancelScope(shield=True):
+                    await gate.wait()
+        finally:
+            if message.key == b"a":
+                running.remove(here)
+            log.append(("end", *here))
+
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: broker.acked() == [2])
+        source.lose(0)
+        source.assign(0)
+        await until(lambda: broker.deliveries(0) == 2)
+        publish(broker, ["b"])
+        await until(lambda: broker.acked() == [2, 3])
+        await turns()
+        # Other keys go on; this one waits, though its handler was cancelled long ago.
+        assert ("start", 2, 0) not in log
+        assert run.consumer.status().in_flight == 3
+        gate.set()
+        await until(lambda: broker.unfinished == 0)
+        assert run.consumer.status().zombies == 1
+        assert await run.stop() is None
+    of_key = [entry for entry in log if entry[2] in (0, 1)]
+    assert [(what, epoch, position) for what, epoch, position in of_key] == [
+        ("start", 1, 0),
+        ("end", 1, 0),
+        ("start", 2, 0),
+        ("end", 2, 0),
+        ("start", 2, 1),
+        ("end", 2, 1),
+    ]
+
+
+@pytest.mark.anyio
+async def test_a_lost_partition_forgets_its_retries() -> None:
+    broker = two_partitions("a")
+    source = MemorySource(broker, assigned=[0])
+    attempts: list[tuple[int, int]] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append((message.epoch, message.attempt))
+        if message.epoch == 1:
+            raise Nak(delay=0.02)
+
+    async with started(consumer_of(source, handler, attempts=9)) as run:
+        await until(lambda: attempts)
+        source.lose(0)
+        source.assign(0)
+        await until(lambda: broker.acked(0) == [0])
+        with anyio.move_on_after(0.04):
+            await until(lambda: len(attempts) > 2)
+        assert await run.stop() is None
+    # Attempts begin anew with an assignment, and the old hold wakes nobody up.
+    assert attempts == [(1, 1), (2, 1)]
+    assert settled(source) == [0]
+
+
+@pytest.mark.anyio
+async def test_a_partition_assigned_while_stopping_is_given_back_untouched() -> None:
+    broker = two_partitions("a")
+    source = MemorySource(broker, assigned=[0])
+    handler = ByPartition()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: len(handler.started) == 1)
+        run.consumer.stop()
+        source.assign(1)
+        await until(lambda: source.called("release"))
+        assert [call.partition for call in source.called("release")] == [1]
+        handler.gates[0].set()
+        assert await run.end() is None
+    assert handler.started == [(0, 0)]
+    assert broker.acked(1) == []

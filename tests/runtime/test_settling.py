@@ -1,0 +1,179 @@
+"""Telling the broker: repeated until it is sent, one at a time, beside handlers that never suspend."""
+
+from __future__ import annotations
+
+import itertools
+
+import anyio
+import pytest
+
+from lanes import Message, Nak, SourceError
+from lanes.clock import monotonic
+from memsource.source import MemorySource
+from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.002))
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_a_settlement_that_may_not_have_been_sent_is_repeated() -> None:
+    broker = published("a", "b", "a")
+    source = MemorySource(broker)
+    source.finish()
+    source.fail("settle", SourceError("no connection", retryable=True), times=4)
+    handler = Gated(free=[b"a", b"b"])
+    with anyio.fail_after(20):
+        await consumer_of(source, handler).run()
+    assert sorted(handler.started) == [0, 1, 2]
+    assert broker.acked() == [0, 1, 2]
+    calls = source.called("settle")
+    assert len(calls) >= 5
+    # What was in a failed call is in the next one, with the same tokens.
+    for before, after in itertools.pairwise(calls[:5]):
+        assert set(before.deliveries) <= set(after.deliveries)
+    assert broker.stale == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_what_is_not_sent_stays_in_flight() -> None:
+    broker = published(*[None] * 6)
+    source = MemorySource(broker)
+    source.fail("settle", SourceError("no connection", retryable=True), times=10_000)
+    handler = Gated()
+    handler.let(*range(6))
+    async with started(consumer_of(source, handler, concurrency=2, max_in_flight=4, drain_timeout=0.05)) as run:
+        await until(lambda: len(handler.ended) == 4 and len(source.called("settle")) > 3)
+        await turns()
+        # The bound holds for what is finished and not settled too: no fifth message comes.
+        assert run.consumer.status().in_flight == 4
+        assert sorted(handler.started) == [0, 1, 2, 3]
+        assert await run.stop() is None
+    assert broker.acked() == []
+
+
+@pytest.mark.anyio
+async def test_one_settlement_is_on_its_way_at_a_time() -> None:
+    broker = published(*[None] * 8)
+    source = MemorySource(broker)
+    source.block("settle")
+    handler = Gated()
+    async with started(consumer_of(source, handler, concurrency=8)) as run:
+        handler.let(0)
+        await until(lambda: source.called("settle"))
+        handler.let(*range(8))
+        await until(lambda: len(handler.ended) == 8)
+        await turns()
+        assert len(source.called("settle")) == 1
+        source.unblock("settle")
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    # The seven that finished meanwhile went together.
+    assert [len(call.deliveries) for call in source.called("settle")] == [1, 7]
+
+
+@pytest.mark.anyio
+async def test_a_settlement_that_can_never_be_sent_stops_with_its_error() -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    refused = SourceError("the connection is closed")
+    source.fail("settle", refused, times=10_000)
+    handler = Gated(free=[b"a"])
+    async with started(consumer_of(source, handler, drain_timeout=30.0, grace=0.1)) as run:
+        await until(lambda: source.called("settle"))
+        handler.let(1)
+        # In order, but not for as long as a drain may take: what can never be sent is not waited for.
+        assert await run.end() is refused
+    assert broker.acked() == []
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("call", ["settle", "release", "extend"])
+async def test_a_mistake_of_a_source_stops_with_its_error(call: str) -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker, extend_interval=0.01)
+    mistake = RuntimeError("a bug in the adapter")
+    assert call in ("settle", "release", "extend")
+    source.fail(call, mistake, times=10_000)  # type: ignore[arg-type]
+    handler = Gated(free=[b"a"])
+    async with started(consumer_of(source, handler, drain_timeout=1.0, grace=0.1)) as run:
+        await until(lambda: handler.running == 1)
+        if call == "release":
+            run.consumer.stop()
+        else:
+            await until(lambda: source.called("settle" if call == "settle" else "extend"))
+        handler.let(1)
+        assert await run.end() is mistake
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_never_suspends_does_not_starve_the_rest() -> None:
+    broker = published(*range(400))
+    source = MemorySource(broker)
+    source.finish()
+    now = 0.0
+    waiting: list[int] = []
+    ticks = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal now
+        # A millisecond of work, without a single turn for anybody else.
+        now += 0.001
+        waiting.append(message.position + 1 - len(broker.acked()))
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.lowlevel.checkpoint()
+            ticks += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        await consumer_of(source, handler, clock=lambda: now, concurrency=1).run()
+        tasks.cancel_scope.cancel()
+    assert broker.unfinished == 0
+    # A slice is 5 ms; what finished in one is on its way in the next, and sent in the one behind that.
+    assert max(waiting) <= 20
+    assert ticks >= 400 / 10
+
+
+@pytest.mark.anyio
+async def test_everything_held_is_kept_alive() -> None:
+    broker = published("a", "a", "held", "done")
+    interval = 0.04
+    source = MemorySource(broker, extend_interval=interval)
+    gated = Gated(free=[b"done"])
+
+    async def handler(message: Message) -> None:
+        if message.key == b"held":
+            raise Nak(delay=3600.0)
+        await gated(message)
+
+    def extensions(position: int) -> int:
+        return sum(position in call.positions for call in source.called("extend"))
+
+    begin = monotonic()
+    async with started(consumer_of(source, handler, attempts=2)) as run:
+        await until(lambda: broker.acked() == [3])
+        before = extensions(3)
+        # Running, queued behind it, and held for a retry.
+        await until(lambda: all(extensions(position) >= 5 for position in (0, 1, 2)))
+        elapsed = monotonic() - begin
+        assert extensions(3) == before
+        # Twice as late as promised would be a failure; a busy machine is not.
+        assert elapsed <= 2 * 5 * interval
+        assert len(source.called("extend")) <= elapsed / (interval / 2) + 1
+        gated.let(0)
+        await until(lambda: broker.acked() == [0, 3])
+        count = extensions(0)
+        await until(lambda: extensions(1) >= 8)
+        assert extensions(0) == count
+        gated.let(1)
+        assert await run.stop() is None
+    assert settled(source).count(0) == 1
