@@ -207,6 +207,8 @@ class MemoryBroker:
             log.acked.discard(position)
             # The tokens given out so far are void from now on.
             log.unacked.pop(position, None)
+            # Out first: what waits already takes its place anew.
+            log.again.pop(position, None)
             log.again[position] = None
         self._changed()
 

@@ -302,6 +302,8 @@ class _Reader:
             return
         if self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
+            # They may have been rows of another process, of any time: a gap in front of everything says so.
+            segment.rows.insert(0, Row(0, "gap", segment.mono_first))
         if self._incomplete and segment.crashed:
             self._no_row(self._number)
             self._gap("the last rows could not be written before the process died")

@@ -25,9 +25,9 @@ UNREADABLE: Final = 3
 class Counts:
     """A history in figures.
 
-    ``events``: rows by event, ``gap`` among them. ``messages``: distinct positions. ``redeliveries`` by cause:
-    ``held``, ``settled``, ``late``, and ``restart`` (started in one segment, and again in a later one).
-    ``dropped``: rows that could not be written. ``peak_in_flight``: of any one member.
+    ``messages``: distinct positions. ``events``: rows by event. ``redeliveries`` by cause: ``held``, ``settled``,
+    ``late``, and ``restart`` (started in one segment, and again in a later one). ``dropped``: rows that could
+    not be written. ``gaps``: places where something is missing. ``peak_in_flight``: of any one member.
     """
 
     segments: int
@@ -37,6 +37,7 @@ class Counts:
     events: Mapping[str, int]
     redeliveries: Mapping[str, int]
     dropped: int
+    gaps: int
     peak_in_flight: int
 
 
@@ -57,7 +58,7 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
     try:
         segments = read(paths)
     except HistoryError as error:
-        return Checked([], printable(str(error)), UNREADABLE)
+        return Checked([], printable(str(error), limit=2000), UNREADABLE)
     verdicts = check(segments)
     return Checked(verdicts, render(verdicts, counts(segments)), exit_status(verdicts))
 
@@ -73,7 +74,7 @@ def counts(segments: Sequence[Segment]) -> Counts:
     timeline = Timeline(segments)
     flow = BoundedInFlight(timeline)
     feed(timeline, [flow])
-    events = Counter(row.event for segment in segments for row in segment.rows)
+    events = Counter(row.event for segment in segments for row in segment.rows if row.event != "gap")
     redeliveries: Counter[str] = Counter(held=0, settled=0, late=0, restart=0)
     messages: set[tuple[str, int]] = set()
     started: dict[tuple[str, int], Segment] = {}
@@ -96,6 +97,7 @@ def counts(segments: Sequence[Segment]) -> Counts:
         events=dict(events),
         redeliveries=dict(redeliveries),
         dropped=dropped,
+        gaps=sum(len(segment.gaps) for segment in segments),
         peak_in_flight=flow.peak,
     )
 
@@ -105,7 +107,7 @@ def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
     rows = sum(figures.events.values())
     lines = [
         f"segments: {figures.segments}, {figures.crashed} of them crashed, of {figures.members} members",
-        f"messages: {figures.messages}, in {rows} rows; {figures.dropped} rows dropped",
+        f"messages: {figures.messages}, in {rows} rows; {figures.dropped} rows dropped, {figures.gaps} gaps",
         "events: " + _listed(figures.events),
         "redeliveries: " + _listed(figures.redeliveries),
         "",

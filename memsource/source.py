@@ -182,6 +182,11 @@ class MemorySource:
         """Let them go on. Idempotent."""
         self._faults.unblock(call)
 
+    @property
+    def owned(self) -> list[int]:
+        """The partitions it owns: assigned, and neither released nor lost."""
+        return list(self._owned)
+
     def called(self, name: CallName) -> list[Call]:
         """The calls of this name so far."""
         return [call for call in self.calls if call.name == name]

@@ -1,9 +1,9 @@
 """All rows of a history in one order, with what can and cannot be said across segments.
 
-Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``. Between
-different boots (or where the boot is unknown) it is ``wall``, which orders only segments that do not overlap: a
-partition that appears in overlapping ones is *unordered*, and nothing is said about it across segments. Nor is
-anything about a partition whose topic or stream was *recreated*, because its positions began anew.
+Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``.
+Between different boots, or where the boot is unknown, it is ``wall``, which orders only segments that do not
+overlap: about a partition that appears in overlapping ones nothing is said across segments. Nor is anything about
+a partition whose topic or stream was recreated, because its positions began anew.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Timeline:
     ``over`` comes with the last row of a segment again, when nothing of that process follows. A ``gap`` comes where
     what is missing may have begun.
 
-    ``incomparable`` maps the partitions of which nothing can be said across segments to the reason.
+    ``incomparable`` maps the partitions of which nothing can be said across segments to the reason. ``recreated``
+    are those of them whose positions mean several messages.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
         self.incomparable: dict[str, str] = {}
+        self.recreated: set[str] = set()
         self._shift = _shifts(segments)
         self._find_incomparable()
 
@@ -84,6 +86,7 @@ class Timeline:
         ends = {segment: self._end(segment) for segment in self.segments}
         for partition, segments in holders.items():
             if len(incarnations[partition]) > 1:
+                self.recreated.add(partition)
                 self.incomparable[partition] = "recreated: its positions began anew"
             elif any(self._overlap(a, b, ends) for a, b in combinations(segments, 2)):
                 self.incomparable[partition] = "in overlapping segments of different boots"

@@ -58,6 +58,11 @@ class AtLeastOnce:
                     findings.violation(*settled, "settled, and never handled")
                 else:
                     findings.doubt("messages were settled, and handled at most in a gap")
+        if self._timeline.recreated:
+            # One position was two messages: that the one was handled does not prove it of the other.
+            findings.doubt(
+                "partitions were recreated, so positions do not tell messages apart", len(self._timeline.recreated)
+            )
         return findings.verdict()
 
     def _note(self, state: int, segment: Segment, row: Row) -> None:

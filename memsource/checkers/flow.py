@@ -21,8 +21,9 @@ class _Flight:
     def __init__(self) -> None:
         self.held: dict[_Assignment, set[int]] = defaultdict(set)
         self.size = 0
-        # Delivered, and not yet known to be fresh: the rows that say otherwise follow those of the whole run.
-        self.tentative: set[tuple[str, int, int]] = set()
+        # How often it was delivered of late, where not yet known to be fresh: the rows that say how many of
+        # these deliveries were not follow those of the whole run.
+        self.tentative: dict[tuple[str, int, int], int] = {}
         self.latest: Row | None = None
         self.draining: set[_Assignment] = set()
         self.peak = 0
@@ -73,16 +74,23 @@ class BoundedInFlight:
         flight = self._flights[segment]
         flight.latest = row
         held = flight.held[row.partition, row.epoch]
+        name = (row.partition, row.epoch, row.position)
         if row.position not in held:
             held.add(row.position)
             flight.size += 1
-            flight.tentative.add((row.partition, row.epoch, row.position))
+            flight.tentative[name] = 1
+        elif name in flight.tentative:
+            flight.tentative[name] += 1
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         name = (row.partition, row.epoch, row.position)
-        if row.text == "settled" and name in flight.tentative:
-            flight.tentative.discard(name)
+        # ``held`` as well: its settlement may be under way, or it came in front of a gap.
+        if row.text == "late" or name not in flight.tentative:
+            return
+        flight.tentative[name] -= 1
+        if not flight.tentative[name]:
+            del flight.tentative[name]
             self._remove(flight, row)
 
     def _started(self, segment: Segment, row: Row) -> None:

@@ -30,6 +30,9 @@ class _Lane:
         heappush(self._unfinished, position)
         return True
 
+    def knows(self, position: int) -> bool:
+        return position in self._known
+
     def finish(self, position: int) -> None:
         self._known[position] = True
 
@@ -68,8 +71,11 @@ class PerKeyOrder:
     Within one assignment the handlers of a key start in rising positions (a retry repeats its own), and none
     starts before every earlier position that was delivered there has ended finally there. Across assignments,
     members and restarts a position starts only when every earlier one of its key that was ever delivered or
-    produced has ended finally somewhere. So first completions follow source order per key. What the broker
-    delivers too late counts: the order was broken, whoever broke it. Keyless messages have no order.
+    produced has ended finally somewhere. So first completions follow source order per key.
+
+    A message that the broker delivers too late (``redelivered``, cause ``late``) is a violation when it had not
+    ended before: the order was broken, whoever broke it. When it had, it is a repeat of what the broker forgot,
+    and the note counts it. Keyless messages have no order.
     """
 
     name = "PerKeyOrder"
@@ -78,6 +84,8 @@ class PerKeyOrder:
         self._findings = Findings(self.name, timeline)
         self._incomparable = timeline.incomparable
         self._gaps: set[Segment] = set()  # segments whose gap is behind
+        self._late: set[tuple[Segment, str, int, int]] = set()
+        self._repeats = 0
         self._across: dict[tuple[str, str], _Lane] = {}
         self._within: dict[Segment, dict[tuple[str, int, str], _Lane]] = {segment: {} for segment in timeline.segments}
 
@@ -93,7 +101,8 @@ class PerKeyOrder:
         }
 
     def verdict(self) -> Verdict:
-        return self._findings.verdict(across=True)
+        note = f"{self._repeats} late repeats" if self._repeats else ""
+        return self._findings.verdict(across=True, note=note)
 
     def _produced(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
@@ -120,6 +129,11 @@ class PerKeyOrder:
         elif row.text == "held" and segment in self._gaps:
             # It may have ended in the gap, and wait only to be settled; or it is still to be handled.
             self._lane(segment, row, row.key).forget(row.position)
+        elif row.text == "late":
+            lane = self._lane(segment, row, row.key)
+            lane.forget(row.position)
+            lane.know(row.position)
+            self._late.add((segment, row.partition, row.epoch, row.position))
 
     def _started(self, segment: Segment, row: Row) -> None:
         key, position = row.key, row.position
@@ -128,23 +142,40 @@ class PerKeyOrder:
         self._findings.checked += 1
         across = self._know_across(segment, row, key)
         lane = self._lane(segment, row, key)
+        name = (segment, row.partition, row.epoch, position)
+        if segment in self._gaps and not lane.knows(position):
+            # Delivered in or before a gap: it may have been noted there that it came late.
+            self._late.add(name)
         lane.know(position)
-        first = lane.first_unfinished()
         what = ""
-        if position < lane.highest:
+        if name in self._late and across.finished(position):
+            self._repeats += 1
+        elif name in self._late and not self._comparable(row):
+            # It may have ended where this cannot be seen.
+            pass
+        elif position < lane.highest:
             what = f"started after {lane.highest_start()}"
-        elif position == lane.highest and lane.finished(position):
+        elif position > lane.highest:
+            what = self._started_too_early(segment, row, lane, across)
+        elif lane.finished(position):
             what = "started again after it had ended finally in the same assignment"
-        elif first is not None and first < position:
-            what = f"started before position {first} of its key had ended finally in the same assignment"
-        elif self._comparable(row):
-            first = across.first_unfinished()
-            if first is not None and first < position:
-                what = f"started before position {first} of its key had ended finally"
+        # Else it is a retry: what is unfinished below it was so at its first start, or came late.
         if what:
             self._findings.violation(segment, row, what)
         lane.start(segment, row)
         across.start(segment, row)
+
+    def _started_too_early(self, segment: Segment, row: Row, lane: _Lane, across: _Lane) -> str:
+        if segment in self._gaps and row.attempt > 1:
+            # A retry, whose first start is in the gap.
+            return ""
+        first = lane.first_unfinished()
+        if first is not None and first < row.position:
+            return f"started before position {first} of its key had ended finally in the same assignment"
+        first = across.first_unfinished() if self._comparable(row) else None
+        if first is not None and first < row.position:
+            return f"started before position {first} of its key had ended finally"
+        return ""
 
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":

@@ -104,10 +104,10 @@ def at(segment: Segment, row: Row) -> str:
     return f"{segment.label} row {row.n}"
 
 
-def printable(text: str) -> str:
+def printable(text: str, limit: int = _SHOWN) -> str:
     """One line that a terminal shows as it is: names in a history are somebody else's."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
-    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def _some(reasons: list[str]) -> list[str]:

@@ -72,14 +72,17 @@ class Member:
         broker.owner = self
         self.history.assigned(assignment.partition, self.world.tick())
 
+    @property
+    def room(self) -> int:
+        return self.bound - sum(a.in_flight for a in self.assignments) - len(self.zombies)
+
     def step(self) -> None:
         actions = [self.deliver, self.start, self.start, self.end, self.end, self.settle, self.redeliver]
         self.random.choice(actions)()
 
     def deliver(self) -> None:
         for assignment in self.assignments:
-            room = self.bound - sum(a.in_flight for a in self.assignments) - len(self.zombies)
-            broker = assignment.broker
+            room, broker = self.room, assignment.broker
             orphans = assignment.orphans[: max(0, self.random.randint(0, max(0, room)))]
             del assignment.orphans[: len(orphans)]
             fresh = 0 if assignment.orphans else min(room - len(orphans), len(broker.keys) - broker.cursor)
@@ -101,11 +104,27 @@ class Member:
                     self.history.redelivered(message, cause, self.world.tick())
                     if cause == "settled":
                         self.history.acks([message], self.world.tick())
+            self._repeat(assignment)
+
+    def _repeat(self, assignment: Assignment) -> None:
+        """The broker delivers again what another assignment had settled, because it forgot that."""
+        broker = assignment.broker
+        known = assignment.unfinished.keys() | assignment.finished.keys() | assignment.settled.keys()
+        forgotten = [p for p in sorted(broker.acked - known) if known and p < max(known)]
+        if forgotten and self.room > 0 and self.random.random() < 0.2:
+            position = self.random.choice(forgotten)
+            message = Message(assignment.partition, position, broker.keys[position], 10, None, None)
+            self.history.delivered([message], self.world.tick())
+            self.history.redelivered(message, "late", self.world.tick())
+            assignment.unfinished[position] = message
 
     def start(self) -> None:
         for assignment in self.assignments:
             busy = {(m.partition.id, m.key) for m in self.zombies}
-            for message in sorted(assignment.unfinished.values(), key=lambda m: m.position):
+            # Whatever was begun is the head of its lane, also when something lower came late.
+            for message in sorted(
+                assignment.unfinished.values(), key=lambda m: (not self._begun(assignment, m), m.position)
+            ):
                 lane = (message.partition.id, message.key)
                 if message.key is None or lane not in busy:
                     waiting = message.position in assignment.running or message.position in assignment.parking
@@ -116,9 +135,14 @@ class Member:
                         assignment.running[message.position] = message
                 busy.add(lane)
 
+    @staticmethod
+    def _begun(assignment: Assignment, message: Message) -> bool:
+        position = message.position
+        return message.attempt > 1 or position in assignment.running or position in assignment.parking
+
     def end(self) -> None:
         for message in list(self.zombies):
-            if self.random.random() < 0.5:
+            if self.random.random() < 0.15:
                 self.zombies.remove(message)
                 self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.world.tick())
                 self.history.zombie(message, self.world.tick())
@@ -211,7 +235,7 @@ class Member:
 
 
 class World:
-    """A stream of one or two partitions, and one or two members at a time, until everything is acknowledged."""
+    """A stream of one or two partitions, and two members at a time, until everything is acknowledged."""
 
     def __init__(self, directory: Path, random: Random, *, trouble: bool = True) -> None:
         self.directory = directory
@@ -247,16 +271,18 @@ class World:
             member.stop()
 
     def _own(self) -> None:
-        while len(self.members) < min(2, len(self.brokers)):
+        while len(self.members) < 2:
             self._born += 1
             self.members.append(Member(self, f"m-{self._born}"))
         for broker in self.brokers:
             if broker.owner is None:
-                self.random.choice(self.members).assign(broker)
+                # Not back to where it still runs, if it can be helped: then two members run the same message.
+                others = [m for m in self.members if all(z.partition.id != broker.id for z in m.zombies)]
+                self.random.choice(others or self.members).assign(broker)
 
     def _make_trouble(self) -> None:
         member = self.random.choice(self.members)
-        trouble = self.random.choice(["crash", "stop", "lose", "revoke", "none"])
+        trouble = self.random.choice(["crash", "stop", "lose", "lose", "revoke", "none"])
         if trouble == "crash":
             member.crash()
         elif trouble == "stop":

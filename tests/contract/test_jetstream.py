@@ -1,0 +1,82 @@
+"""The JetStream source keeps the contract of a source, on a real server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Final
+
+import anyio
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
+
+from lanes.core.types import Partition
+from lanes.source import Source
+from lanes_jetstream import JetStreamSource, header
+from memsource.contract import Ability, Check, Sample, checks
+from tests.components import NatsServer
+
+ABILITIES: Final[tuple[Ability, ...]] = ("ack wait",)
+
+
+class JetStreamHarness:
+    """A stream of its own with one durable, on the session's server."""
+
+    can: Collection[Ability] = ABILITIES
+    patience = 0.3
+    ack_wait = 1.0  # the least a source allows
+
+    def __init__(self, context: JetStreamContext, url: str, name: str) -> None:
+        self._context = context
+        self._url = url
+        self._name = name
+
+    async def publish(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            headers = {name: value.decode() for name, value in sample.headers}
+            await self._context.publish(
+                f"{self._name}.message", sample.value, headers={**headers, "Key": sample.key.decode()}
+            )
+
+    def source(self) -> Source:
+        return JetStreamSource(
+            self._url, stream=self._name, durable="contract", key=header("Key"), ack_wait=self.ack_wait
+        )
+
+    async def unsettled(self) -> int:
+        return (await self._context.consumer_info(self._name, "contract")).num_ack_pending or 0
+
+    async def elapse(self, seconds: float) -> None:
+        # The server's own clock: time can only be waited for.
+        await anyio.sleep(seconds)
+
+    async def revoke(self, partition: Partition) -> None:
+        raise NotImplementedError("one process owns the whole stream")
+
+    async def lose(self, partition: Partition) -> None:
+        raise NotImplementedError("one process owns the whole stream")
+
+    async def finish(self) -> None:
+        raise NotImplementedError("a stream has no end")
+
+
+@pytest.fixture
+async def harness(nats_server: NatsServer) -> AsyncIterator[JetStreamHarness]:
+    name = f"contract-{uuid.uuid4().hex[:12]}"
+    client = await nats.connect(nats_server.url)
+    context = client.jetstream()
+    await context.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"]))
+    try:
+        yield JetStreamHarness(context, nats_server.url, name)
+    finally:
+        await context.delete_stream(name)
+        await client.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("check", checks(ABILITIES), ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_the_jetstream_source_keeps_the_contract(check: Check, harness: JetStreamHarness) -> None:
+    await check(harness)
