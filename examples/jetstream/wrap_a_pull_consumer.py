@@ -45,7 +45,8 @@ async def main() -> None:
     consumer = lanes.Consumer(source, in_order, settings=lanes.Settings(concurrency=100))
     started = asyncio.get_running_loop().time()
     await consumer.run()
-    print(f"{ORDERS} orders of {CUSTOMERS} customers, each in order: {asyncio.get_running_loop().time() - started:.1f} s")
+    seconds = asyncio.get_running_loop().time() - started
+    print(f"{ORDERS} orders of {CUSTOMERS} customers, each in order: {seconds:.1f} s")
 
     await stream.delete_stream("EXAMPLE")
     await client.close()

@@ -62,8 +62,9 @@ class Runner:
             self.command.stop()
 
     def _pass_on(self) -> None:
-        # One handler may interrupt another: `pop` hands each signal to exactly one of them.
-        with contextlib.suppress(IndexError):
+        # One handler may interrupt another: `pop` hands each signal to exactly one of them. The command may
+        # end at any moment: a signal that comes too late has nobody to go to.
+        with contextlib.suppress(IndexError, ComponentError):
             while self.command.alive:
                 number = self._received.pop(0)
                 self._passed += 1

@@ -1,0 +1,96 @@
+"""What a run cannot be told, and what a worker is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanes.demo import DemoConfig, DemoError, Faults
+from lanes.demo.config import VARIABLE, WorkerConfig
+from lanes.demo.places import places
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server": ""}, "server='': must be the URL of a NATS server"),
+        ({"server": "a b"}, "server='a b'"),
+        ({"server": "nats://127.0.0.1:99999"}, "server='nats://127.0.0.1:99999': must be"),
+        ({"server": "nats://"}, "server='nats://'"),
+        ({"server": "nats://a:1,"}, "server='nats://a:1,'"),
+        ({"events": 0}, "events=0: must be 1 or more"),
+        ({"latency": -1.0}, "latency=-1.0: must be a finite number of seconds, 0 or more"),
+        ({"latency": float("nan")}, "latency=nan"),
+        ({"serial_seconds": float("inf")}, "serial_seconds=inf"),
+        ({"stall_timeout": 0.5}, "stall_timeout=0.5: must be a finite number of seconds, 1 or more"),
+        ({"ack_wait": 0.0}, "ack_wait=0.0"),
+        ({"kill_at": (0.5, 0.2)}, r"kill_at=\[0.5, 0.2\]: must be rising fractions"),
+        ({"kill_at": (0.5, 0.5)}, "kill_at"),
+        ({"kill_at": (1.0,)}, "kill_at"),
+        ({"kill_at": (float("nan"),)}, "kill_at"),
+        ({"worker_command": "python"}, "worker_command='python': must be a sequence"),
+        ({"name": "a.b"}, "name='a.b': must be 1 to 32"),
+        ({"concurrency": 0}, "concurrency=0: must be a whole number, 1 or more"),
+        ({"concurrency": 10, "max_in_flight": 5}, "max_in_flight=5 is below concurrency=10"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DemoError, match=message):
+        DemoConfig(**{"server": "nats://127.0.0.1:4222", **changes})
+
+
+def test_a_worker_is_told_everything_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = WorkerConfig(
+        server="nats://127.0.0.1:4222",
+        stream="S",
+        durable="d",
+        dead_subject="dead.s",
+        service="unix:/x",
+        token="t",
+        history="/h",
+        member="worker-1",
+        concurrency=3,
+        max_in_flight=4,
+        ack_wait=30.0,
+        seconds=1.0,
+        fail_every=7,
+        poison_every=8,
+    )
+    monkeypatch.setenv(VARIABLE, told.environment()[VARIABLE])
+    assert WorkerConfig.load() == told
+    assert told.faults == Faults(fail_every=7, poison_every=8)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"server": 1}'])
+def test_a_worker_started_by_hand_says_what_is_wrong(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(DemoError, match="LANES_DEMO_WORKER holds no configuration of a worker"):
+        WorkerConfig.load()
+
+
+def test_the_folder_to_keep_must_be_empty(tmp_path: Path) -> None:
+    with places(tmp_path / "new") as where:
+        assert where.folder == tmp_path / "new"
+        (where.folder / "ledger.sqlite").touch()
+        temporary = where.sockets
+        assert temporary != where.folder
+    assert not temporary.exists()
+    assert (tmp_path / "new" / "ledger.sqlite").exists()
+    with pytest.raises(DemoError, match=r"is not empty \(ledger\.sqlite\)"), places(tmp_path / "new"):
+        pass
+    with pytest.raises(DemoError, match="cannot be used"), places(tmp_path / "new" / "ledger.sqlite"):
+        pass
+
+
+def test_without_a_folder_to_keep_nothing_stays() -> None:
+    with places(None) as where:
+        (where.folder / "ledger.sqlite").touch()
+    assert not where.folder.exists()
+
+
+def test_no_temporary_folder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(DemoError, match="no temporary folder can be made"), places(None):
+        pass

@@ -1,0 +1,27 @@
+"""Which events fail: about as many as asked for, and the same ones for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lanes.demo.events import generate
+from lanes.demo.faults import POISON, Faults
+
+
+def test_about_one_in_a_hundred_fails_once_or_twice_and_a_few_always() -> None:
+    faults = Faults()
+    failures = Counter(faults.failures(event.case, event.step) for event in generate(55_628, 1))
+    assert 200 < failures[1] < 360
+    assert 200 < failures[2] < 360
+    assert 3 <= failures[POISON] <= 25
+    assert sum(failures.values()) == 55_628
+
+
+def test_nothing_fails_when_nothing_is_to_fail() -> None:
+    faults = Faults(fail_every=0, poison_every=0)
+    assert {faults.failures(event.case, event.step) for event in generate(2_000, 1)} == {0}
+
+
+def test_everything_fails_when_everything_is_to_fail() -> None:
+    assert {Faults(poison_every=1).failures("a", step) for step in range(9)} == {POISON}
+    assert {Faults(poison_every=0, fail_every=1).failures("a", step) for step in range(99)} == {1, 2}

@@ -1,0 +1,85 @@
+"""The ledger: each verdict, and each line of the audit, can be produced."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lanes.demo import DemoError
+from lanes.demo.ledger import Apply, Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger(tmp_path / "ledger.sqlite")
+    yield opened
+    opened.close()
+
+
+def test_steps_in_order_are_applied(ledger: Ledger) -> None:
+    assert ledger.apply([Apply("a", 0, 1), Apply("b", 0, 1), Apply("a", 1, 1)]) == ["applied"] * 3
+    audit = ledger.audit([("a", 0), ("a", 1), ("b", 0)], [])
+    assert (audit.stored, audit.repeats) == (3, 0)
+    assert not (audit.doubled or audit.lost or audit.violations or audit.foreign)
+    assert ledger.stored == 3
+
+
+def test_a_step_that_is_stored_is_a_repeat(ledger: Ledger) -> None:
+    ledger.apply([Apply("a", 0, 1), Apply("a", 1, 1)])
+    # As after a crash: both come again, in order, to a new assignment.
+    assert ledger.apply([Apply("a", 0, 2), Apply("a", 1, 2), Apply("a", 2, 2)]) == ["repeat", "repeat", "applied"]
+    assert ledger.audit([("a", 0), ("a", 1), ("a", 2)], []).repeats == ledger.repeats == 2
+
+
+def test_a_step_that_was_overtaken_is_a_violation_and_lost(ledger: Ledger) -> None:
+    assert ledger.apply([Apply("a", 1, 1), Apply("a", 0, 1)]) == ["applied", "violation"]
+    audit = ledger.audit([("a", 0), ("a", 1)], [])
+    assert (audit.violations, audit.lost) == ([("a", 0)], [("a", 0)])
+    assert ledger.violations == 1
+
+
+def test_a_gap_is_no_violation(ledger: Ledger) -> None:
+    # The step between them went to the dead letters.
+    assert ledger.apply([Apply("a", 0, 1), Apply("a", 2, 1)]) == ["applied", "applied"]
+    assert not ledger.audit([("a", 0), ("a", 1), ("a", 2)], [("a", 1)]).lost
+
+
+def test_neither_stored_nor_dead_lettered_is_lost(ledger: Ledger) -> None:
+    ledger.apply([Apply("a", 0, 1)])
+    assert ledger.audit([("a", 0), ("a", 1), ("b", 0)], [("b", 0)]).lost == [("a", 1)]
+
+
+def test_stored_twice_is_doubled(ledger: Ledger) -> None:
+    ledger.apply([Apply("a", 0, 1)])
+    # A ledger that forgets how far a case has come lets a step through again, and the table keeps both.
+    with sqlite3.connect(ledger.path) as other:
+        other.execute("DELETE FROM position")
+    other.close()
+    assert ledger.apply([Apply("a", 0, 2)]) == ["applied"]
+    audit = ledger.audit([("a", 0)], [])
+    assert (audit.doubled, audit.stored) == ([("a", 0)], 1)
+
+
+def test_stored_and_no_event_is_foreign(ledger: Ledger) -> None:
+    ledger.apply([Apply("x", 0, 1)])
+    assert ledger.audit([], []).foreign == [("x", 0)]
+
+
+def test_a_batch_is_one_transaction(ledger: Ledger) -> None:
+    ledger.apply([Apply("a", 0, 1)])
+    with sqlite3.connect(ledger.path) as other:
+        assert other.execute("SELECT count(*) FROM applied").fetchone() == (1,)
+    other.close()
+
+
+def test_a_ledger_that_cannot_be_made_or_written_says_so_in_one_line(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(DemoError, match=r"ledger .*/no/ledger cannot be used \(.*\): free space"):
+        Ledger(tmp_path / "no" / "ledger")
+    ledger.close()
+    with pytest.raises(DemoError, match="cannot be used"):
+        ledger.apply([Apply("a", 0, 1)])
+    with pytest.raises(DemoError, match="cannot be used"):
+        ledger.audit([], [])

@@ -1,0 +1,78 @@
+"""Processes of the demo: what they say is kept, and they end with their parent."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanes.demo import DemoError
+from lanes.demo.child import EXIT_ORPHANED, peak_rss_mb
+from lanes.demo.supervise import Child
+
+_WAIT = "from lanes.demo.child import end_with_parent; import threading; end_with_parent(); "
+_FOR_EVER = "threading.Event().wait()"
+
+asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    with subprocess.Popen(python(_WAIT + _FOR_EVER), stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(20) == EXIT_ORPHANED
+
+
+def test_the_peak_memory_is_that_of_this_process_alone() -> None:
+    code = "from lanes.demo.child import peak_rss_mb; print(peak_rss_mb())"
+    small = float(subprocess.run(python(code), capture_output=True, text=True, check=True).stdout)
+    large = float(
+        subprocess.run(python(f"x = bytearray(100 << 20); {code}"), capture_output=True, text=True, check=True).stdout
+    )
+    assert 1 < small < 100 < large
+    assert peak_rss_mb() > 1
+
+
+@pytest.mark.anyio
+@asyncio_only
+async def test_what_a_child_says_is_kept(tmp_path: Path) -> None:
+    code = "import sys; print('out'); print('first', file=sys.stderr); sys.exit('the last words')"
+    child = Child(python(code), tmp_path / "log")
+    await child.start()
+    assert await child.wait() == 1
+    assert await child.output() == "out\n"
+    assert child.last_words == "the last words"
+    assert (tmp_path / "log").read_text() == "first\nthe last words\n"
+    await child.end()
+
+
+@pytest.mark.anyio
+@asyncio_only
+async def test_a_child_is_killed_and_known_to_be(tmp_path: Path) -> None:
+    child = Child(python("import threading; " + _FOR_EVER), tmp_path / "log")
+    assert (child.pid, child.status) == (0, None)
+    await child.start()
+    assert await child.wait(0.01) is None
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
+    assert child.killed
+    child.kill()
+    await child.end()
+
+
+@pytest.mark.anyio
+@asyncio_only
+async def test_a_program_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    child = Child([str(tmp_path / "nothing")], tmp_path / "log")
+    with pytest.raises(DemoError, match=r"nothing' cannot be started \(No such file or directory\)"):
+        await child.start()
+    assert await child.wait() is None
+    assert await child.output() == ""
+    await child.end()

@@ -1,0 +1,109 @@
+"""The report turns red for each promise, and shows what it is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lanes.demo import Report
+from lanes.demo.history import Verdict
+
+KEYS = [
+    "events",
+    "keys",
+    "seconds",
+    "rate",
+    "serial_rate",
+    "speedup",
+    "order_violations",
+    "lost",
+    "doubled",
+    "redelivered",
+    "dead_letters",
+    "max_in_flight_seen",
+    "max_in_flight",
+    "rss_mb",
+]
+
+
+def report(**changes: Any) -> Report:
+    green: dict[str, Any] = {
+        "events": 100,
+        "keys": 20,
+        "done": 100,
+        "seconds": 2.0,
+        "serial_rate": 0.5,
+        "repeats": 3,
+        "dead_letters": 2,
+        "max_in_flight_seen": 50,
+        "max_in_flight": 50,
+        "rss_mb": 44.04,
+        "kills": 1,
+        "workers": 2,
+        "redelivered": {"restart": 4, "held": 1, "late": 0},
+        "verdicts": [Verdict("PerKeyOrder", "passed", "")],
+    }
+    return Report(**{**green, **changes})
+
+
+def test_a_green_report() -> None:
+    assert report().ok
+    assert report().broken == []
+    assert all(good for _, _, good in report().rows())
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"violations": [("a", 1)]}, "order violations: 1 (applied after a later step of its case): a step 1"),
+        ({"lost": [("a", 1)] * 5}, "lost: 5 (neither stored nor dead-lettered): a step 1, a step 1, a step 1, …"),
+        ({"doubled": [("a", 1)]}, "doubled: 1 (stored more than once): a step 1"),
+        ({"foreign": [("a", 1)]}, "foreign: 1 (stored, but not in the log): a step 1"),
+        ({"missing_letters": [("a", 1)]}, "dead letters missing: 1 "),
+        ({"unexpected_letters": [("a", 1)]}, "dead letters unexpected: 1 "),
+        ({"max_in_flight_seen": 51}, "in flight: 51 seen, above the bound of 50"),
+        ({"verdicts": [Verdict("NoOverlap", "violated", "here")]}, "history NoOverlap: violated: here"),
+        ({"verdicts": [Verdict("NoOverlap", "unproven", "a gap")]}, "history NoOverlap: unproven: a gap"),
+        ({"failure": "the worker died"}, "ended early: the worker died"),
+    ],
+)
+def test_every_promise_turns_it_red(changes: dict[str, Any], line: str) -> None:
+    broken = report(**changes)
+    assert not broken.ok
+    assert [found for found in broken.broken if found.startswith(line)]
+    assert len(broken.broken) == 1
+    assert "failure" in changes or "foreign" in changes or not all(good for _, _, good in broken.rows())
+
+
+def test_the_line_for_machines_has_exactly_its_keys() -> None:
+    line = json.loads(report(lost=[("a", 1)], doubled=[("b", 1)], violations=[("c", 1)]).json())
+    assert list(line) == KEYS
+    assert line == {
+        "events": 100,
+        "keys": 20,
+        "seconds": 2.0,
+        "rate": 50.0,
+        "serial_rate": 0.5,
+        "speedup": 100.0,
+        "order_violations": 1,
+        "lost": 1,
+        "doubled": 1,
+        "redelivered": 5,
+        "dead_letters": 2,
+        "max_in_flight_seen": 50,
+        "max_in_flight": 50,
+        "rss_mb": 44.0,
+    }
+
+
+def test_nothing_measured_is_not_divided_by() -> None:
+    empty = report(seconds=0.0, serial_rate=0.0, done=0)
+    assert (empty.rate, empty.speedup) == (0.0, 0.0)
+    assert ("speed-up", "not measured", True) in empty.rows()
+
+
+def test_redeliveries_are_shown_by_cause() -> None:
+    assert ("redelivered", "4 restart, 1 held", True) in report().rows()
+    assert ("redelivered", "none", True) in report(redelivered={"held": 0}).rows()

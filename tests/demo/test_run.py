@@ -1,0 +1,234 @@
+"""The whole demo on a real server: what ends it early, what it leaves behind, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from lanes.clock import monotonic
+from lanes.demo import DemoConfig, DemoError, Progress, run
+from tests.components import NatsServer
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", ["asyncio"]),
+    pytest.mark.timeout(120),
+]
+
+
+def config(server: NatsServer, **changes: Any) -> DemoConfig:
+    settings = {"events": 2_000, "concurrency": 200, "max_in_flight": 400, "serial_seconds": 0.0}
+    return DemoConfig(**{"server": server.url, **settings, **changes})
+
+
+@pytest.fixture
+async def client(nats_server: NatsServer) -> AsyncIterator[Client]:
+    connected = await nats.connect(nats_server.url)
+    yield connected
+    await connected.close()
+
+
+async def streams(client: Client) -> set[str]:
+    return {info.config.name or "" for info in await client.jetstream().streams_info()}
+
+
+async def test_everything_it_made_is_gone_and_what_was_to_be_kept_stays(
+    nats_server: NatsServer, client: Client, tmp_path: Path
+) -> None:
+    before = await streams(client)
+    report = await run(config(nats_server, keep=tmp_path / "kept", serial_seconds=0.5))
+    assert report.broken == []
+    assert 0 < report.serial_rate < report.rate
+    assert await streams(client) == before
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "history",
+        "ledger-one-at-a-time.sqlite",
+        "ledger.sqlite",
+        "worker.log",
+    }
+    assert len(list((tmp_path / "kept" / "history").iterdir())) == 3
+
+
+async def test_killed_at_many_moments(nats_server: NatsServer) -> None:
+    report = await run(config(nats_server, kill_at=(0.001, 0.3, 0.7, 0.95)))
+    assert report.broken == []
+    assert (report.kills, report.workers) == (4, 5)
+
+
+async def test_a_worker_that_dies_by_itself_is_quoted(nats_server: NatsServer) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no luck today')"]
+    report = await run(config(nats_server, worker_command=command))
+    assert "ended early: worker 1 ended by itself with status 1: no luck today" in report.broken
+    assert len(report.lost) + report.dead_letters == 2_000
+
+
+async def test_a_worker_that_does_nothing_is_given_up(nats_server: NatsServer) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    report = await run(config(nats_server, worker_command=command, stall_timeout=1.0))
+    assert report.failure is not None
+    assert report.failure.startswith("no progress for 1 s: 2000 of 2000 events are missing")
+
+
+async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, client: Client) -> None:
+    stream = client.jetstream()
+    await stream.add_stream(name="DECLARATIONS_taken", subjects=["taken.by.others"])
+    with pytest.raises(DemoError, match=r"stream DECLARATIONS_taken .* is there already.*another --name"):
+        await run(config(nats_server, name="taken"))
+    # It was not the demo's to delete.
+    assert "DECLARATIONS_taken" in await streams(client)
+    await stream.delete_stream("DECLARATIONS_taken")
+    await stream.add_stream(name="TAKEN", subjects=["declarations.taken.>"])
+    with pytest.raises(DemoError, match=r"cannot be made: .*another stream there captures"):
+        await run(config(nats_server, name="taken"))
+    await stream.delete_stream("TAKEN")
+
+
+async def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
+        await run(DemoConfig(server="nats://127.0.0.1:1", events=10))
+
+
+async def test_a_bad_log_is_known_before_a_server_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("no JSON\n")
+    with pytest.raises(DemoError, match="log:1: no JSON"):
+        await run(DemoConfig(server="nats://127.0.0.1:1", data=tmp_path / "log"))
+
+
+class Outage:
+    """A hook that does something once a run is so far, and undoes it so many seconds later."""
+
+    def __init__(
+        self,
+        far: Callable[[Progress], bool],
+        begin: Callable[[Progress], None],
+        end: Callable[[], None],
+        seconds: float,
+    ) -> None:
+        self._far, self._begin, self._end, self._seconds = far, begin, end, seconds
+        self._begun = 0.0
+        self.over = False
+        self.unanswered = False
+
+    async def __call__(self, progress: Progress) -> None:
+        self.unanswered = self.unanswered or not progress.answering
+        if not self._begun and self._far(progress):
+            self._begun = monotonic()
+            self._begin(progress)
+        elif self._begun and not self.over and monotonic() - self._begun > self._seconds:
+            self.over = True
+            self._end()
+
+
+async def test_a_server_that_dies_is_waited_for(fresh_nats: Callable[..., NatsServer]) -> None:
+    server = fresh_nats()
+    outage = Outage(lambda p: p.stored > 700, lambda _: server.kill(), server.start, 2.0)
+    report = await run(config(server, on_progress=outage))
+    assert report.broken == []
+    assert outage.over
+    assert outage.unanswered
+
+
+async def test_a_server_that_dies_while_publishing_changes_nothing_about_the_order(
+    fresh_nats: Callable[..., NatsServer],
+) -> None:
+    server = fresh_nats()
+    outage = Outage(lambda p: p.published > 100, lambda _: server.kill(), server.start, 0.5)
+    report = await run(config(server, events=8_000, kill_at=(), on_progress=outage))
+    assert report.broken == []
+    assert outage.over
+
+
+async def test_a_server_that_dies_with_the_worker_is_waited_for(fresh_nats: Callable[..., NatsServer]) -> None:
+    server = fresh_nats()
+    outage = Outage(lambda p: p.starts == 2 and not p.status, lambda _: server.kill(), server.start, 1.0)
+    report = await run(config(server, on_progress=outage))
+    assert report.broken == []
+    assert outage.over
+
+
+async def test_a_frozen_worker_goes_on_where_it_was(nats_server: NatsServer) -> None:
+    frozen: list[int] = []
+
+    def freeze(progress: Progress) -> None:
+        assert progress.worker_pid is not None
+        frozen.append(progress.worker_pid)
+        os.kill(progress.worker_pid, signal.SIGSTOP)
+
+    # Longer than ack_wait: the server hands out again what the worker still holds.
+    outage = Outage(lambda p: p.stored > 700, freeze, lambda: os.kill(frozen[0], signal.SIGCONT), 3.0)
+    report = await run(config(nats_server, ack_wait=1.0, kill_at=(), on_progress=outage))
+    assert report.broken == []
+    assert outage.over
+    assert sum(report.redelivered.values()) > 0
+    assert report.repeats == 0
+
+
+# --- as a command
+
+
+def command(server: NatsServer, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from lanes.cli import main; main()", "demo", "--server", server.url, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", ["publishing", "one at a time", "under lanes"])
+async def test_a_signal_stops_everything(
+    nats_server: NatsServer, client: Client, tmp_path: Path, number: int, status: int, moment: str
+) -> None:
+    before = await streams(client)
+    with command(nats_server, tmp_path, "--sample", "0.5s", "--events", "20000") as process:
+        await asyncio.to_thread(read_until, process, moment)
+        process.send_signal(number)
+        _, said = await asyncio.to_thread(process.communicate)
+    assert process.returncode == status
+    assert said == f"lanes: {signal.Signals(number).name}: stopped; nothing is left running\n"
+    assert list(tmp_path.iterdir()) == []
+    assert await streams(client) == before
+
+
+async def test_what_a_terminal_sees(nats_server: NatsServer, tmp_path: Path) -> None:
+    with command(nats_server, tmp_path, "--sample", "0.3s", "--events", "500") as process:
+        out, said = await asyncio.to_thread(process.communicate)
+    assert (process.returncode, said) == (0, "")
+    assert "every promise was kept" in out
+    assert out.splitlines()[-1].startswith('{"events": 500, "keys": ')
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_reader_that_goes_away_leaves_nothing_running(nats_server: NatsServer, tmp_path: Path) -> None:
+    with command(nats_server, tmp_path, "--sample", "0s", "--events", "500") as process:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)
+        process.stdout.close()
+        assert process.stderr is not None
+        said = await asyncio.to_thread(process.stderr.read)
+        await asyncio.to_thread(process.wait)
+    assert "Traceback" not in said
+    assert process.returncode == 3
+    assert list(tmp_path.iterdir()) == []

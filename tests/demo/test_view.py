@@ -1,0 +1,90 @@
+"""What a person sees: the plain lines, the panel, the table."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lanes.demo import Progress
+from lanes.demo.view import LiveView, PlainView, Rate, best_view, line
+from tests.demo.test_report import report
+
+STATUS: dict[str, Any] = {
+    "in_flight": 17,
+    "max_in_flight": 50,
+    "running": 9,
+    "held": 2,
+    "retries": 5,
+    "floor": 1_234,
+    "oldest_key": "029576e5",
+    "oldest_age": 0.42,
+}
+
+
+def progress(**changes: Any) -> Progress:
+    state = {"events": 2_000, "phase": "under lanes", "starts": 1, "stored": 990, "dead_letters": 10}
+    return Progress(**{**state, "status": STATUS, **changes})
+
+
+def test_the_plain_line_has_what_matters() -> None:
+    assert line(progress(), 812.0) == (
+        "under lanes: 1,000 of 2,000 done, 812/s, 17 in flight, 9 running, 2 held, 5 retries, floor 1,234, "
+        "oldest 029576e5 0.42 s"
+    )
+    assert line(progress(starts=0, phase="publishing", published=7), 0.0) == ("publishing: 7 of 2,000 events published")
+    assert line(progress(answering=False, status={}), 0.0).endswith("the server does not answer: waiting for it")
+
+
+def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    rate = Rate()
+    assert rate(0) == 0.0
+    now = 101.0
+    assert rate(500) == 500.0
+    now = 103.0
+    assert rate(700) == 100.0
+
+
+def test_the_plain_report_names_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainView().report(report())
+    assert "every promise was kept" in capsys.readouterr().out
+    PlainView().report(report(lost=[("a", 1)]))
+    printed = capsys.readouterr().out
+    assert "lost                             1   <-- BROKEN" in printed
+    assert "BROKEN: lost: 1 (neither stored nor dead-lettered): a step 1" in printed
+
+
+def live() -> tuple[LiveView, io.StringIO]:
+    screen = io.StringIO()
+    view = LiveView()
+    view._console = Console(file=screen, width=100, force_terminal=True, color_system=None)
+    return view, screen
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_live_panel_shows_what_happens_now() -> None:
+    view, screen = live()
+    state = progress(answering=False, serial_rate=83.5)
+    async with view.showing(state):
+        await asyncio.sleep(0)
+    for words in ("1,000 of 2,000 done", "83.5 messages/s", "17 of 50", "029576e5, 0.42 s", "does not answer"):
+        assert words in screen.getvalue()
+
+
+def test_the_live_report_is_a_table_and_names_what_broke() -> None:
+    view, screen = live()
+    view.report(report(lost=[("a[bold]", 1)]))
+    assert "speed-up" in screen.getvalue()
+    assert "BROKEN: lost: 1 (neither stored nor dead-lettered): a[bold] step 1" in screen.getvalue()
+    view.report(report())
+    assert "every promise was kept" in screen.getvalue()
+
+
+def test_where_stdout_is_no_terminal_the_view_is_plain() -> None:
+    assert isinstance(best_view(), PlainView)

@@ -1,0 +1,107 @@
+"""Planted faults: what the tests that prove the promises must be able to see.
+
+A mutant is one piece of a module's source, replaced when that module is imported. The code itself is never
+patched at run time: ``lanes.core`` may be compiled one day, and the mutant shows exactly what was changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    breaks: str
+
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant(
+            "ack_before_end",
+            "lanes.settling",
+            "await self._source.settle(settlements)",
+            """await self._source.settle(
+                    settlements
+                    + [
+                        type(s)(s.partition, [m for m in s.partition.ledger.held.values() if m.state == 2])
+                        for s in settlements
+                    ]
+                )""",
+            "what runs is acknowledged together with what has finished, so a crash loses it",
+        ),
+        Mutant(
+            "two_at_once",
+            "lanes.core.engine",
+            "            key = message.key\n            if key is None:",
+            "            key = message.key = None\n            if key is None:",
+            "no message waits for the one before it of its key",
+        ),
+        Mutant(
+            "drop_retry",
+            "lanes.core.engine",
+            "            self._failed(message, outcome, now)",
+            '            step(message, "ack")\n            self._finished(message)',
+            "a failed message counts as done",
+        ),
+    )
+}
+
+
+def install(name: str) -> Mutant:
+    """Have the mutant's module imported with its fault. To be called before anything imports that module."""
+    mutant = MUTANTS[name]
+    if mutant.module in sys.modules:
+        raise RuntimeError(f"{mutant.module} is imported already: the mutant {name} would change nothing")
+    sys.meta_path.insert(0, _Finder(mutant))
+    return mutant
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._mutant.module:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+            raise ImportError(f"the mutant {self._mutant.name} needs the source of {fullname}")
+        spec.loader = _Loader(fullname, spec.origin, self._mutant)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, mutant: Mutant) -> None:
+        super().__init__(fullname, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        # Never from the cache of compiled modules, and never into it.
+        path = self.get_filename(fullname)
+        source = mutated(self.get_data(path).decode(), self._mutant)
+        return compile(source, path, "exec", dont_inherit=True)
+
+
+def mutated(source: str, mutant: Mutant) -> str:
+    """The source with the fault. Raises ``ValueError`` unless the old text occurs exactly once."""
+    count = source.count(mutant.old)
+    if count != 1:
+        raise ValueError(
+            f"mutant {mutant.name}: its old text occurs {count} times in {mutant.module}, must be once: "
+            "the code has changed, write the mutant anew"
+        )
+    return source.replace(mutant.old, mutant.new)

@@ -1,0 +1,45 @@
+"""Every mutant can be planted: its old text is in the code, and the new one compiles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import MUTANTS, Mutant, mutated
+
+_PLANT = """
+import importlib, sys
+from tests.mutants import install
+mutant = install(sys.argv[1])
+importlib.import_module(mutant.module)
+try:
+    install(sys.argv[1])
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_the_old_text_is_there_once(mutant: Mutant) -> None:
+    spec = find_spec(mutant.module)
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text()
+    assert mutant.new in mutated(source, mutant)
+
+
+def test_a_text_that_is_not_there_once_is_refused() -> None:
+    mutant = Mutant("gone", "lanes.core.engine", "no such line", "", "")
+    with pytest.raises(ValueError, match=r"gone: its old text occurs 0 times in lanes\.core\.engine"):
+        mutated("source", mutant)
+    with pytest.raises(ValueError, match="2 times"):
+        mutated("no such line, no such line", mutant)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_imported_and_only_before_the_module_itself(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _PLANT, name], capture_output=True, text=True, check=True)
+    assert "is imported already" in done.stdout

@@ -1,0 +1,19 @@
+"""A worker of the demo with a planted fault: ``python -m tests.mutants.worker NAME``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.mutants import install
+
+
+def main() -> int:
+    """Install the mutant named first, then run the worker."""
+    install(sys.argv[1])
+    from lanes.demo.worker import main as work
+
+    return work()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
