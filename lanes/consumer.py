@@ -19,9 +19,10 @@ from lanes.config import Settings
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.retry import RetryPolicy
-from lanes.core.types import Message, Partition, Room
+from lanes.core.types import Partition, Room
 from lanes.dead_letter import error_text
-from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, SourceError
+from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
+from lanes.handover import Handover
 from lanes.history import History
 from lanes.parking import Parking
 from lanes.settling import Settler
@@ -33,9 +34,6 @@ log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds that each of the last settlement, closing the source and closing the dead letters may take."""
-
-_NAMED_LIMIT: Final = 10
-"""Positions that one log line names at most."""
 
 
 class Consumer:
@@ -74,14 +72,13 @@ class Consumer:
         self._fatal: BaseException | None = None
         self._starved = False
         self._redelivered: Counter[str] = Counter()
-        self._drained: dict[Partition, anyio.Event] = {}
-        self._draining: set[Partition] = set()
         self._engine: Engine
         self._workers: Workers
         self._tasks: TaskGroup
         self._receiving: anyio.CancelScope
         self._timer_wake: anyio.Event
         self._settler: Settler
+        self._handover: Handover
         self._parking: Parking
 
     # --- what a user calls
@@ -184,6 +181,17 @@ class Consumer:
         self._workers = Workers(self._engine, self._handler, self, self._clock, self._history)
         self._timer_wake = anyio.Event()
         self._settler = Settler(self._engine, self._source, self, self._clock, self._history)
+        self._handover = Handover(
+            self._engine,
+            self._source,
+            self._workers,
+            self._settler,
+            self,
+            self._clock,
+            self._history,
+            settings.grace,
+            traits.name,
+        )
         self._parking = Parking(self._engine, self._dead_letters, self, self._clock, self._history, traits.name)
         self._receiving = anyio.CancelScope()
         if self._history is not None:
@@ -223,6 +231,14 @@ class Consumer:
     def _stop_partitions(self) -> None:
         for partition in list(self._engine.partitions.values()):
             self._start_drain(partition, self._settings.drain_timeout)
+        self._end_when_released()
+
+    def _start_drain(self, partition: Partition, timeout: float) -> None:
+        if self._handover.begin(partition):
+            self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
+
+    async def _drain(self, partition: Partition, timeout: float) -> None:
+        await self._handover.drain(partition, timeout)
         self._end_when_released()
 
     def _end_when_released(self) -> None:
@@ -280,9 +296,7 @@ class Consumer:
             self._history.lost(partition, self._clock())
         self._workers.cancel(partition)
         # A drain of it has nothing more to wait for.
-        self._drained_event(partition).set()
-        if partition not in self._draining:
-            del self._drained[partition]
+        self._handover.drained(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
@@ -326,7 +340,7 @@ class Consumer:
         elif isinstance(effect, fx.Halted):
             self._halted(effect)
         elif isinstance(effect, fx.Drained):
-            self._drained_event(effect.partition).set()
+            self._handover.drained(effect.partition)
         elif isinstance(effect, fx.Abandoned):
             if history is not None:
                 history.abandoned(effect.messages, self._clock())
@@ -355,74 +369,3 @@ class Consumer:
         )
         halted.__cause__ = error
         self.stop_because(halted)
-
-    # --- giving partitions up
-
-    def _drained_event(self, partition: Partition) -> anyio.Event:
-        return self._drained.setdefault(partition, anyio.Event())
-
-    def _start_drain(self, partition: Partition, timeout: float) -> None:
-        if partition in self._draining:
-            return
-        self._draining.add(partition)
-        self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
-
-    async def _drain(self, partition: Partition, timeout: float) -> None:
-        """Drain, settle and release one partition, within ``timeout`` plus the grace as far as it depends on us."""
-        engine, history, grace = self._engine, self._history, self._settings.grace
-        deadline = self._clock() + timeout
-        abandoned = engine.drain(partition)
-        if history is not None:
-            history.revoking(partition, self._clock())
-            history.abandoned(abandoned, self._clock())
-        self.after()
-        drained = self._drained_event(partition)
-        with anyio.move_on_after(timeout):
-            await drained.wait()
-        if not drained.is_set() and partition.live:
-            self._workers.cancel(partition)
-            with anyio.move_on_after(grace):
-                await drained.wait()
-        if self._owns(partition):
-            self._report_unfinished(partition, engine.fence(partition))
-            if history is not None:
-                history.drained(partition, self._clock())
-            with anyio.move_on_after(max(grace, deadline - self._clock())):
-                await self._settler.settle_all()
-                await self._release(partition)
-        if self._owns(partition):
-            engine.release(partition)
-            if history is not None:
-                history.revoked(partition, self._clock())
-        del self._drained[partition]
-        self._draining.discard(partition)
-        self.after()
-        self._end_when_released()
-
-    def _owns(self, partition: Partition) -> bool:
-        """Whether it was not lost while something was awaited."""
-        return self._engine.partitions.get(partition.id) is partition
-
-    async def _release(self, partition: Partition) -> None:
-        if not self._owns(partition):
-            return
-        try:
-            await self._source.release(partition)
-        except SourceError as error:
-            log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
-        except Exception as error:
-            self.stop_because(error)
-
-    def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
-        if not zombies:
-            return
-        positions = ", ".join(str(m.position) for m in zombies[:_NAMED_LIMIT])
-        log.warning(
-            "%s: %s given up while %d handlers did not end within drain_timeout and grace; they will not count "
-            "and run again. Positions: %s%s",
-            self._name,
-            partition.id,
-            len(zombies),
-            positions,
-            ", …" if len(zombies) > _NAMED_LIMIT else "",
-        )

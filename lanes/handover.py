@@ -1,0 +1,124 @@
+"""Giving partitions up: drain, fence, settle, release, one task a partition."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import anyio
+
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.types import Message, Partition
+from lanes.errors import SourceError
+from lanes.history import History
+from lanes.settling import Settler, Shell
+from lanes.source import Source
+from lanes.workers import Workers
+
+log = logging.getLogger("lanes")
+
+_NAMED_LIMIT: Final = 10
+"""Positions that one log line names at most."""
+
+
+class Handover:
+    """The drains of one consumer. ``grace``: seconds a cancelled handler gets to end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        workers: Workers,
+        settler: Settler,
+        shell: Shell,
+        clock: Clock,
+        history: History | None,
+        grace: float,
+        name: str,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._workers = workers
+        self._settler = settler
+        self._shell = shell
+        self._clock = clock
+        self._history = history
+        self._grace = grace
+        self._name = name
+        self._drained: dict[Partition, anyio.Event] = {}
+
+    def begin(self, partition: Partition) -> bool:
+        """Whether a drain of it is to be started now: False when one is under way. Call ``drain`` when True."""
+        if partition in self._drained:
+            return False
+        self._drained[partition] = anyio.Event()
+        return True
+
+    def drained(self, partition: Partition) -> None:
+        """Nothing of it runs any more."""
+        if partition in self._drained:
+            self._drained[partition].set()
+
+    async def drain(self, partition: Partition, timeout: float) -> None:
+        """Drain, settle and release one partition, within ``timeout`` seconds plus the grace, twice at most.
+
+        Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
+        """
+        engine, history, drained = self._engine, self._history, self._drained[partition]
+        deadline = self._clock() + timeout
+        # A handler that was interrupted has drained it already, and Drained may have come before this task.
+        abandoned = engine.drain(partition)
+        if not partition.running:
+            drained.set()
+        if history is not None:
+            history.revoking(partition, self._clock())
+            history.abandoned(abandoned, self._clock())
+        self._shell.after()
+        with anyio.move_on_after(timeout):
+            await drained.wait()
+        if not drained.is_set():
+            self._workers.cancel(partition)
+            with anyio.move_on_after(self._grace):
+                await drained.wait()
+        if self._owned(partition):
+            self._report_unfinished(partition, engine.fence(partition))
+            if history is not None:
+                history.drained(partition, self._clock())
+            with anyio.move_on_after(max(self._grace, deadline - self._clock())):
+                await self._settler.settle_all()
+                await self._release(partition)
+        if self._owned(partition):
+            engine.release(partition)
+            if history is not None:
+                history.revoked(partition, self._clock())
+        del self._drained[partition]
+        self._shell.after()
+
+    def _owned(self, partition: Partition) -> bool:
+        """Whether it was not lost while something was awaited."""
+        return self._engine.partitions.get(partition.id) is partition
+
+    async def _release(self, partition: Partition) -> None:
+        if not self._owned(partition):
+            return
+        try:
+            await self._source.release(partition)
+        except SourceError as error:
+            log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
+        except Exception as error:
+            self._shell.stop_because(error)
+
+    def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
+        if not zombies:
+            return
+        positions = ", ".join(str(m.position) for m in zombies[:_NAMED_LIMIT])
+        log.warning(
+            "%s: %s given up while %d handlers did not end within drain_timeout and grace; they will not count "
+            "and run again. Positions: %s%s",
+            self._name,
+            partition.id,
+            len(zombies),
+            positions,
+            ", …" if len(zombies) > _NAMED_LIMIT else "",
+        )

@@ -1,0 +1,117 @@
+"""``lanes.main`` as a process: signals, exit statuses, and one clear line when something is wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_FAILED, EXIT_HALTED
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 30.0
+
+Job = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Starts tests/runtime/job.py with a case; whatever still runs at the end is killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(case: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.runtime.job", case, request.param],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def complains(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
+    process = job("line")
+    assert says(process) == "running"
+    process.send_signal(number)
+    assert complains(process) == f"lanes: {number.name}: draining; once more to stop at once"
+    assert process.poll() is None
+    # The handler that runs may end; the one behind it does not start.
+    out, err = process.communicate("go on\n", timeout=TIMEOUT)
+    assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\n", "")
+
+
+@pytest.mark.parametrize("case", ["ever", "ignore", "line"])
+def test_a_second_signal_stops_at_once(job: Job, case: str) -> None:
+    process = job(case)
+    assert says(process) == "running"
+    process.send_signal(signal.SIGTERM)
+    assert complains(process).startswith("lanes: SIGTERM: draining")
+    process.send_signal(signal.SIGINT)
+    assert complains(process) == "lanes: SIGINT: stopping at once"
+    # Standard input stays open: the thread of "line" waits for it for ever.
+    assert process.wait(timeout=TIMEOUT) == EXIT_AT_ONCE
+    out, err = process.communicate()
+    assert (out, err) == ("", "")
+
+
+def test_a_finite_source_ends_without_a_word(job: Job) -> None:
+    process = job("finite")
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nended 1\n", "")
+
+
+def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
+    process = job("poison")
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == EXIT_HALTED
+    last = err.splitlines()[-1]
+    assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        ("bound", "lanes: ConfigError: max_in_flight=500 is above what the broker's consumer allows"),
+        ("open refused", "lanes: ConfigError: ack_policy is 'none'; set it to 'explicit'"),
+        ("poison policy", 'lanes: ConfigError: poison="skip" needs dead letters'),
+        ("no server", "lanes: SourceError: no server reached"),
+        ("gone", "lanes: SourceError: the connection is closed"),
+        ("not settled", "lanes: SourceError: the connection is closed"),
+    ],
+)
+def test_what_is_wrong_is_one_line(job: Job, case: str, line: str) -> None:
+    process = job(case)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == EXIT_FAILED
+    assert err.startswith(line)
+    assert len(err.splitlines()) == 1
+
+
+def test_a_handler_may_leave_with_a_status_of_its_own(job: Job) -> None:
+    process = job("leave")
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 7

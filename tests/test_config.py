@@ -1,0 +1,178 @@
+"""Settings: what is wrong is refused when they are made, with the setting, the value and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+import lanes
+from lanes import ConfigError, Retry, Settings
+
+NO_WHOLE_NUMBERS: list[Any] = ["5", 5.0, None, True, [5], math.nan]
+NO_SECONDS: list[Any] = ["5", None, True, [5], math.nan, math.inf, -math.inf, -0.001]
+NO_SECONDS.append(pytest.param(10**400, id="beyond float"))  # no clock can add it to a time
+
+
+def refusal(kind: type[Retry] | type[Settings], **settings: Any) -> str:
+    """What is said when these settings are refused."""
+    with pytest.raises(ConfigError) as refused:
+        kind(**settings)
+    return str(refused.value)
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    settings = Settings()
+    assert (settings.concurrency, settings.max_in_flight_bytes) == (100, 64 * 1024 * 1024)
+    assert settings.in_flight_bound(None) == 2_000
+    assert settings.retry == Retry(attempts=5, backoff=0.2, max_backoff=30.0)
+    assert (settings.drain_timeout, settings.grace) == (30.0, 2.0)
+
+
+@pytest.mark.parametrize("kind", [Retry, Settings])
+def test_settings_are_frozen_and_keyword_only(kind: type[Retry] | type[Settings]) -> None:
+    with pytest.raises(TypeError):
+        kind(5)  # type: ignore[call-arg]
+    name = dataclasses.fields(kind)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(kind(), name, 7)
+
+
+@pytest.mark.parametrize("kind", [Retry, Settings])
+def test_every_setting_is_documented(kind: type[Retry] | type[Settings]) -> None:
+    assert kind.__doc__ is not None
+    assert [field.name for field in dataclasses.fields(kind) if f"``{field.name}``" not in kind.__doc__] == []
+
+
+# --- one setting at a time
+
+
+@pytest.mark.parametrize("name", ["concurrency", "max_in_flight", "max_in_flight_bytes"])
+@pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
+def test_a_count_is_a_whole_number_from_1(name: str, value: Any) -> None:
+    if name == "max_in_flight" and value is None:
+        assert Settings(max_in_flight=None).max_in_flight is None
+        return
+    assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be a whole number, 1 or more"
+
+
+@pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
+def test_attempts_are_a_whole_number_from_1(value: Any) -> None:
+    assert refusal(Retry, attempts=value) == f"Retry.attempts={value!r}: must be a whole number, 1 or more"
+
+
+@pytest.mark.parametrize("name", ["drain_timeout", "grace"])
+@pytest.mark.parametrize("value", NO_SECONDS)
+def test_a_time_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> None:
+    said = f"{name}={value!r}: must be a finite number of seconds, 0 or more"
+    assert refusal(Settings, **{name: value}) == said
+
+
+@pytest.mark.parametrize("name", ["backoff", "max_backoff"])
+@pytest.mark.parametrize("value", NO_SECONDS)
+def test_a_backoff_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> None:
+    said = f"Retry.{name}={value!r}: must be a finite number of seconds, 0 or more"
+    assert refusal(Retry, **{name: value}) == said
+
+
+@pytest.mark.parametrize("value", [None, 5, "Retry()", {"attempts": 3}, Retry])
+def test_retry_is_a_retry(value: Any) -> None:
+    said = refusal(Settings, retry=value)
+    assert said == f"retry={value!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
+
+
+@pytest.mark.parametrize("value", ["Skip", "block", "", 0, False, ["skip"]])
+def test_an_unknown_policy_is_refused(value: Any) -> None:
+    assert refusal(Settings, poison=value) == f'poison={value!r} is unknown: use "skip", "exit" or None'
+
+
+def test_the_least_of_everything_is_accepted() -> None:
+    retry = Retry(attempts=1, backoff=0, max_backoff=0)
+    settings = Settings(concurrency=1, max_in_flight=1, max_in_flight_bytes=1, retry=retry, drain_timeout=0, grace=0.0)
+    assert (settings.in_flight_bound(1), settings.retry.attempts) == (1, 1)
+
+
+# --- settings that contradict each other
+
+
+def test_the_highest_backoff_is_not_below_the_first() -> None:
+    said = refusal(Retry, backoff=2.0, max_backoff=1.0)
+    assert said == "Retry.max_backoff=1.0 is below Retry.backoff=2.0: raise max_backoff or lower backoff"
+    assert Retry(backoff=2.0, max_backoff=2.0).max_backoff == 2.0
+
+
+def test_a_handler_needs_a_message_in_flight() -> None:
+    said = refusal(Settings, concurrency=10, max_in_flight=9)
+    assert "max_in_flight=9 is below concurrency=10" in said
+    assert "raise max_in_flight or lower concurrency" in said
+    assert Settings(concurrency=10, max_in_flight=10).max_in_flight == 10
+
+
+@pytest.mark.parametrize(
+    ("poison", "has_dead_letters", "policy"),
+    [
+        (None, True, "skip"),
+        (None, False, "exit"),
+        ("skip", True, "skip"),
+        ("exit", True, "exit"),
+        ("exit", False, "exit"),
+    ],
+)
+def test_the_policy_in_force(poison: Any, has_dead_letters: bool, policy: str) -> None:
+    assert Settings(poison=poison).poison_policy(has_dead_letters=has_dead_letters) == policy
+
+
+def test_to_skip_without_dead_letters_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'^poison="skip" needs dead letters.*pass dead_letters=… or use poison="exit"$'
+    ):
+        Settings(poison="skip").poison_policy(has_dead_letters=False)
+
+
+# --- against what the broker allows
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed", "bound"),
+    [
+        (Settings(), None, 2_000),
+        (Settings(), 10_000, 2_000),
+        (Settings(), 2_000, 2_000),
+        (Settings(), 500, 500),
+        (Settings(), 100, 100),
+        (Settings(concurrency=5_000), None, 5_000),
+        (Settings(concurrency=5_000), 7_000, 5_000),
+        (Settings(max_in_flight=300), None, 300),
+        (Settings(max_in_flight=300), 300, 300),
+    ],
+)
+def test_the_bound_in_force(settings: Settings, allowed: int | None, bound: int) -> None:
+    assert settings.in_flight_bound(allowed) == bound
+
+
+def test_more_in_flight_than_the_broker_allows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^max_in_flight=300 is above .*\(299\): lower max_in_flight, or raise"):
+        Settings(max_in_flight=300).in_flight_bound(299)
+
+
+def test_more_handlers_than_the_broker_allows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^concurrency=100 is above .*\(99\): lower concurrency, or raise"):
+        Settings().in_flight_bound(99)
+
+
+# --- outcomes that a handler chooses
+
+
+@pytest.mark.parametrize("delay", [-1.0, math.nan, math.inf, -math.inf])
+def test_a_delay_is_a_finite_number_of_seconds_from_0(delay: float) -> None:
+    with pytest.raises(ValueError, match=r"^Nak\(delay=.*\): the delay must be a finite number of seconds, 0 or more$"):
+        lanes.Nak(delay=delay)
+
+
+def test_what_a_handler_raises_says_what_it_wants() -> None:
+    assert (str(lanes.Nak()), str(lanes.Nak(delay=1.5))) == ("nak", "nak, retry in 1.5 s")
+    assert (lanes.Nak().delay, lanes.Nak(delay=0).delay) == (None, 0)
+    term = lanes.Term("no such account")
+    assert (str(term), term.reason) == ("no such account", "no such account")

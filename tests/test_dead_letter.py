@@ -1,0 +1,148 @@
+"""Dead letters: their ids, the text of an error, and what a letter shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes import DeadLetter
+from lanes.core.types import Failure, Message, Partition, PartitionId
+from lanes.dead_letter import ERROR_TEXT_LIMIT, dead_letter, error_text, letter_id
+
+SECRET = "customer-42"
+# What tells the parts of an id apart, and digits that might pass for a length or a number.
+NAMES = st.text(st.sampled_from("a:0123456789/ é"), max_size=6)
+PLACES = st.tuples(NAMES, NAMES, st.integers(0, 99), st.integers(0, 99))
+
+
+class Reader:
+    def value(self, raw: object) -> bytes:
+        return f"{raw} pays".encode()
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        return [("who", str(raw).encode())]
+
+    def subject(self, raw: object) -> str:
+        return f"payments.{raw}"
+
+
+class Hostile(Exception):
+    """Cannot be rendered."""
+
+    def __str__(self) -> str:
+        raise RuntimeError(SECRET)
+
+
+def letter(error: BaseException) -> DeadLetter:
+    partition = Partition(PartitionId("PAYMENTS", 3), Reader(), "2026-01-01T00:00:00Z")
+    partition.epoch = 4
+    message = Message(partition, 77, SECRET.encode(), 10, SECRET, "token")
+    message.attempt = 5
+    return dead_letter(message, Failure(error), 1_700_000_000.5)
+
+
+# --- ids
+
+
+def test_an_id_is_the_same_for_ever() -> None:
+    # Written down: another release must recognise the letters of this one.
+    assert letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
+    assert letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
+
+
+def test_an_id_does_not_depend_on_why_or_when() -> None:
+    one, other = letter(ValueError("one")), letter(KeyError("other"))
+    assert one.id == other.id == letter_id("PAYMENTS", "2026-01-01T00:00:00Z", 3, 77)
+
+
+@given(one=PLACES, other=PLACES)
+def test_two_places_have_two_ids(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
+    assert (letter_id(*one) == letter_id(*other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a", "b", 1, 2), ("ab", "", 1, 2)),
+        (("a", "1:b", 1, 2), ("a1", "b", 1, 2)),
+        (("a", "", 11, 1), ("a", "", 1, 11)),
+        (("a", "1", 1, 1), ("a", "", 11, 1)),
+        (("a", "b:1", 2, 3), ("a", "b", 12, 3)),
+        (("a1:b", "", 1, 2), ("a", "b", 1, 2)),
+        (("", "1:a", 1, 2), ("1:a", "", 1, 2)),
+    ],
+)
+def test_crafted_names_do_not_collide(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
+    assert letter_id(*one) != letter_id(*other)
+
+
+# --- the text of an error
+
+
+def test_a_short_text_is_kept() -> None:
+    assert error_text(ValueError("no such account")) == "no such account"
+    assert error_text(ValueError()) == ""
+
+
+@pytest.mark.parametrize(
+    ("length", "kept"),
+    [(ERROR_TEXT_LIMIT, ERROR_TEXT_LIMIT), (ERROR_TEXT_LIMIT + 1, ERROR_TEXT_LIMIT - 1), (10**6, 499)],
+)
+def test_a_long_text_is_cut_and_says_so(length: int, kept: int) -> None:
+    text = error_text(ValueError("x" * length))
+    assert len(text) <= ERROR_TEXT_LIMIT
+    assert text.startswith("x" * kept)
+    assert text.endswith("…") == (kept < length)
+
+
+def test_an_error_that_cannot_be_rendered_says_so() -> None:
+    assert error_text(Hostile()) == "<Hostile.__str__ raised RuntimeError>"
+
+
+def test_a_str_that_returns_none_says_so() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            return None  # type: ignore[return-value]
+
+    assert "Silent.__str__ raised TypeError" in error_text(Silent())
+
+
+@given(text=st.text(max_size=600))
+def test_a_text_can_be_written_in_any_dead_letter(text: str) -> None:
+    written = error_text(ValueError(text))
+    assert len(written) <= ERROR_TEXT_LIMIT
+    written.encode()
+
+
+@pytest.mark.parametrize("text", ["cannot read report-\udcff.csv", "\ud800" * 600], ids=["file name", "nothing else"])
+def test_a_text_that_is_no_unicode_can_be_written_too(text: str) -> None:
+    # A file name that is not UTF-8 reaches error messages as lone surrogates, which no dead letter can encode.
+    written = error_text(ValueError(text))
+    assert len(written) <= ERROR_TEXT_LIMIT
+    written.encode()
+
+
+# --- the letter
+
+
+def test_a_letter_holds_the_message_and_the_reason() -> None:
+    made = letter(ValueError("no such account"))
+    assert (made.source, made.partition, made.position, made.epoch) == ("PAYMENTS", 3, 77, 4)
+    assert (made.subject, made.key, made.value) == ("payments.customer-42", b"customer-42", b"customer-42 pays")
+    assert made.headers == [("who", b"customer-42")]
+    assert (made.attempts, made.error_type, made.error_text) == (5, "ValueError", "no such account")
+    assert made.time == 1_700_000_000.5
+
+
+def test_a_hostile_error_is_named() -> None:
+    made = letter(Hostile())
+    assert (made.error_type, made.error_text) == ("Hostile", "<Hostile.__str__ raised RuntimeError>")
+
+
+def test_a_letter_shows_its_place_and_nothing_of_the_user() -> None:
+    made = letter(ValueError(SECRET))
+    assert repr(made) == f"<DeadLetter {made.id} of PAYMENTS/3 position 77>"
+    assert SECRET not in repr(made) + repr([made]) + f"{made}"
