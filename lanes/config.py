@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -117,6 +118,10 @@ def _whole(name: str, value: object, least: int) -> None:
 
 
 def _seconds(name: str, value: object, least: float) -> None:
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        # An int may be beyond any float.
+        with contextlib.suppress(OverflowError):
+            number = float(value)
     if not least <= number < math.inf:
         raise ConfigError(f"{name}={value!r}: must be a finite number of seconds, {least:g} or more")

@@ -156,7 +156,9 @@ class Consumer:
         """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
         if self._fatal is None:
             self._fatal = error
-            log.error("%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
+            # An error of ours says it all where it is raised; whatever else comes up needs the context.
+            level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
+            log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
         self.stop()
 
     # --- start and end

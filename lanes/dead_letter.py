@@ -69,9 +69,11 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
 
 
 def error_text(error: BaseException) -> str:
-    """The exception's own text, bounded; one that cannot be rendered says so instead of raising."""
+    """The exception's own text, bounded and encodable; one that cannot be rendered says so instead of raising."""
     try:
         text = str(error)
     except Exception as broken:
         text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
+    # Lone surrogates, as of a file name that is not UTF-8, could not be written anywhere.
+    text = text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode()
     return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"

@@ -51,27 +51,33 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
     within ``grace`` seconds is ended with the process. To be called on the main thread. Prints one line to
     stderr for an error of ``lanes``; any other exception propagates.
     """
-    status = EXIT_DRAINED
+    failure: BaseException | None = None
+    at_once = False
+    ended = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, consumer, tasks.cancel_scope, grace)
+        tasks.start_soon(_watch_signals, consumer, tasks.cancel_scope, ended, grace)
         try:
             await consumer.run()
-        except HandlerHalted as error:
-            status = EXIT_HALTED
-            _say(_describe(error))
-        except LanesError as error:
-            status = EXIT_FAILED
-            _say(_describe(error))
         except anyio.get_cancelled_exc_class():
-            status = EXIT_AT_ONCE
             raise
+        except BaseException as error:
+            # Raised below: in here a task group would wrap it, a handler's SystemExit included.
+            failure = error
         finally:
             at_once = tasks.cancel_scope.cancel_called
+            ended.set()
             tasks.cancel_scope.cancel()
-    return EXIT_AT_ONCE if at_once else status
+    if at_once:
+        return EXIT_AT_ONCE
+    if failure is None:
+        return EXIT_DRAINED
+    if not isinstance(failure, LanesError):
+        raise failure
+    _say(_describe(failure))
+    return EXIT_HALTED if isinstance(failure, HandlerHalted) else EXIT_FAILED
 
 
-async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, grace: float) -> None:
+async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: anyio.Event, grace: float) -> None:
     signals = 0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
@@ -82,10 +88,12 @@ async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, grace: fl
                 continue
             _say(f"{number.name}: stopping at once")
             scope.cancel()
-            with anyio.CancelScope(shield=True):
-                await anyio.sleep(grace)
-            # A handler swallows its cancellation: nothing it does from here on would be settled anyway.
-            os._exit(EXIT_AT_ONCE)
+            with anyio.move_on_after(grace, shield=True):
+                await ended.wait()
+            if not ended.is_set():
+                # A handler swallows its cancellation: nothing it does from here on would be settled anyway.
+                os._exit(EXIT_AT_ONCE)
+            return
 
 
 def main(

@@ -99,10 +99,10 @@ class Source(Protocol):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for the next events, in source order.
 
-        Delivers at most ``room.messages`` new messages; more than ``room.bytes`` only by the batch that crosses
-        the bound, or for one message alone. With no room it waits for events of ownership only. Cancel-safe:
-        nothing is lost when the call is cancelled. A lost connection is waited for, not raised; raises
-        ``SourceError`` only when it cannot come back.
+        Delivers at most ``room.messages`` new messages, and does not wait for more room while there is any; more
+        than ``room.bytes`` only by the batch that crosses the bound, or for one message alone. With no room it
+        waits for events of ownership only. Cancel-safe: nothing is lost when the call is cancelled. A lost
+        connection is waited for, not raised; raises ``SourceError`` only when it cannot come back.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -82,11 +83,11 @@ class Connection:
         if hasattr(self, "client"):
             return
         client = Client()
-        last: list[Exception] = []
+        seen: dict[bool, Exception] = {}
 
         async def note(error: Exception) -> None:
             # The client reports every failed attempt here; without a callback it prints a traceback each time.
-            last[:] = [error]
+            seen[isinstance(error, nats.errors.Error)] = error
             log.debug("%s: %s", self.servers, error)
 
         try:
@@ -100,8 +101,11 @@ class Connection:
                     reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
                 )
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            cause = last[0] if last else error
-            await client.close()
+            # What the server said, such as a refused login, before that it hung up after saying so.
+            cause = seen.get(True) or seen.get(False) or error
+            # One that was refused before its first attempt, such as a bad URL, has nothing to close and says so.
+            with contextlib.suppress(AssertionError):
+                await client.close()
             raise SourceError(
                 f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
                 f"({type(cause).__name__}: {cause}): start it, or correct the URL or the credentials"
@@ -154,5 +158,9 @@ class Connection:
 
 
 def _without_credentials(url: str) -> str:
-    parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
+    try:
+        parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
+    except ValueError:
+        # What cannot be read cannot be cleared of credentials either.
+        return "an address that is no URL"
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

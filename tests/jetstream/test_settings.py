@@ -92,6 +92,13 @@ async def test_no_server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatc
     assert "secret" not in repr(source)
 
 
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://[", "http://127.0.0.1:4222"])
+async def test_url_that_cannot_be(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    with pytest.raises(lanes.SourceError, match="correct the URL"):
+        await lanes.run(JetStreamSource(url, stream="S", durable="d", key=None), handler)
+
+
 async def test_wrong_credentials(fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 1.0)
     server = fresh_nats(config="authorization { user: a, password: b }")

@@ -1,10 +1,12 @@
 """A consumer as a process, for test_process.py: ``python -m tests.runtime.job CASE BACKEND``.
 
-Says ``running`` on stdout when its handler has begun, and ``ended N`` when it has ended with message N.
+Says ``running`` on stdout when its handler has begun, ``ended N`` when it has ended with message N, and ``bye`` when
+the interpreter shuts down in order.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import Literal
 
@@ -88,4 +90,5 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(say, "bye")
     main(sys.argv[1], "trio" if sys.argv[2] == "trio" else "asyncio")

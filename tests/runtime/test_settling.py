@@ -57,6 +57,43 @@ async def test_what_is_not_sent_stays_in_flight() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_a_drain_waits_for_a_settlement_that_is_repeated() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Gated()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.running == 1)
+        run.consumer.stop()
+        await turns()
+        source.fail("settle", SourceError("no connection", retryable=True), times=5)
+        handler.let(0)
+        assert await run.end() is None
+    assert [call.name for call in source.calls if call.name in ("settle", "release")] == [*["settle"] * 6, "release"]
+    assert broker.acked() == [0]
+
+
+@pytest.mark.anyio
+async def test_a_failed_settlement_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (3600.0, 3600.0))
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    source.fail("settle", SourceError("no connection", retryable=True))
+    handler = Gated(free=[b"a"])
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: source.called("settle"))
+        handler.let(1)
+        await until(lambda: len(handler.ended) == 2)
+        await turns()
+        # What finishes meanwhile does not hurry it: a broker that is in trouble is left alone for a while.
+        assert len(source.called("settle")) == 1
+        run.scope.cancel()
+        await run.end()
+    # A last attempt is made at the end all the same.
+    assert broker.acked() == [0, 1]
+
+
+@pytest.mark.anyio
 async def test_one_settlement_is_on_its_way_at_a_time() -> None:
     broker = published(*[None] * 8)
     source = MemorySource(broker)

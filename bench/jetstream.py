@@ -1,0 +1,138 @@
+"""JetStream, on a real server: messages a second with a handler that does nothing.
+
+The baseline is what a program can get out of the same client without `lanes`: overlapped raw pulls on an inbox of its
+own, the stream sequence parsed, every message acknowledged by a raw publish. Both have as many messages in flight.
+Time runs from the first message until the server has read the last acknowledgement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count as count_from
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
+
+from bench.figures import Effort, Figure, interleaved, rate
+from lanes import Consumer, Message, Settings
+from lanes_jetstream import JetStreamSource, subject_token
+from tests.components import running
+
+GOAL: Final = 0.8
+STREAM: Final = "BENCH"
+KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The case, interleaved with its baseline, on a server of its own."""
+    count = effort.messages(MESSAGES)
+    number = count_from(1)
+    with running("nats") as urls:
+        url = urls["nats"]
+        asyncio.run(_fill(url, count))
+
+        def measured(consume: Callable[[Client, str, int], Awaitable[float]]) -> float:
+            durable = f"durable-{next(number)}"
+            return asyncio.run(_connected(url, lambda client: consume(client, durable, count)))
+
+        baseline, figure = interleaved([partial(measured, _raw), partial(measured, _lanes)], effort.repeats)
+    return [rate("jetstream no-op", "messages/s", figure, baseline, GOAL)]
+
+
+async def _connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
+    client = Client()
+    await client.connect(url)
+    try:
+        return await work(client)
+    finally:
+        await client.close()
+
+
+async def _fill(url: str, count: int) -> None:
+    client = Client()
+    await client.connect(url)
+    try:
+        stream = client.jetstream()
+        await stream.add_stream(StreamConfig(name=STREAM, subjects=["bench.*"], storage=StorageType.MEMORY))
+        for number in range(count):
+            await client.publish(f"bench.{number % KEYS}", bytes(SIZE))
+        await client.flush()
+        # Published without waiting for the stream's confirmations: they are all in when the last one is.
+        while (await stream.stream_info(STREAM)).state.messages < count:
+            await client.flush()
+    finally:
+        await client.close()
+
+
+async def _lanes(client: Client, durable: str, count: int) -> float:
+    handled = 0
+    first = 0.0
+
+    async def handler(message: Message) -> None:
+        nonlocal handled, first
+        if not handled:
+            first = time.perf_counter()
+        handled += 1
+        if handled == count:
+            consumer.stop()
+
+    source = JetStreamSource(client, stream=STREAM, durable=durable, key=subject_token(1))
+    consumer = Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT))
+    # Returns when everything is acknowledged and the server has read it.
+    await consumer.run()
+    return count / (time.perf_counter() - first)
+
+
+async def _raw(client: Client, durable: str, count: int) -> float:
+    stream = client.jetstream()
+    await stream.add_consumer(
+        STREAM, ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, max_ack_pending=2 * IN_FLIGHT)
+    )
+    pulls = _RawPulls(client, f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{durable}", count)
+    await pulls.start()
+    await pulls.done.wait()
+    await client.flush()
+    return count / (time.perf_counter() - pulls.first)
+
+
+class _RawPulls:
+    """Two pull requests at once: the next one leaves when half of what is open has arrived."""
+
+    def __init__(self, client: Client, next_subject: str, count: int) -> None:
+        self._client = client
+        self._next_subject = next_subject
+        self._count = count
+        self._inbox = client.new_inbox()
+        self._arrived = 0
+        self._highest = 0
+        self.first = 0.0
+        self.done = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._client.subscribe(self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0)
+        await self._pull()
+        await self._pull()
+
+    async def _pull(self) -> None:
+        request = {"batch": IN_FLIGHT // 2, "expires": 30_000_000_000, "idle_heartbeat": 2_000_000_000}
+        await self._client.publish(self._next_subject, json.dumps(request).encode(), reply=self._inbox)
+
+    async def _receive(self, message: Msg) -> None:
+        if message.subject == self._inbox:
+            return  # a status
+        if not self._arrived:
+            self.first = time.perf_counter()
+        self._arrived += 1
+        self._highest = max(self._highest, int(message.reply.split(".")[5]))
+        await self._client.publish(message.reply, b"+ACK")
+        if self._arrived == self._count:
+            assert self._highest == self._count
+            self.done.set()
+        elif self._arrived % (IN_FLIGHT // 2) == 0:
+            await self._pull()

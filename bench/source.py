@@ -1,0 +1,89 @@
+"""Messages made beforehand, and a source that only hands them over: what is measured is `lanes`, not a broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits
+
+SIZE: Final = 100
+
+
+class NoReader:
+    """Nothing is read of these messages."""
+
+    def value(self, raw: object) -> bytes:
+        return b""
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        return ()
+
+    def subject(self, raw: object) -> str:
+        return ""
+
+
+def new_partition() -> Partition:
+    """A partition that no engine has seen."""
+    return Partition(PartitionId("bench", 0), NoReader())
+
+
+def messages_of(partition: Partition, count: int, keys: int) -> list[Message]:
+    """``count`` messages over ``keys`` keys, in the same random order every time."""
+    draw = random.Random(count).randrange
+    # Every message has a key object of its own, as from a broker: none of them has been hashed before.
+    return [Message(partition, n, b"key-%d" % draw(keys), SIZE, None, None) for n in range(count)]
+
+
+def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:
+    """The messages in runs of ``batch``."""
+    return [list(messages[start : start + batch]) for start in range(0, len(messages), batch)]
+
+
+class FiniteSource:
+    """Delivers ``count`` messages in runs of ``batch`` at most, as far as there is room, and then ends."""
+
+    def __init__(self, count: int, keys: int, batch: int) -> None:
+        self.messages = messages_of(new_partition(), count, keys)
+        self.settled = 0
+        self._batch = batch
+        self._next = 0
+        self._assigned = False
+
+    async def open(self) -> SourceTraits:
+        """There is nothing to open."""
+        return SourceTraits(name="bench")
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """The next run; waits for ever when there is no room."""
+        partition = self.messages[0].partition
+        if not self._assigned:
+            self._assigned = True
+            return [Assigned(partition)]
+        if self._next == len(self.messages):
+            return [Exhausted()]
+        count = min(room.messages, self._batch)
+        if count <= 0:
+            await anyio.sleep_forever()
+        # A source that never suspends would starve the workers; real ones wait for a socket.
+        await anyio.lowlevel.checkpoint()
+        run = self.messages[self._next : self._next + count]
+        self._next += len(run)
+        return [Delivered(partition, run, SIZE * len(run))]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Count."""
+        self.settled += sum(len(settlement.messages) for settlement in settlements)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """There is no timer to extend."""
+
+    async def release(self, partition: Partition) -> None:
+        """There is nobody to hand it to."""
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""

@@ -1,0 +1,50 @@
+"""`python -m fuzz [--seconds N] [TARGET...]`: attack the targets, each for its share of N seconds (60).
+
+Ends with a table of target, examples, seconds and failures. The status is 1 when an example was found that breaks
+an invariant, which is printed, and 2 for a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from fuzz.running import Result, Target, run
+from fuzz.targets import TARGETS
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and print; the exit status."""
+    parser = argparse.ArgumentParser(prog="fuzz", description="Random attacks on invariants.")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="in all (default: 60)")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.targets if name not in TARGETS]
+    if unknown:
+        print(f"fuzz: unknown target {unknown[0]!r}: known are {', '.join(TARGETS)}", file=sys.stderr)
+        return 2
+    if not 0 <= chosen.seconds < float("inf"):
+        print(f"fuzz: --seconds {chosen.seconds}: must be a finite number, 0 or more", file=sys.stderr)
+        return 2
+    targets = [TARGETS[name] for name in dict.fromkeys(chosen.targets or TARGETS)]
+    results = [attacked(target, chosen.seconds / len(targets)) for target in targets]
+    print(f"\n{'target':10} {'examples':>9} {'seconds':>8} {'failures':>9}")
+    for result in results:
+        print(f"{result.name:10} {result.examples:9} {result.seconds:8.1f} {int(result.failure is not None):9}")
+    return int(any(result.failure is not None for result in results))
+
+
+def attacked(target: Target, seconds: float) -> Result:
+    """Attack one target, and print what it is and how it fails."""
+    print(f"{target.name}: {target.invariant}", flush=True)
+    result = run(target, seconds)
+    if result.failure is not None:
+        # Hypothesis hangs the falsifying example on the exception, as a note.
+        traceback.print_exception(result.failure, file=sys.stdout)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""A ledger answers as one does that keeps every position in a set; a bounded one forgets and never invents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanes.core.ledger import AckLedger
+from lanes.core.types import Message, Partition
+from tests.core.builders import new_message, new_partition
+
+FEW_RUNS = 4
+
+
+class NaiveLedger:
+    """What is held and what was settled."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Message] = {}
+        self.settled: set[int] = set()
+        self.highest = -1
+
+    def settle(self, messages: Sequence[Message]) -> tuple[int, int]:
+        mine = {m for m in messages if self.held.get(m.position) is m}
+        self.settled |= {m.position for m in mine}
+        self.held = {p: m for p, m in self.held.items() if m not in mine}
+        return len(mine), sum(m.size for m in mine)
+
+    def floor(self) -> int:
+        return min(self.held, default=self.highest + 1)
+
+
+class Step(NamedTuple):
+    """Admit positions behind the highest, the first of a step far behind it; then settle some of what there is."""
+
+    gap: int
+    admit: int
+    settle: list[int]
+    strangers: bool
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from([0, 0, 1, 2, 10**15]),
+        st.integers(0, 6),
+        st.lists(st.integers(0, 40), max_size=8),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+def check(steps: list[Step]) -> None:
+    """Both ledgers beside the naive one, through all steps."""
+    naive, ledger, few = NaiveLedger(), AckLedger(), AckLedger(FEW_RUNS)
+    partition = new_partition()
+    known: list[Message] = []
+    for step in steps:
+        _admit(partition, step, naive, [ledger, few], known)
+        messages = [known[index % len(known)] for index in step.settle if known]
+        if step.strangers:
+            # The same positions of another assignment: not what is held here.
+            messages += [new_message(partition, message.position) for message in messages]
+        settled = naive.settle(messages)
+        assert ledger.settle(messages) == settled
+        assert few.settle(messages) == settled
+        assert ledger.held == few.held == naive.held
+        assert ledger.floor() == naive.floor()
+        for position in {p + near for message in known for p in [message.position] for near in (-1, 0, 1)}:
+            assert ledger.is_settled(position) == (position in naive.settled)
+            assert not few.is_settled(position) or position in naive.settled
+        runs = sum(p - 1 not in naive.settled for p in naive.settled)
+        assert f" {runs} settled runs" in repr(ledger)
+        assert int(repr(few).split(" held, ")[1].split()[0]) <= FEW_RUNS
+
+
+def _admit(
+    partition: Partition, step: Step, naive: NaiveLedger, ledgers: list[AckLedger], known: list[Message]
+) -> None:
+    for number in range(step.admit):
+        position = naive.highest + 1 + (0 if number else step.gap)
+        message = new_message(partition, position, size=position % 7)
+        known.append(message)
+        naive.held[position] = message
+        naive.highest = position
+        for ledger in ledgers:
+            ledger.held[position] = message
+            ledger.highest = position
+
+
+def attack(effort: settings, tick: Callable[[], None]) -> None:
+    """One batch of sequences of deliveries and settlements."""
+
+    @effort
+    @given(steps=STEPS)
+    def ledger(steps: list[Step]) -> None:
+        tick()
+        check(steps)
+
+    ledger()

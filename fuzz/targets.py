@@ -1,0 +1,25 @@
+"""All targets by name."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from fuzz import engine, history, ledger, reply
+from fuzz.running import Target
+
+
+def _target(module: ModuleType, batch: int) -> Target:
+    assert module.__doc__ is not None
+    return Target(
+        name=module.__name__.rpartition(".")[2],
+        invariant=module.__doc__.splitlines()[0],
+        attack=module.attack,
+        batch=batch,
+    )
+
+
+TARGETS: Final = {
+    target.name: target
+    for target in (_target(engine, 15), _target(ledger, 300), _target(history, 300), _target(reply, 600))
+}

@@ -1,0 +1,88 @@
+"""The measurements run and are written down. Nothing is timed here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.__main__ import CASES, main
+from bench.figures import Effort, cost, interleaved, rate, table
+from tests.components import MissingComponent
+from tests.components.nats_server import find_program
+
+TINY = Effort(scale=0.002, repeats=1)
+FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "jetstream" and not os.environ.get("CI"):
+        try:
+            find_program()
+        except MissingComponent as missing:
+            pytest.skip(str(missing))
+    assert main([name], effort=TINY, folder=tmp_path) == 0
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"{name}.json"
+    figures: list[dict[str, Any]] = json.loads(file.read_text())
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(figures) + 1
+    for figure, line in zip(figures, shown[1:], strict=True):
+        assert list(figure) == ["case", "figure", "unit", "baseline", "ratio", "goal", "holds"]
+        assert all(isinstance(figure[field], kind) for field, kind in FIELDS.items())
+        assert figure["case"].startswith(name)
+        assert figure["figure"] > 0 < figure["baseline"]
+        assert figure["ratio"] == figure["figure"] / figure["baseline"]
+        assert (figure["goal"] is None) == (figure["holds"] is None)
+        assert line.startswith(figure["case"])
+
+
+def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "motor"], effort=TINY, folder=tmp_path) == 2
+    said = capsys.readouterr()
+    assert said.err == "bench: unknown case 'motor': known are engine, runtime, jetstream\n"
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_server_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_server(effort: Effort) -> Any:
+        raise MissingComponent("nats-server is missing: install it")
+
+    monkeypatch.setitem(CASES, "jetstream", no_server)
+    assert main(["jetstream"], effort=TINY, folder=tmp_path) == 1
+    assert capsys.readouterr().err.splitlines()[1:] == ["bench: nats-server is missing: install it"]
+
+
+def test_a_cost_meets_its_goal_below_it_and_a_rate_above() -> None:
+    assert [cost("c", "µs", figure, 0.5, 0.6).holds for figure in (0.5, 0.6, 0.7)] == [True, True, False]
+    assert [rate("r", "1/s", figure, 100.0, 0.8).holds for figure in (79.0, 80.0, 120.0)] == [False, True, True]
+    assert (cost("c", "µs", 1.0, 0.5).holds, rate("r", "1/s", 1.0, 0.5).goal) == (None, None)
+    assert cost("c", "µs", 1.0, 0.5).ratio == rate("r", "1/s", 1.0, 0.5).ratio == 2.0
+
+
+def test_runs_take_turns_and_the_median_counts() -> None:
+    order: list[str] = []
+
+    def run(name: str, values: list[float]) -> float:
+        order.append(name)
+        return values.pop()
+
+    a, b = [5.0, 1.0, 3.0], [2.0, 2.0, 9.0]
+    assert interleaved([lambda: run("a", a), lambda: run("b", b)], 3) == [3.0, 2.0]
+    assert order == ["a", "b"] * 3
+
+
+def test_the_table_has_a_line_a_figure() -> None:
+    lines = table([cost("engine", "µs", 0.512, 0.25, 0.6), rate("net", "messages/s", 91_234.5, 100_000.0)])
+    assert lines.splitlines() == [
+        "case    figure  unit        baseline  ratio  goal  holds",
+        "engine   0.512  µs              0.25   2.05   0.6    yes",
+        "net     91,234  messages/s   100,000   0.91",
+    ]
