@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits

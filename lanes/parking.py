@@ -13,6 +13,7 @@ from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
 from lanes.core.types import Failure, Message
 from lanes.dead_letter import dead_letter, error_text
+from lanes.errors import SourceError
 from lanes.history import History
 from lanes.settling import Shell
 from lanes.source import DeadLetters
@@ -63,6 +64,10 @@ class Parking:
                     self._history.dlq_sent(message, self._clock())
                 await self._target.put(letter)
             except Exception as error:
+                if isinstance(error, SourceError) and not error.retryable:
+                    # It can never be written: what is not parked is not settled either, so nothing may go on.
+                    self._shell.stop_because(error)
+                    return
                 log.warning(
                     "%s: dead letter %s not confirmed (%s: %s), again in %.1f s",
                     self._name,

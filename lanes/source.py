@@ -132,7 +132,8 @@ class DeadLetters(Protocol):
         """Write one letter and wait until the broker confirmed it.
 
         Idempotent by ``letter.id`` as far as the backend can deduplicate. Raises any exception when the write
-        is not confirmed; the caller tries again for as long as it takes.
+        is not confirmed; the caller tries again for as long as it takes, and stops in order after a ``SourceError``
+        that is not retryable.
         """
 
     async def aclose(self) -> None:

@@ -1,9 +1,9 @@
-"""What a consumer says about itself: counts and positions, never a key's content or a payload."""
+"""What a consumer says about itself: counts and positions; its ``repr`` has neither keys nor payloads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
 from lanes.core.lane import PARKING
@@ -12,13 +12,16 @@ from lanes.core.types import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:
-    """The unfinished message that was delivered first. ``age`` is seconds since its delivery."""
+    """The unfinished message that was delivered first. ``age`` is seconds since its delivery.
+
+    ``key`` is the key itself, the user's data, and therefore in no ``repr``.
+    """
 
     partition: str
     position: int
     attempt: int
     age: float
-    key: bytes | None
+    key: bytes | None = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

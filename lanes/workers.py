@@ -31,6 +31,9 @@ Handler = Callable[[Message], Awaitable[object]]
 TIME_SLICE: Final = 0.005
 """Seconds of handlers that do not suspend before the workers yield to the event loop."""
 
+_WAKING_LIMIT: Final = 8
+"""Workers on their way out of their sleep, at most."""
+
 _STRIDE_LIMIT: Final = 64
 """Messages between two looks at the clock, at most."""
 
@@ -67,6 +70,8 @@ class Workers:
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._idle: list[_Worker] = []
         self._waking = 0
+        # With a history those that start together share one write, so they are woken together.
+        self._waking_limit = _WAKING_LIMIT if history is None else engine.concurrency
         self._round = 0
         self._slice_start = clock()
         self._stride = 1
@@ -79,8 +84,9 @@ class Workers:
 
     def wake(self) -> None:
         """Wake idle workers for the lanes that are ready."""
-        # Those woken before and not running yet will take their share.
-        for _ in range(min(len(self._idle), self._engine.ready - self._waking)):
+        # Those woken before and not running yet will take their share, and wake the next ones: where handlers do
+        # not suspend, the first few do all the work, and waking a worker costs more than a message.
+        for _ in range(min(len(self._idle), self._engine.ready - self._waking, self._waking_limit - self._waking)):
             self._waking += 1
             self._idle.pop().wake.set()
 
@@ -109,6 +115,7 @@ class Workers:
                 self._idle.append(worker)
                 await worker.wake.wait()
                 self._waking -= 1
+                self.wake()
                 continue
             worker.message = message
             try:

@@ -1,7 +1,11 @@
-"""The tools around a run of ``lanes``: read its history, and check the promises over it."""
+"""The tools around a run of ``lanes``: a broker in memory to run it on, its history read back, its promises checked.
+
+The suite that every source passes is in ``memsource.contract``.
+"""
 
 from __future__ import annotations
 
+from memsource.broker import MemoryBroker
 from memsource.checkers import (
     CHECKERS,
     AtLeastOnce,
@@ -17,6 +21,7 @@ from memsource.checkers import (
 from memsource.history import Gap, HistoryError, Segment, read, read_bytes
 from memsource.report import Checked, Counts, check_files, counts, exit_status, render
 from memsource.rows import Row
+from memsource.source import MemoryDeadLetters, MemorySource
 from memsource.timeline import Timeline
 
 __all__ = [
@@ -29,6 +34,9 @@ __all__ = [
     "DeadLetterBeforeSettle",
     "Gap",
     "HistoryError",
+    "MemoryBroker",
+    "MemoryDeadLetters",
+    "MemorySource",
     "NoOverlap",
     "NoSettleBeforeEnd",
     "PerKeyOrder",

@@ -117,6 +117,14 @@ class Session:
             messages += messages_of(await self.receive(Room(count - len(messages), size)))
         return messages
 
+    async def assigned(self) -> list[Partition]:
+        """The partitions that the source begins with."""
+        while not self.partitions:
+            await self.receive(Room(0, 0))
+        # There may be more, each in a call of its own.
+        await self.expect_nothing(Room(0, 0))
+        return list(self.partitions)
+
     async def expect_nothing(self, room: Room = ROOM) -> None:
         """Nothing but assignments come."""
         with anyio.move_on_after(self._harness.patience):

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -49,7 +48,9 @@ class Connection:
     def __init__(self, where: Where) -> None:
         if not isinstance(where, str | Client | JetStreamContext) or where == "":
             raise ConfigError(
-                f"{where!r:.80} is no NATS connection: pass a URL, a connected nats client, or its jetstream()"
+                # Not its repr: a list of URLs has credentials in it.
+                f"a {type(where).__name__} is no NATS connection: pass a URL (or several with commas), a connected "
+                "nats client, or its jetstream()"
             )
         self._url = where if isinstance(where, str) else None
         self._prefix = "$JS.API"
@@ -65,7 +66,9 @@ class Connection:
         """The servers without credentials, for messages."""
         if self._url is None:
             return "the given connection"
-        return ", ".join(_without_credentials(url) for url in self._url.split(","))
+        scheme, found, rest = self._url.rpartition("@")
+        # A password may hold any character: nothing before the last @ of all is shown.
+        return f"{scheme.partition('://')[0]}://{rest}" if found and "://" in scheme else rest or scheme
 
     async def open(self) -> None:
         """Connect if a URL was given, else check that the client is connected. Idempotent.
@@ -112,6 +115,16 @@ class Connection:
             ) from None
         self.client = client
 
+    @property
+    def own(self) -> bool:
+        """Whether it was opened here."""
+        return self._url is not None
+
+    async def reopen(self) -> None:
+        """Connect anew after the client gave up, as it does when the server hangs up on a message. See ``open``."""
+        del self.client
+        await self.open()
+
     async def close(self) -> None:
         """Close a connection that was opened here; the user's own stays as it is. Idempotent."""
         if self._url is not None and hasattr(self, "client") and not self.client.is_closed:
@@ -155,12 +168,3 @@ class Connection:
     def next_subject(self, stream: str, durable: str) -> str:
         """Where pull requests of a consumer go."""
         return f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
-
-
-def _without_credentials(url: str) -> str:
-    try:
-        parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
-    except ValueError:
-        # What cannot be read cannot be cleared of credentials either.
-        return "an address that is no URL"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

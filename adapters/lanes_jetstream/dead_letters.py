@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from typing import Final
 from urllib.parse import quote
 
@@ -11,6 +13,11 @@ import nats.errors
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header name that any client sends: a token of RFC 9110."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 _RESERVED: Final = ("nats-", "lanes-")
 """Header names with a meaning to the server or to ``lanes``; an original header so named is kept under a prefix."""
@@ -51,11 +58,22 @@ class JetStreamDeadLetters:
             )
 
     async def put(self, letter: DeadLetter) -> None:
-        """Publish and wait for the stream's confirmation. Raises ``SourceError`` when it does not come."""
-        try:
-            answer = await self._connection.client.request(
-                self._subject, letter.value, timeout=API_TIMEOUT, headers=letter_headers(letter)
+        """Publish and wait for the stream's confirmation.
+
+        Raises ``SourceError``: retryable when the confirmation does not come, else when it never can.
+        """
+        if letter.subject == self._subject:
+            raise SourceError(
+                f"the source also reads the dead-letter subject {self._subject!r}, so every letter would make another; "
+                "use a subject outside the source's stream, or a filter_subject that excludes it"
             )
+        client = self._connection.client
+        if client.is_closed and self._connection.own:
+            await self._connection.reopen()
+            client = self._connection.client
+        body, headers = fitting(letter, client.max_payload)
+        try:
+            answer = await client.request(self._subject, body, timeout=API_TIMEOUT, headers=headers)
             confirmation = json.loads(answer.data)
         except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
             raise SourceError(
@@ -63,8 +81,7 @@ class JetStreamDeadLetters:
             ) from error
         if "error" in confirmation or "stream" not in confirmation:
             raise SourceError(
-                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}",
-                retryable=True,
+                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}", retryable=True
             )
 
     async def aclose(self) -> None:
@@ -72,12 +89,35 @@ class JetStreamDeadLetters:
         await self._connection.close()
 
 
+def fitting(letter: DeadLetter, max_payload: int) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a letter within the server's limit, which counts both; it hangs up on more.
+
+    What does not fit goes in this order: the original headers, then the end of the body; ``Lanes-Truncated`` says how
+    many bytes the original had. Stream and sequence lead to the whole of it.
+    """
+    headers = letter_headers(letter)
+    if len(letter.value) + _size(headers) <= max_payload:
+        return letter.value, headers
+    headers = letter_headers(dataclasses.replace(letter, headers=()))
+    headers["Lanes-Truncated"] = str(len(letter.value))
+    room = max(0, max_payload - _size(headers))
+    return letter.value[:room], headers
+
+
+def _size(headers: dict[str, str]) -> int:
+    # "NATS/1.0", each "name: value", an empty line; CRLF behind every line.
+    return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+
+
 def letter_headers(letter: DeadLetter) -> dict[str, str]:
     """The headers of a letter on the wire. Texts that a sender controls are percent-encoded."""
     headers: dict[str, str] = {}
     for name, value in letter.headers:
+        if not _NAME.fullmatch(name):
+            # The client refuses to send such a name, and a letter that cannot be sent would park its lane for ever.
+            name = f"Lanes-Origin-{quote(name, safe='')}"
         kept = f"Lanes-Origin-{name}" if name.lower().startswith(_RESERVED) else name
-        headers[kept] = value.decode("utf-8", "replace")
+        headers[kept] = _CONTROL.sub(" ", value.decode("utf-8", "replace"))
     headers["Nats-Msg-Id"] = letter.id
     headers["Lanes-Source"] = letter.source
     headers["Lanes-Partition"] = str(letter.partition)

@@ -45,6 +45,8 @@ class Pending:
 
     count: int
     waiting_pulls: int
+    highest: int
+    """The highest stream sequence that was ever delivered."""
 
 
 class Durable:
@@ -107,7 +109,7 @@ class Durable:
 
     async def ensure(self) -> None:
         """Find or make the consumer, and check it. Raises ``ConfigError`` naming what does not fit, and the remedy."""
-        self.incarnation = await self._stream_created()
+        self.incarnation, _ = await self._stream_state()
         try:
             await self.refresh()
         except ApiError as error:
@@ -120,15 +122,27 @@ class Durable:
         """Read configuration and state anew."""
         info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
         self.config = dict(info["config"])
-        return Pending(int(info.get("num_ack_pending", 0)), int(info.get("num_waiting", 0)))
+        return Pending(
+            int(info.get("num_ack_pending", 0)),
+            int(info.get("num_waiting", 0)),
+            int((info.get("delivered") or {}).get("stream_seq", 0)),
+        )
 
-    async def check_stream(self) -> None:
-        """Raise ``SourceError`` when the stream is not the one this source started on."""
-        created = await self._stream_created()
+    async def check_stream(self, highest: int) -> None:
+        """Raise ``SourceError`` when the stream is not the one this source started on, or has lost its end.
+
+        ``highest``: the highest sequence seen. Sequences that are used again would pass for settled ones.
+        """
+        created, last = await self._stream_state()
         if created != self.incarnation:
             raise SourceError(
                 f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; "
                 "start again when that was intended"
+            )
+        if last < highest:
+            raise SourceError(
+                f"stream {self._stream!r} ends at sequence {last} and was read up to {highest}: the server has lost "
+                "messages, and new ones take their sequences; check what is missing, then start again"
             )
 
     async def restore(self) -> None:
@@ -183,7 +197,7 @@ class Durable:
         self.config = dict(answer["config"])
         log.info("%s: created a durable pull consumer", self)
 
-    async def _stream_created(self) -> str:
+    async def _stream_state(self) -> tuple[str, int]:
         try:
             info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
@@ -193,7 +207,7 @@ class Durable:
                     "stream=…"
                 ) from None
             raise SourceError(f"stream {self._stream!r}: {error}") from None
-        return str(info["created"])
+        return str(info["created"]), int(info["state"]["last_seq"])
 
     def _check(self) -> None:
         config = self.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +19,7 @@ from lanes_jetstream.connection import Connection, NoAnswer, Where
 from lanes_jetstream.durable import LEAST_ACK_WAIT, Durable
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.takeover import Mode, Takeover
-from lanes_jetstream.transport import Pulls, sequences, size_of
+from lanes_jetstream.transport import PULL_EXPIRES, Pulls, sequences, size_of
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -28,8 +29,12 @@ DEFAULT_MAX_ACK_PENDING: Final = 10_000
 _LOOK: Final = 0.25
 """Seconds between two looks at the connection while nothing arrives."""
 
-_OTHER_PULLER_WAIT: Final = 5.0
-"""Seconds that pull requests of another process may stay open at the start before this one refuses to run."""
+_OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
+"""Seconds that pull requests of another process may stay open at the start before this one refuses to run: those of
+a machine that was lost are gone by then."""
+
+_ACKS_KEPT: Final = 10_000
+"""Acknowledgements that are repeated after a reconnect: more than a connection can lose."""
 
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
@@ -93,6 +98,12 @@ class JetStreamSource:
         self._partition: Partition | None = None
         self._assigned = False
         self._expected: int | None = None
+        self._highest = 0
+        self._waited = False
+        self._taken_over = False
+        self._failure: SourceError | None = None
+        self._acks: deque[str] = deque(maxlen=_ACKS_KEPT)
+        self._acks_reconnects = 0
 
     def __repr__(self) -> str:
         return f"<JetStreamSource {self._name}>"
@@ -108,8 +119,11 @@ class JetStreamSource:
         except NoAnswer as error:
             raise SourceError(str(error), retryable=True) from None
         client = self._connection.client
+        self._acks_reconnects = client.stats["reconnects"]
         self._pulls = Pulls(client, self._connection.next_subject(*self._next), self._name)
-        self._takeover = Takeover(self._connection, self._durable, self._pulls, self._mode, self._name)
+        self._takeover = Takeover(
+            self._connection, self._durable, self._pulls, self._mode, self._name, self._resend_acks
+        )
         self._partition = Partition(PartitionId(self._stream, 0), _READER, self._durable.incarnation)
         return SourceTraits(
             name=self._name,
@@ -126,14 +140,18 @@ class JetStreamSource:
             self._assigned = True
             return [Assigned(partition)]
         while True:
-            if self._pulls.check() is not None:
+            if self._failure is not None:
+                raise self._failure
+            if not self._taken_over or self._pulls.check() is not None:
+                # A state of its own: a cancelled takeover is started again, whatever the connection says then.
+                self._taken_over = False
                 self._expected = None
-                orphans = await self._takeover.run(room)
-                if orphans:
-                    # Sorted by sequence, so not in the order of their deliveries; these end at the highest.
-                    self._expected = max(sequences(raw.reply)[1] for raw in orphans) + 1
-                    run = [self._message(partition, raw, sequences(raw.reply)[0]) for raw in orphans]
-                    return [_delivered(partition, run)]
+                collected = await self._takeover.run(room, self._highest)
+                self._taken_over = True
+                if collected:
+                    # By sequence, so not in the order of their deliveries; these end at the highest.
+                    self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
+                    return self._delivered(partition, collected)
             arrived = self._pulls.take()
             if arrived:
                 events = self._deliver(partition, arrived)
@@ -156,7 +174,9 @@ class JetStreamSource:
         try:
             for settlement in settlements:
                 for message in settlement.messages:
-                    await publish(str(message.token), b"+ACK")
+                    token = str(message.token)
+                    self._acks.append(token)
+                    await publish(token, b"+ACK")
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self._name}: the connection is closed") from None
         except (nats.errors.Error, OSError) as error:
@@ -180,7 +200,20 @@ class JetStreamSource:
             await self._pulls.close()
         except (nats.errors.Error, OSError) as error:
             log.debug("%s: inbox not closed: %s", self._name, error)
+        await self._resend_acks()
         await self._connection.flush()
+
+    async def _resend_acks(self) -> None:
+        """Repeat the last acknowledgements after a reconnect: some may have been lost with the connection.
+
+        An acknowledgement names one delivery of one message, so a repeated one changes nothing.
+        """
+        client = self._connection.client
+        reconnects = client.stats["reconnects"]
+        if reconnects != self._acks_reconnects:
+            for token in list(self._acks):
+                await client.publish(token, b"+ACK")
+            self._acks_reconnects = reconnects
 
     async def aclose(self) -> None:
         """Close the inbox, and the connection if it was opened here. Idempotent."""
@@ -195,17 +228,31 @@ class JetStreamSource:
 
     def _deliver(self, partition: Partition, arrived: list[Msg]) -> list[SourceEvent]:
         """Messages for what arrived, up to the first sign that a delivery was lost on the way."""
-        run: list[Message] = []
-        for raw in arrived:
-            position, delivery = sequences(raw.reply)
+        for index, raw in enumerate(arrived):
+            delivery = sequences(raw.reply)[1]
             if self._expected is not None and delivery != self._expected:
                 # Something the server counts as delivered did not arrive and will come back behind newer ones.
                 # Everything from here on is dropped: the takeover brings it back in order.
                 self._pulls.broken = f"delivery {self._expected} missing, got {delivery}"
+                arrived = arrived[:index]
                 break
             self._expected = delivery + 1
-            run.append(self._message(partition, raw, position))
-        return [_delivered(partition, run)] if run else []
+        return self._delivered(partition, arrived)
+
+    def _delivered(self, partition: Partition, arrived: list[Msg]) -> list[SourceEvent]:
+        """One run of messages; one whose key cannot be had ends it, and is raised by the next ``receive``."""
+        run: list[Message] = []
+        for raw in arrived:
+            position = sequences(raw.reply)[0]
+            try:
+                run.append(self._message(partition, raw, position))
+            except SourceError as error:
+                self._failure = error
+                break
+            self._highest = max(self._highest, position)
+        if not run and self._failure is not None:
+            raise self._failure
+        return [Delivered(partition, run, sum(message.size for message in run))] if run else []
 
     def _message(self, partition: Partition, raw: Msg, position: int) -> Message:
         return Message(partition, position, self._key_of(raw, position), size_of(raw), raw, raw.reply)
@@ -225,13 +272,18 @@ class JetStreamSource:
     # --- start
 
     async def _refuse_other_pullers(self) -> None:
-        deadline = asyncio.get_running_loop().time() + _OTHER_PULLER_WAIT
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         while (await self._durable.refresh()).waiting_pulls:
-            # A process that has just died may still be listed for a moment.
-            if asyncio.get_running_loop().time() > deadline:
+            if loop.time() - started > _OTHER_PULLER_WAIT:
                 raise ConfigError(
                     f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
                     "other one, or use a durable of its own"
+                )
+            if not self._waited:
+                self._waited = True
+                log.warning(
+                    "%s: somebody pulls already; waiting up to %.0f s for that to end", self._name, _OTHER_PULLER_WAIT
                 )
             await asyncio.sleep(_LOOK)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
 import nats.errors
@@ -16,7 +17,7 @@ from nats.aio.msg import Msg
 from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.durable import Durable
+from lanes_jetstream.durable import Durable, Pending
 from lanes_jetstream.transport import Pulls, sequences
 
 log = logging.getLogger("lanes.jetstream")
@@ -34,92 +35,119 @@ _HOLD_BACK_MARGIN: Final = 1.0
 
 
 class Takeover:
-    """The takeovers of one consumer. ``mode``: see ``JetStreamSource``."""
+    """The takeovers of one consumer. ``mode``: see ``JetStreamSource``.
 
-    def __init__(self, connection: Connection, durable: Durable, pulls: Pulls, mode: Mode, name: str) -> None:
+    ``resend`` repeats acknowledgements that may have been lost with a connection.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        durable: Durable,
+        pulls: Pulls,
+        mode: Mode,
+        name: str,
+        resend: Callable[[], Awaitable[None]],
+    ) -> None:
         self._connection = connection
         self._durable = durable
         self._pulls = pulls
         self._mode = mode
         self._name = name
+        self._resend = resend
         self._again = False
+        self._capacity = 0
 
-    async def run(self, room: Room) -> list[Msg]:
+    async def run(self, room: Room, highest: int) -> list[Msg]:
         """Start on a fresh inbox so that what is unacknowledged comes before anything new.
 
-        Returns the orphans themselves when they had to be collected. Waits for the connection and the server for
-        as long as it takes; raises ``SourceError`` only when they cannot come back.
+        Returns messages that had to be collected, by sequence. Waits for the connection and the server for as
+        long as it takes; raises ``SourceError`` only when they cannot come back. ``highest``: the highest sequence
+        handed over so far. To be called again from the start when it was cancelled.
         """
-        reason = self._pulls.broken
+        reason = self._pulls.broken or "the last takeover was not finished"
         if self._again:
             log.warning("%s: pulling again from a fresh inbox: %s", self._name, reason)
         while True:
             try:
                 await self._until_connected()
                 await self._pulls.renew()
+                await self._resend()
                 # Nothing of the old inbox may arrive at the server after what follows.
                 await self._connection.flush()
-                await self._durable.check_stream()
+                await self._durable.check_stream(highest)
                 pending = await self._durable.refresh()
+                if pending.waiting_pulls and reason.startswith("delivery"):
+                    # Our own requests are gone with their inbox, so a delivery went to somebody else's.
+                    raise SourceError(
+                        f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop "
+                        "the other one, or use a durable of its own"
+                    )
                 await self._durable.restore()
-                orphans = await self._requeue(pending.count, room) if pending.count else []
+                collected = await self._requeue(pending, room) if pending.count else []
             except (NoAnswer, nats.errors.Error, OSError) as error:
-                log.info("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
+                log.warning("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
             except SourceError as error:
                 if not error.retryable:
                     raise
-                log.info("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
+                log.warning("%s: takeover not finished (%s), again in %g s", self._name, error, _RETRY)
             except ApiError as error:
                 raise SourceError(f"consumer {self._durable}: {error}") from None
             else:
                 if self._pulls.check() is None:
                     self._again = True
-                    return orphans
+                    return collected
             await asyncio.sleep(_RETRY)
 
-    async def _requeue(self, pending: int, room: Room) -> list[Msg]:
-        """Have the unacknowledged messages delivered before anything new; at the start, all of them at once.
+    async def _requeue(self, pending: Pending, room: Room) -> list[Msg]:
+        """Have the unacknowledged messages delivered before anything new, and put them in order.
 
-        Messages expire in batches, and the server queues batch behind batch: what an earlier process left is in
-        order only after sorting all of it. Later, what this process holds needs no order, and deliveries that
-        were lost on the way expire in the order in which they were made.
+        The server queues what expires batch behind batch, and keeps what an earlier takeover had queued in front:
+        the messages are in order only after sorting all of them. What this process holds comes with them and is
+        recognised.
         """
-        if not await self._shrink(pending):
+        self._capacity = max(self._capacity, room.messages)
+        shrunk = await self._shrink(pending.count)
+        if not shrunk:
             await self._hold_back()
-        if self._again:
-            return []
+        # Without a shrink what this process holds stays alive and does not come: new messages would instead.
+        only_lost = self._again and not shrunk
+        wanted = min(pending.count, room.messages) if only_lost else pending.count
         collected: dict[int, Msg] = {}
-        while True:
-            count = (await self._durable.refresh()).count
-            # Everything collected is unacknowledged itself, so equal counts mean that nothing is missing.
-            if count <= len(collected):
-                return [collected[position] for position in sorted(collected)]
-            if count > room.messages:
-                await self._requeue_in_one_batch(count, room)
+        while wanted > len(collected):
+            if wanted > self._capacity:
+                await self._requeue_in_one_batch(wanted)
                 return []
-            # When not all of them came, some had not expired: once more, for what is missing.
-            if not await self._collect(count, collected) and not await self._shrink(count):
+            if await self._collect(wanted, collected, pending.highest) or only_lost:
+                break
+            # They stopped coming: some were acknowledged meanwhile, or had not expired.
+            wanted = (await self._durable.refresh()).count
+            if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
+        return [collected[position] for position in sorted(collected)]
 
-    async def _requeue_in_one_batch(self, count: int, room: Room) -> None:
-        """More orphans than may be held here: have all of them delivered, drop them, and shrink once more.
+    async def _requeue_in_one_batch(self, count: int) -> None:
+        """More than may be held here: have all of them delivered, drop them, and shrink once more.
 
         Now they expire together, in one batch, which the server sorts.
         """
         dropped: dict[int, Msg] = {}
         came = 0
-        while came < count and await self._collect(min(room.messages, count - came), dropped):
+        while came < count and await self._collect(min(self._capacity, count - came), dropped, None):
             came += len(dropped)
             dropped.clear()
         if not await self._shrink(count):
             raise SourceError(
                 f"{self._name}: an earlier run left {count} messages unacknowledged and max_in_flight is "
-                f"{room.messages}: without changing the consumer they can be put in order only together; raise "
+                f"{self._capacity}: without changing the consumer they can be put in order only together; raise "
                 'max_in_flight to that once, or permit takeover="modify"'
             )
 
-    async def _collect(self, count: int, collected: dict[int, Msg]) -> bool:
-        """Pull until ``count`` messages are collected; False when they stop coming before that."""
+    async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
+        """Pull until ``count`` messages are collected; False when they stop coming before that.
+
+        Also done when a message above ``highest`` comes: new ones come only after everything that was queued.
+        """
         await self._pulls.ask_exactly(count - len(collected))
         while len(collected) < count:
             await self._pulls.wait(_RETRY)
@@ -130,6 +158,8 @@ class Takeover:
                 return False
             for raw in arrived:
                 collected[sequences(raw.reply)[0]] = raw
+            if highest is not None and max(collected) > highest:
+                return True
         return True
 
     async def _shrink(self, pending: int) -> bool:

@@ -58,6 +58,7 @@ class Pulls:
         self._average_size = 256.0
         self._oversized = False
         self._last_sign = 0.0
+        self._last_look = 0.0
         self._reconnects = 0
         self.broken: str | None = "not started"
         self.failure: SourceError | None = None
@@ -94,7 +95,8 @@ class Pulls:
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
-            await self._ask(free, room.bytes)
+            # What is still to come from other requests takes its share of the bytes too.
+            await self._ask(free, max(1, room.bytes - int(self._outstanding * self._average_size)))
 
     async def ask_exactly(self, count: int) -> None:
         """Request ``count`` messages whatever their size."""
@@ -141,9 +143,17 @@ class Pulls:
                 self.broken = "disconnected"
             elif self._client.stats["reconnects"] != self._reconnects:
                 self.broken = "reconnected"
-            elif self._outstanding and monotonic() - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
-                self.broken = "no heartbeat from the server"
+            else:
+                self._check_heartbeat(monotonic())
         return self.broken
+
+    def _check_heartbeat(self, now: float) -> None:
+        if now - self._last_look > HEARTBEAT / 2:
+            # Nobody looked for so long: this loop was blocked, and what the server sent waits to be read.
+            self._last_sign = now
+        elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
+            self.broken = "no heartbeat from the server"
+        self._last_look = now
 
     async def _receive(self, message: Msg) -> None:
         self._last_sign = monotonic()
@@ -185,15 +195,21 @@ def size_of(message: Msg) -> int:
 
 
 def _count(header: str | None) -> int:
-    return int(header) if header is not None and header.isdigit() else 0
+    return int(header) if header is not None and header.isascii() and header.isdigit() else 0
 
 
 def sequences(reply: str) -> tuple[int, int]:
     """Stream sequence and delivery number of the consumer, from either form of the reply subject.
 
     ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
-    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15).
+    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15). Raises ``SourceError``
+    for any other.
     """
     tokens = reply.split(".")
-    first = 5 if len(tokens) == 9 else 7
-    return int(tokens[first]), int(tokens[first + 1])
+    first = {9: 5, 11: 7, 12: 7}.get(len(tokens), 0)
+    numbers = tokens[first : first + 2]
+    if not first or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise SourceError(
+            f"a delivery with the reply subject {reply!r:.200}: not one of JetStream's; is it the server?"
+        )
+    return int(numbers[0]), int(numbers[1])

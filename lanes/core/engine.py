@@ -353,9 +353,10 @@ class Engine:
         return True
 
     def _receive_draining(self, partition: Partition, run: list[Message]) -> None:
-        """While draining only what is already held matters: its newest token is the one to settle with."""
+        """While draining only what is known matters: held, or settled and to be settled again."""
+        ledger = partition.ledger
         for message in run:
-            if message.position in partition.ledger.held:
+            if message.position in ledger.held or ledger.is_settled(message.position):
                 self._redelivered(partition, message, 0.0)
 
     # --- settling
@@ -371,9 +372,6 @@ class Engine:
             # A partition that was released meanwhile has an empty ledger: nothing is counted twice.
             count, size = settlement.partition.ledger.settle(settlement.messages)
             self.settled_count += count
-            for message in settlement.messages:
-                if message.state == FINISHED:
-                    message.state = SETTLED
             if count:
                 self._released(count, size)
 

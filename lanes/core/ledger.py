@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
+from lanes.core.lane import SETTLED
 from lanes.core.types import Message
 
 RUNS_LIMIT: Final = 65_536
@@ -51,10 +52,15 @@ class AckLedger:
             position = message.position
             if held.get(position) is message:
                 del held[position]
+                message.state = SETTLED
                 positions.append(position)
                 size += message.size
         positions.sort()
         index, count = 0, len(positions)
+        if count and positions[-1] - positions[0] == count - 1:
+            # Different positions without a gap are one run: the usual case.
+            self._add(positions[0], positions[-1] + 1)
+            return count, size
         while index < count:
             start = end = positions[index]
             while index < count and positions[index] == end:

@@ -54,7 +54,7 @@ class Reader(Protocol):
         """The payload; empty bytes when there is none."""
 
     def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        """The headers in the order of the wire, repeated names kept."""
+        """The headers in the order of the wire, as far as the client keeps them."""
 
     def subject(self, raw: object) -> str:
         """The topic or the subject the message was published to."""
@@ -147,7 +147,7 @@ class Message:
 
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]:
-        """The headers as pairs, in the order of the wire, repeated names kept."""
+        """The headers as pairs, in the order of the wire, as far as the client keeps repeated names."""
         return self.partition.reader.headers(self.raw)
 
     @property

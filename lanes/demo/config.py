@@ -52,7 +52,7 @@ class DemoConfig:
     on the run from outside: kill the server, freeze the worker.
     """
 
-    server: str
+    server: str = field(repr=False)
     data: Path | None = None
     events: int | None = None
     seed: int = 1
@@ -71,7 +71,8 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         if not self.server or not all(_is_url(url) for url in self.server.split(",")):
-            raise DemoError(f"server={self.server!r}: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
+            # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+            raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
         if self.events is not None and self.events < 1:
             raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
         _at_least("latency", self.latency, 0.0)
@@ -98,12 +99,12 @@ class WorkerConfig:
     ``member`` this worker's name in it. ``seconds``: how long the one-at-a-time loop runs.
     """
 
-    server: str
+    server: str = field(repr=False)
     stream: str
     durable: str
     dead_subject: str
     service: str
-    token: str
+    token: str = field(repr=False)
     history: str
     member: str
     concurrency: int
@@ -149,7 +150,7 @@ def _is_url(text: str) -> bool:
         return False
     try:
         parts = urlsplit(text if "://" in text else f"nats://{text}")
-        return bool(parts.hostname) and parts.port != 0
+        return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 

@@ -18,10 +18,11 @@ class Verdict(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """All verdicts, and how often messages came again, by cause: restart, held, settled, late."""
+    """All verdicts, how often messages came again, by cause (restart, held, settled, late), and the most in flight."""
 
     verdicts: Sequence[Verdict]
     redelivered: Mapping[str, int]
+    peak_in_flight: int
 
 
 def examine(directory: Path) -> Findings:
@@ -32,12 +33,13 @@ def examine(directory: Path) -> Findings:
         segments = memsource.read([directory])
     except LanesError as error:
         # No history proves nothing, which is not the same as nothing having happened.
-        return Findings([Verdict("history", "unproven", str(error))], {})
+        return Findings([Verdict("history", "unproven", str(error))], {}, 0)
     verdicts = [
         Verdict(found.name, found.status, _detail(found.violations, found.witnesses, found.reasons))
         for found in memsource.check(segments)
     ]
-    return Findings(verdicts, memsource.counts(segments).redeliveries)
+    counts = memsource.counts(segments)
+    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight)
 
 
 def _detail(violations: int, witnesses: Sequence[str], reasons: Sequence[str]) -> str:

@@ -129,7 +129,8 @@ async def _report(
         serial_rate=serial_rate,
         repeats=audit.repeats,
         dead_letters=len(letters),
-        max_in_flight_seen=part.peak_in_flight,
+        # A worker that is killed does not say its last peak; its history does.
+        max_in_flight_seen=max(part.peak_in_flight, findings.peak_in_flight),
         max_in_flight=config.max_in_flight,
         rss_mb=part.rss_mb,
         kills=part.kills,

@@ -25,7 +25,7 @@ class NaiveEngine:
     def receive(self, message: Message, highest: int) -> str:
         partition, place = message.partition, (message.partition, message.position)
         known = place in [(m.partition, m.position) for m in self.state]
-        if partition in self.fenced or (partition in self.draining and not known):
+        if partition in self.fenced or (partition in self.draining and not known and place not in self.settled):
             return "ignored"
         if known:
             return "held"

@@ -22,7 +22,7 @@ ALLOWED = {"__future__", "bisect", "collections", "heapq", "typing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "lane": {"types"},
-    "ledger": {"types"},
+    "ledger": {"types", "lane"},
     "outbox": {"types", "lane"},
     "flow": {"types"},
     "retry": {"types"},
@@ -36,6 +36,7 @@ BACKENDS = ("jetstream", "kafka", "nats")
 NEUTRAL = [
     *(f"core/{module}.py" for module in MODULES),
     "consumer.py",
+    "handover.py",
     "workers.py",
     "settling.py",
     "parking.py",

@@ -61,9 +61,13 @@ async def test_everything_it_made_is_gone_and_what_was_to_be_kept_stays(
 
 
 async def test_killed_at_many_moments(nats_server: NatsServer) -> None:
-    report = await run(config(nats_server, kill_at=(0.001, 0.3, 0.7, 0.95)))
+    moments = (0.001, 0.05, 0.13, 0.25, 0.33, 0.48, 0.62, 0.77, 0.9, 0.99)
+    report = await run(config(nats_server, events=6_000, kill_at=moments))
     assert report.broken == []
-    assert (report.kills, report.workers) == (4, 5)
+    assert (report.events, report.done, report.kills, report.workers) == (6_000, 6_000, 10, 11)
+    assert (report.violations, report.lost, report.doubled) == ([], [], [])
+    assert report.redelivered["restart"] > 0
+    assert report.max_in_flight_seen <= report.max_in_flight
 
 
 async def test_a_worker_that_dies_by_itself_is_quoted(nats_server: NatsServer) -> None:

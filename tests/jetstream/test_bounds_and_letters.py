@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import unquote
 
 import anyio
+import nats
 import pytest
 from nats.aio.client import Client
 
@@ -181,3 +182,49 @@ async def test_dead_letter_outage_parks_only_its_lane(
         with anyio.fail_after(20):
             await stream.acknowledged()
     assert (await client.jetstream().stream_info(name)).state.messages == 1
+
+
+async def test_poison_at_the_limit_of_a_payload_is_parked_cut(fresh_nats: Callable[..., NatsServer]) -> None:
+    """Headers and body together would be above the limit, and the server hangs up on whoever sends that."""
+    server = fresh_nats(config="max_payload: 20000")
+    client = await nats.connect(server.url)
+    stream = Stream(server.url, client, "BIG")
+    await stream.create()
+    await client.jetstream().add_stream(name="DEAD", subjects=["dead"])
+    await client.jetstream().publish("BIG.1", b"x" * 19_900, headers={"Color": "red"})
+    await stream.publish(5, keys=5)
+    recorder = Recorder()
+
+    async def handler(message: lanes.Message) -> None:
+        if len(message.value) > 1_000:
+            raise lanes.Term("poison")
+        await recorder(message)
+
+    consumer = lanes.Consumer(stream.source(where=client), handler, dead_letters=JetStreamDeadLetters(client, "dead"))
+    async with running(consumer):
+        with anyio.fail_after(15):
+            await recorder.reached(5)
+            await stream.acknowledged()
+    letter = await client.jetstream().get_msg("DEAD", 1)
+    headers = letter.headers or {}
+    assert headers["Lanes-Truncated"] == "19900"
+    assert "Color" not in headers
+    assert 19_000 < len(letter.data or b"") < 19_900
+    await client.close()
+
+
+async def test_dead_letters_into_the_stream_that_is_read_stop_the_consumer(stream: Stream) -> None:
+    await client_publish(stream, b"poison")
+
+    async def handler(message: lanes.Message) -> None:
+        raise lanes.Term("poison")
+
+    target = JetStreamDeadLetters(stream.url, f"{stream.name}.dead")
+    consumer = lanes.Consumer(stream.source(), handler, dead_letters=target)
+    with pytest.raises(lanes.SourceError, match="every letter would make another"), anyio.fail_after(15):
+        await consumer.run()
+    assert (await stream.client.jetstream().stream_info(stream.name)).state.messages == 2
+
+
+async def client_publish(stream: Stream, value: bytes) -> None:
+    await stream.client.jetstream().publish(f"{stream.name}.1", value)

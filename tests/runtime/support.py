@@ -16,7 +16,7 @@ from lanes.workers import Handler
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
 
-TIMEOUT = 5.0
+TIMEOUT = 10.0
 """Seconds after which a condition that has not come true is a failure, not a slow machine."""
 
 

@@ -239,18 +239,21 @@ async def test_a_lost_partition_forgets_its_retries() -> None:
     broker = two_partitions("a")
     source = MemorySource(broker, assigned=[0])
     attempts: list[tuple[int, int]] = []
+    now = 0.0
 
     async def handler(message: Message) -> None:
         attempts.append((message.epoch, message.attempt))
         if message.epoch == 1:
-            raise Nak(delay=0.02)
+            raise Nak(delay=0.001)
 
-    async with started(consumer_of(source, handler, attempts=9)) as run:
-        await until(lambda: attempts)
+    async with started(consumer_of(source, handler, attempts=9, clock=lambda: now)) as run:
+        # The hold is not over before the clock says so, however long it is in real time.
+        await until(lambda: run.consumer.status().held == 1 if attempts else False)
         source.lose(0)
         source.assign(0)
         await until(lambda: broker.acked(0) == [0])
-        with anyio.move_on_after(0.04):
+        now = 1.0
+        with anyio.move_on_after(0.01):
             await until(lambda: len(attempts) > 2)
         assert await run.stop() is None
     # Attempts begin anew with an assignment, and the old hold wakes nobody up.
@@ -273,3 +276,34 @@ async def test_a_partition_assigned_while_stopping_is_given_back_untouched() -> 
         assert await run.end() is None
     assert handler.started == [(0, 0)]
     assert broker.acked(1) == []
+
+
+@pytest.mark.anyio
+async def test_a_clean_handover_between_two_consumers_repeats_nothing() -> None:
+    broker = MemoryBroker(2)
+    sources = [MemorySource(broker, assigned=[0]), MemorySource(broker, assigned=[1])]
+    handled: list[tuple[int, int]] = []
+
+    async def handler(message: Message) -> None:
+        for _ in range(message.position % 4):
+            await anyio.lowlevel.checkpoint()
+        handled.append((message.partition.id.number, message.position))
+
+    async with started(consumer_of(sources[0], handler)) as one, started(consumer_of(sources[1], handler)) as other:
+        await until(lambda: [source.owned for source in sources] == [[0], [1]])
+        for number in range(8):
+            former, later = sources[number % 2], sources[1 - number % 2]
+            publish(broker, [key % 5 for key in range(20)], partition=0)
+            publish(broker, [key % 5 for key in range(5)], partition=1)
+            await turns(number)
+            former.revoke(0)
+            await until(lambda: 0 not in former.owned)  # noqa: B023 - awaited before it changes
+            later.assign(0)
+        await until(lambda: not broker.unfinished)
+        assert await one.stop() is None
+        assert await other.stop() is None
+    assert len(handled) == len(set(handled)) == 8 * 25
+    for partition, count in ((0, 20), (1, 5)):
+        for key in range(5):
+            of_key = [p for n, p in handled if n == partition and p % count % 5 == key]
+            assert of_key == sorted(of_key)

@@ -46,7 +46,9 @@ async def test_what_is_not_sent_stays_in_flight() -> None:
     source.fail("settle", SourceError("no connection", retryable=True), times=10_000)
     handler = Gated()
     handler.let(*range(6))
-    async with started(consumer_of(source, handler, concurrency=2, max_in_flight=4, drain_timeout=0.05)) as run:
+    async with started(
+        consumer_of(source, handler, concurrency=2, max_in_flight=4, drain_timeout=0.05, grace=0.05)
+    ) as run:
         await until(lambda: len(handler.ended) == 4 and len(source.called("settle")) > 3)
         await turns()
         # The bound holds for what is finished and not settled too: no fifth message comes.
@@ -183,7 +185,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_the_rest() -> None:
 @pytest.mark.anyio
 async def test_everything_held_is_kept_alive() -> None:
     broker = published("a", "a", "held", "done")
-    interval = 0.04
+    interval = 0.1
     source = MemorySource(broker, extend_interval=interval)
     gated = Gated(free=[b"done"])
 

@@ -179,6 +179,22 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_never_cou
 
 
 @pytest.mark.anyio
+async def test_a_handler_may_stop_its_consumer() -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+
+    async def handler(message: Message) -> None:
+        consumer.stop()
+        await anyio.lowlevel.checkpoint()
+
+    consumer = consumer_of(source, handler, concurrency=1)
+    with anyio.fail_after(20):
+        await consumer.run()
+    assert broker.acked() == [0]
+    assert broker.unacked() == [1, 2]
+
+
+@pytest.mark.anyio
 async def test_a_stop_before_the_start_takes_nothing() -> None:
     broker = published("a")
     source = MemorySource(broker)
