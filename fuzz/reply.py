@@ -1,4 +1,4 @@
-"""A reply subject gives the numbers in it or ValueError or LookupError; a key function a key or LookupError."""
+"""A reply subject gives the numbers in it or SourceError; a key function a key or LookupError."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lanes.core.types import key_bytes
+from lanes.errors import SourceError
 from lanes_jetstream import header, subject_token, whole_subject
 from lanes_jetstream.transport import sequences
 
@@ -39,7 +40,7 @@ def check_hostile(reply: str) -> None:
     """A reply subject as anybody may make it."""
     try:
         found = sequences(reply)
-    except (ValueError, LookupError):
+    except SourceError:
         return
     assert all(type(number) is int for number in found)
 

@@ -49,10 +49,20 @@ class Handover:
         self._drained: dict[Partition, anyio.Event] = {}
 
     def begin(self, partition: Partition) -> bool:
-        """Whether a drain of it is to be started now: False when one is under way. Call ``drain`` when True."""
+        """Start nothing more of a partition, from this call on; False when it drains already.
+
+        Call ``drain`` when True. Does not block.
+        """
         if partition in self._drained:
             return False
         self._drained[partition] = anyio.Event()
+        abandoned = self._engine.drain(partition)
+        # A handler that was interrupted has drained it before, and Drained has come and gone.
+        if not partition.running:
+            self._drained[partition].set()
+        if self._history is not None:
+            self._history.revoking(partition, self._clock())
+            self._history.abandoned(abandoned, self._clock())
         return True
 
     def drained(self, partition: Partition) -> None:
@@ -61,19 +71,14 @@ class Handover:
             self._drained[partition].set()
 
     async def drain(self, partition: Partition, timeout: float) -> None:
-        """Drain, settle and release one partition, within ``timeout`` seconds plus the grace, twice at most.
+        """Let a partition end that ``begin`` was called for, settle it and release it.
+
+        Takes at most ``timeout`` seconds plus the grace, twice.
 
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
         engine, history, drained = self._engine, self._history, self._drained[partition]
         deadline = self._clock() + timeout
-        # A handler that was interrupted has drained it already, and Drained may have come before this task.
-        abandoned = engine.drain(partition)
-        if not partition.running:
-            drained.set()
-        if history is not None:
-            history.revoking(partition, self._clock())
-            history.abandoned(abandoned, self._clock())
         self._shell.after()
         with anyio.move_on_after(timeout):
             await drained.wait()

@@ -191,6 +191,25 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
     expect(came == sorted(sample.value for sample in samples), "other messages came than were published")
 
 
+@_check()
+async def check_start_is_cancel_safe(harness: Harness) -> None:
+    """A ``receive`` that is cancelled while it still gets things going leaves a source that works."""
+    for moment in range(30):
+        (sample,) = _samples(1)
+        async with opened(harness) as session:
+            await session.receive(Room(0, 0))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.source.receive, Room(0, 0))
+                for _ in range(moment):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            await harness.publish([sample])
+            (message,) = await session.take(1)
+            expect(message.value == sample.value, "another message than the published one came")
+            await session.settle([message])
+            await session.expect_unsettled(0)
+
+
 # --- settling
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import anyio
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
@@ -133,7 +134,9 @@ class Connection:
     async def flush(self, timeout: float = API_TIMEOUT) -> None:
         """Return when the server has read everything published so far. Raises ``SourceError`` (retryable)."""
         try:
-            await self.client.flush(timeout=max(1, round(timeout)))
+            # Shielded, and bounded by the timeout: the client's read loop dies of the answer to a cancelled flush.
+            with anyio.CancelScope(shield=True):
+                await self.client.flush(timeout=max(1, round(timeout)))
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise SourceError(f"{self.servers}: not flushed: {type(error).__name__}", retryable=True) from error
 

@@ -57,6 +57,7 @@ class Takeover:
         self._resend = resend
         self._again = False
         self._capacity = 0
+        self._lost_at = -1
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
         """Start on a fresh inbox so that what is unacknowledged comes before anything new.
@@ -77,8 +78,7 @@ class Takeover:
                 await self._connection.flush()
                 await self._durable.check_stream(highest)
                 pending = await self._durable.refresh()
-                if pending.waiting_pulls and reason.startswith("delivery"):
-                    # Our own requests are gone with their inbox, so a delivery went to somebody else's.
+                if reason.startswith("delivery") and self._is_shared(pending):
                     raise SourceError(
                         f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop "
                         "the other one, or use a durable of its own"
@@ -98,6 +98,17 @@ class Takeover:
                     self._again = True
                     return collected
             await asyncio.sleep(_RETRY)
+
+    def _is_shared(self, pending: Pending) -> bool:
+        """Whether a delivery that did not arrive went to another process.
+
+        It did when requests wait although ours are gone with their inbox, or when it is the second one to get lost
+        while the connection held: a connection loses nothing by itself.
+        """
+        reconnects = self._pulls.reconnects
+        again = reconnects == self._lost_at
+        self._lost_at = reconnects
+        return again or pending.waiting_pulls > 0
 
     async def _requeue(self, pending: Pending, room: Room) -> list[Msg]:
         """Have the unacknowledged messages delivered before anything new, and put them in order.

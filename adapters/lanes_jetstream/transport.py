@@ -63,6 +63,11 @@ class Pulls:
         self.broken: str | None = "not started"
         self.failure: SourceError | None = None
 
+    @property
+    def reconnects(self) -> int:
+        """How often the client had reconnected when this inbox was made."""
+        return self._reconnects
+
     async def renew(self) -> None:
         """Drop everything that is open and start on a fresh inbox. Nothing is requested yet."""
         await self.close()
@@ -208,7 +213,8 @@ def sequences(reply: str) -> tuple[int, int]:
     tokens = reply.split(".")
     first = {9: 5, 11: 7, 12: 7}.get(len(tokens), 0)
     numbers = tokens[first : first + 2]
-    if not first or not all(number.isascii() and number.isdigit() for number in numbers):
+    # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
+    if not first or not all(number.isascii() and number.isdigit() and len(number) <= 20 for number in numbers):
         raise SourceError(
             f"a delivery with the reply subject {reply!r:.200}: not one of JetStream's; is it the server?"
         )

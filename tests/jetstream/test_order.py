@@ -365,7 +365,6 @@ async def test_cancelled_receive_does_not_forget_a_takeover(stream: Stream) -> N
 
 async def test_acknowledgements_lost_with_a_connection_are_repeated(stream: Stream) -> None:
     """A clean stop right after a reconnect leaves nothing behind that had finished."""
-    await stream.publish(30, keys=30)
     recorder = Recorder()
     source = stream.source()
     consumer = lanes.Consumer(source, recorder, settings=FAST)
@@ -383,6 +382,7 @@ async def test_acknowledgements_lost_with_a_connection_are_repeated(stream: Stre
                 await publish(subject, payload, *rest, **more)
 
         client.publish = lose  # type: ignore[method-assign]
+        await stream.publish(30, keys=30)
         with anyio.fail_after(10):
             await recorder.reached(30)
             await until(lambda: len(lost) == 30)

@@ -59,6 +59,23 @@ async def test_what_runs_ends_and_is_settled_and_nothing_new_starts() -> None:
 
 
 @pytest.mark.anyio
+async def test_nothing_starts_behind_a_failure_that_halts() -> None:
+    broker = published("poison", "a", "b")
+    handled: list[int] = []
+
+    async def handler(message: Message) -> None:
+        # Without a suspension: the worker asks for the next message before any other task has its turn.
+        handled.append(message.position)
+        if message.key == b"poison":
+            raise Refused
+
+    with pytest.raises(HandlerHalted):
+        await consumer_of(MemorySource(broker), handler, concurrency=1).run()
+    assert handled == [0]
+    assert broker.unacked() == [0, 1, 2]
+
+
+@pytest.mark.anyio
 async def test_the_next_start_begins_with_it() -> None:
     broker = published("a", "a", "b")
 

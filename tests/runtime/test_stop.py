@@ -179,18 +179,19 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_never_cou
 
 
 @pytest.mark.anyio
-async def test_a_handler_may_stop_its_consumer() -> None:
+async def test_a_handler_may_stop_its_consumer_and_nothing_starts_behind_it() -> None:
     broker = published("a", "a", "b")
-    source = MemorySource(broker)
+    handled: list[int] = []
 
     async def handler(message: Message) -> None:
+        # Without a suspension: the worker asks for the next message before any other task has its turn.
+        handled.append(message.position)
         consumer.stop()
-        await anyio.lowlevel.checkpoint()
 
-    consumer = consumer_of(source, handler, concurrency=1)
+    consumer = consumer_of(MemorySource(broker), handler, concurrency=1)
     with anyio.fail_after(20):
         await consumer.run()
-    assert broker.acked() == [0]
+    assert handled == broker.acked() == [0]
     assert broker.unacked() == [1, 2]
 
 
