@@ -124,20 +124,6 @@ async def test_failing_key_function_stops_in_order_and_names_the_message(stream:
     assert await stream.ack_pending() > 0
 
 
-async def test_messages_before_one_without_a_key_are_handled(stream: Stream) -> None:
-    await stream.publish(5)
-    recorder = Recorder()
-
-    def key(message: Any) -> bytes:
-        if message.metadata.sequence.stream == 4:
-            raise ValueError("no key in it")
-        return b"k"
-
-    with pytest.raises(lanes.SourceError, match=r"sequence 4 with ValueError"), anyio.fail_after(10):
-        await lanes.run(stream.source(key=key), recorder)
-    assert recorder.done == {1, 2, 3} or recorder.done == {1}  # queued ones are abandoned by the drain, and come again
-
-
 async def test_consumer_deleted_in_mid_run(stream: Stream) -> None:
     await stream.publish(10)
     recorder = Recorder()
