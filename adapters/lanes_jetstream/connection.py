@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-import anyio
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
@@ -29,6 +28,9 @@ API_TIMEOUT: Final = 5.0
 
 RECONNECT_WAIT: Final = 0.25
 """Seconds between two attempts to reconnect."""
+
+FLUSH_PATIENCE: Final = 86_400
+"""Seconds the client itself waits for a flush: longer than any server stays frozen. See ``Connection.flush``."""
 
 
 class ApiError(Exception):
@@ -53,6 +55,7 @@ class Connection:
                 f"a {type(where).__name__} is no NATS connection: pass a URL (or several with commas), a connected "
                 "nats client, or its jetstream()"
             )
+        self._flushes: set[asyncio.Task[None]] = set()
         self._url = where if isinstance(where, str) else None
         self._prefix = "$JS.API"
         if isinstance(where, JetStreamContext):
@@ -128,17 +131,35 @@ class Connection:
 
     async def close(self) -> None:
         """Close a connection that was opened here; the user's own stays as it is. Idempotent."""
-        if self._url is not None and hasattr(self, "client") and not self.client.is_closed:
+        if self._url is None:
+            return  # A flush that still waits stays too: to cancel it would make the user's client deaf.
+        if hasattr(self, "client") and not self.client.is_closed:
             await self.client.close()
+        for flush in self._flushes:
+            flush.cancel()
 
     async def flush(self, timeout: float = API_TIMEOUT) -> None:
-        """Return when the server has read everything published so far. Raises ``SourceError`` (retryable)."""
+        """Return when the server has read everything published so far, or raise after ``timeout`` seconds.
+
+        Raises ``SourceError`` (retryable). Cancel-safe.
+        """
+        # A task of its own that nothing ends early: the client's read loop dies of the answer to a flush that was
+        # cancelled or timed out, so only the waiting for it is bounded.
+        flush = asyncio.create_task(self.client.flush(timeout=FLUSH_PATIENCE))
+        self._flushes.add(flush)
+        flush.add_done_callback(self._flushed)
+        await asyncio.wait([flush], timeout=timeout)
+        if not flush.done():
+            raise SourceError(f"{self.servers}: not flushed within {timeout:g} s", retryable=True)
         try:
-            # Shielded, and bounded by the timeout: the client's read loop dies of the answer to a cancelled flush.
-            with anyio.CancelScope(shield=True):
-                await self.client.flush(timeout=max(1, round(timeout)))
-        except (nats.errors.Error, TimeoutError, OSError) as error:
+            flush.result()
+        except (nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError) as error:
             raise SourceError(f"{self.servers}: not flushed: {type(error).__name__}", retryable=True) from error
+
+    def _flushed(self, flush: asyncio.Task[None]) -> None:
+        self._flushes.discard(flush)
+        if not flush.cancelled():
+            flush.exception()
 
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One request to the JetStream API.

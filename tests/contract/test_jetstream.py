@@ -13,10 +13,13 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from lanes.core.types import Partition
+from lanes.errors import SourceError
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, header
+from lanes_jetstream.connection import Connection
 from memsource.contract import Ability, Check, Sample, checks
 from tests.components import NatsServer
+from tests.conftest import NatsFactory
 
 ABILITIES: Final[tuple[Ability, ...]] = ("ack wait",)
 
@@ -80,3 +83,22 @@ async def harness(nats_server: NatsServer) -> AsyncIterator[JetStreamHarness]:
 @pytest.mark.parametrize("check", checks(ABILITIES), ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_the_jetstream_source_keeps_the_contract(check: Check, harness: JetStreamHarness) -> None:
     await check(harness)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_server_that_was_frozen_for_longer_than_a_flush_is_heard_again(fresh_nats: NatsFactory) -> None:
+    server = fresh_nats()
+    connection = Connection(server.url)
+    await connection.open()
+    try:
+        server.pause()
+        with pytest.raises(SourceError, match="not flushed") as caught:
+            await connection.flush(timeout=1)
+        assert caught.value.retryable
+        server.resume()
+        # The late answer to that flush must not be the last thing the client reads.
+        assert "type" in await connection.api("INFO")
+        await connection.flush()
+    finally:
+        await connection.close()
