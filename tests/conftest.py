@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from tests.components import MissingComponent, NatsServer
 # A busy machine is slow, not wrong.
 settings.register_profile("lanes", deadline=None)
 settings.load_profile("lanes")
+
+# `make test &` in a script ignores SIGINT and `nohup` SIGHUP, for everything that is started from here: the tests
+# that send them would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 NatsFactory = Callable[..., NatsServer]
 
