@@ -15,6 +15,7 @@ from typing import Final
 from bench.figures import Effort, Figure, Run, cost, cpu_micros, interleaved
 from bench.source import SIZE, messages_of, new_partition, runs_of
 from lanes.core.engine import Engine
+from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import ACK, Message
 
@@ -43,13 +44,8 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _engine(keys: int, batch: int, count: int) -> float:
-    engine = Engine(
-        concurrency=CONCURRENCY,
-        max_in_flight=2_000,
-        max_bytes=1 << 26,
-        retry=RetryPolicy(5, 0.2, 30.0),
-        dead_letters=False,
-    )
+    policy = Policy(concurrency=CONCURRENCY, max_in_flight=2_000, max_bytes=1 << 26, retry=RetryPolicy(5, 0.2, 30.0))
+    engine = Engine(policy)
     partition = new_partition()
     engine.assign(partition)
     runs = runs_of(messages_of(partition, count, keys), batch)
@@ -71,7 +67,7 @@ def drive(engine: Engine, runs: Sequence[list[Message]]) -> None:
             for message in running:
                 finish(message, ACK, 0.0)
             running.clear()
-        engine.settled(engine.collect())
+        engine.settled(engine.collect(0.0))
 
 
 def _baseline(keys: int, batch: int, count: int) -> float:

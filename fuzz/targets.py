@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from fuzz import engine, history, ledger, reply
+from fuzz import engine, history, ledger, offset_map, reply
 from fuzz.running import Target
 
 
@@ -21,5 +21,11 @@ def _target(module: ModuleType, batch: int) -> Target:
 
 TARGETS: Final = {
     target.name: target
-    for target in (_target(engine, 15), _target(ledger, 300), _target(history, 300), _target(reply, 600))
+    for target in (
+        _target(engine, 15),
+        _target(ledger, 300),
+        _target(history, 300),
+        _target(reply, 600),
+        _target(offset_map, 300),
+    )
 }

@@ -9,11 +9,11 @@ from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, PartitionId, PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, Nak, SourceError, Term
+from lanes.handlers import Handler
 from lanes.history import History
 from lanes.process import main, run, serve
 from lanes.source import DeadLetters, Source, SourceTraits
 from lanes.status import Oldest, Status
-from lanes.workers import Handler
 
 __version__ = version("lanes-runtime")
 

@@ -17,6 +17,8 @@ EXIT_USAGE: Final = 64
 """A command or an option that does not exist."""
 
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(us|ms|s|m)")
+_DECIMAL_DIGITS: Final = 39
+_DECIMAL: Final = re.compile(rf"-?[0-9]{{1,{_DECIMAL_DIGITS}}}")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
@@ -112,6 +114,35 @@ def app() -> typer.Typer:
             stop(checked.text, checked.status)
         raise typer.Exit(checked.status)
 
+    @commands.command()
+    def ring(
+        keys: list[str] = typer.Argument(
+            help="Keys; one that starts with a dash goes behind `--`.", metavar="KEY", show_default=False
+        ),
+        partitions: int = typer.Option(64, help="Of how many partitions."),
+        lanes: int = typer.Option(16, help="Of how many lanes."),
+        as_int: bool = typer.Option(False, "--int", help="The keys are decimal numbers, 0 … 2**128-1."),
+    ) -> None:
+        """Show where keys go: their slot of 65,536, their partition and their lane."""
+        from rich.console import Console
+        from rich.table import Table
+
+        from lanes.core.ring import lane, partition, slot
+
+        table = Table()
+        table.add_column("key", overflow="fold")
+        for heading in ("slot", f"partition of {partitions}", f"lane of {lanes}"):
+            table.add_column(heading, justify="right")
+        for text in keys:
+            try:
+                key = int_key(text) if as_int else text.encode("utf-8", "surrogateescape")
+                places = slot(key), partition(key, partitions), lane(key, lanes)
+            except ValueError as error:
+                stop(str(error))
+            # A key is anybody's text: escaped, it can neither steer the terminal nor reorder a row.
+            table.add_row(ascii(key if as_int else text), *(str(place) for place in places))
+        Console(markup=False, emoji=False, highlight=False).print(table)
+
     return commands
 
 
@@ -129,6 +160,13 @@ def fractions(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part)
     except ValueError:
         stop(f"{option} {text!r}: must be fractions separated by commas, such as 0.2,0.8, or empty for none")
+
+
+def int_key(text: str) -> int:
+    """A key in decimal; anything else ends the process with one line."""
+    if _DECIMAL.fullmatch(text) is None:
+        stop(f"KEY {text!a}: must be a decimal number of up to {_DECIMAL_DIGITS} digits with --int")
+    return int(text)
 
 
 def require(what: str, extra: str, *modules: str) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from lanes.errors import ConfigError
 
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
 
-Poison = Literal["skip", "exit"]
+Poison = Literal["skip", "block", "block_and_dlq", "exit"]
+Order = Literal["key", "partition", "serial", "none"]
+Keyless = Literal["any", "one_lane"]
+SyncHandlers = Literal["threads", "inline"]
+
+LANES_LIMIT: Final = 1 << 32
+COMMIT_COUNT_LIMIT: Final = 5_000
+"""Finished messages of a partition that wait for the next commit at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +53,27 @@ class Settings:
     ``max_in_flight``: messages delivered and not yet settled, a hard bound, not below ``concurrency``. None =
     2,000, or what the broker's consumer allows where that is less.
     ``max_in_flight_bytes``: their bytes, 1 or more; one received batch may overshoot it.
+    ``max_ahead``: messages delivered above the position the broker confirmed, per partition, 1 or more; only where the
+    source commits positions. What a crash repeats at most.
+    ``order``: ``"key"`` = in order within a key; ``"partition"`` = within a partition, as a plain loop does;
+    ``"serial"`` = one message at a time, of one partition; ``"none"`` = no order is claimed.
+    ``keyless``: messages without a key are in no order (``"any"``), or all in ``"one_lane"`` of their partition.
+    ``lanes``: fold keys onto so many lanes a partition, 1 or more; keys that share one wait for each other. None =
+    every key has its own.
+    ``batch``: the handler gets a list of up to so many messages, 1 or more; None = it gets one message. ``linger``:
+    seconds a batch waits for more at most; 0 or more.
+    ``timeout``: seconds a handler may take, more than 0; then it is cancelled and the attempt has failed. One in a
+    thread cannot be cancelled: its lane and its thread stay taken, and it is reported. None = no limit.
+    ``sync_handlers``: where a plain function runs: in ``"threads"`` of its own, as many as ``concurrency``, or
+    ``"inline"`` on the event loop, which then waits for it.
     ``retry``: see ``Retry``.
     ``poison``: what happens to a message whose attempts are used up: ``"skip"`` writes it to the dead letters
-    and goes on, ``"exit"`` stops in order with ``HandlerHalted``. None = ``"skip"`` where dead letters are
-    configured, else ``"exit"``.
+    and goes on, ``"block"`` stops its key until ``Consumer.unblock`` or ``park``, ``"block_and_dlq"`` writes it to the
+    dead letters and stops its key, ``"exit"`` stops in order with ``HandlerHalted``. None = ``"skip"`` where dead
+    letters are configured, else ``"exit"``.
+    ``commit_interval``: seconds a finished message waits for its commit at most, 0 or more; fewer when 5,000 wait, or
+    half of ``max_ahead``.
+    ``unhealthy_after``: seconds after which an unfinished message makes the consumer unhealthy, more than 0.
     ``drain_timeout``: seconds that running handlers get to end when a partition is given up or the consumer
     stops; 0 or more. ``grace``: seconds they get to react to their cancellation after that; 0 or more.
     """
@@ -57,8 +81,18 @@ class Settings:
     concurrency: int = 100
     max_in_flight: int | None = None
     max_in_flight_bytes: int = 64 * 1024 * 1024
+    max_ahead: int = 10_000
+    order: Order = "key"
+    keyless: Keyless = "any"
+    lanes: int | None = None
+    batch: int | None = None
+    linger: float = 0.0
+    timeout: float | None = None
+    sync_handlers: SyncHandlers = "threads"
     retry: Retry = field(default_factory=Retry)
     poison: Poison | None = None
+    commit_interval: float = 1.0
+    unhealthy_after: float = 300.0
     drain_timeout: float = 30.0
     grace: float = 2.0
 
@@ -69,8 +103,23 @@ class Settings:
         _seconds("grace", self.grace, 0.0)
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)")
-        if self.poison not in (None, "skip", "exit"):
-            raise ConfigError(f'poison={self.poison!r} is unknown: use "skip", "exit" or None')
+        _whole("max_ahead", self.max_ahead, 1)
+        _seconds("linger", self.linger, 0.0)
+        _seconds("commit_interval", self.commit_interval, 0.0)
+        _more_than_none("unhealthy_after", self.unhealthy_after)
+        _one_of("order", self.order, get_args(Order))
+        _one_of("keyless", self.keyless, get_args(Keyless))
+        _one_of("sync_handlers", self.sync_handlers, get_args(SyncHandlers))
+        _one_of("poison", self.poison, (*get_args(Poison), None))
+        if self.timeout is not None:
+            _more_than_none("timeout", self.timeout)
+        self._check_lanes()
+        self._check_batch()
+        if self.order == "serial" and self.poison in ("skip", "block_and_dlq"):
+            raise ConfigError(
+                f'order="serial" with poison="{self.poison}": serial order has no message to skip; use '
+                'poison="exit" or "block", or order="partition"'
+            )
         if self.max_in_flight is None:
             return
         _whole("max_in_flight", self.max_in_flight, 1)
@@ -80,13 +129,44 @@ class Settings:
                 "message in flight; raise max_in_flight or lower concurrency"
             )
 
-    def poison_policy(self, *, has_dead_letters: bool) -> Poison:
-        """The policy in force. Raises ``ConfigError`` for ``"skip"`` without dead letters: nothing may be lost."""
-        if self.poison == "skip" and not has_dead_letters:
+    def _check_lanes(self) -> None:
+        if self.lanes is None:
+            return
+        _whole("lanes", self.lanes, 1)
+        if self.lanes > LANES_LIMIT:
+            raise ConfigError(f"lanes={self.lanes}: must be at most {LANES_LIMIT}; leave it out for a lane a key")
+        if self.order != "key":
+            raise ConfigError(f'lanes={self.lanes} with order="{self.order}": only order="key" has lanes by key')
+
+    def _check_batch(self) -> None:
+        if self.batch is None:
+            if self.linger:
+                raise ConfigError(f"linger={self.linger:g} without batch: set batch=…, or leave linger out")
+            return
+        _whole("batch", self.batch, 1)
+        if self.max_in_flight is not None and self.batch > self.max_in_flight:
             raise ConfigError(
-                'poison="skip" needs dead letters, or the skipped message is lost: pass dead_letters=… or use '
+                f"batch={self.batch} is above max_in_flight={self.max_in_flight}: it could never be full; raise "
+                "max_in_flight or lower batch"
+            )
+
+    @property
+    def commit_count(self) -> int:
+        """Finished messages of a partition after which a commit does not wait for ``commit_interval``."""
+        return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 2))
+
+    def poison_policy(self, *, has_dead_letters: bool) -> Poison:
+        """The policy in force.
+
+        Raises ``ConfigError`` for ``"skip"`` and ``"block_and_dlq"`` without dead letters: nothing may be lost.
+        """
+        if self.poison in ("skip", "block_and_dlq") and not has_dead_letters:
+            raise ConfigError(
+                f'poison="{self.poison}" needs dead letters, or the message is lost: pass dead_letters=… or use '
                 'poison="exit"'
             )
+        if self.poison is None and self.order == "serial":
+            return "exit"
         return self.poison or ("skip" if has_dead_letters else "exit")
 
     def in_flight_bound(self, allowed: int | None) -> int:
@@ -110,6 +190,18 @@ class Settings:
                 f"({allowed}): lower concurrency, or raise the consumer's limit (max_ack_pending)"
             )
         return allowed
+
+
+def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
+        raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
+
+
+def _more_than_none(name: str, value: object) -> None:
+    _seconds(name, value, 0.0)
+    if not value:
+        raise ConfigError(f"{name}={value!r}: must be more than 0 seconds")
 
 
 def _whole(name: str, value: object, least: int) -> None:

@@ -1,34 +1,33 @@
-"""The shell around the engine: it pumps messages in, settles what is finished, keeps deadlines, and drains.
-
-It performs what the engine decides, and decides nothing about order, retries or bounds itself. Everything runs
-in one task group of one event loop, asyncio or trio, and is gone when ``run`` returns.
-"""
+"""The object a user holds: one source, one handler, and the lanes between them."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal
+from types import TracebackType
+from typing import Final, Literal, Self, cast
 
 import anyio
 from anyio.abc import TaskGroup
 
+from lanes.batches import BatchWorkers
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
-from lanes.core import effects as fx
 from lanes.core.engine import Engine
+from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
-from lanes.core.types import Partition, Room
-from lanes.dead_letter import error_text
-from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
-from lanes.handover import Handover
+from lanes.core.types import PartitionKey, key_bytes
+from lanes.errors import ConfigError, LanesError
+from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
+from lanes.health import Health, examine
 from lanes.history import History
-from lanes.parking import Parking
-from lanes.settling import Settler
-from lanes.source import Assigned, DeadLetters, Delivered, Exhausted, Lost, Revoking, Source, SourceEvent
+from lanes.observe import Telemetry
+from lanes.running import Running
+from lanes.settling import Shell
+from lanes.source import DeadLetters, Source
 from lanes.status import Status, snapshot
-from lanes.workers import Handler, Workers
+from lanes.tap import Tap
+from lanes.threads import ThreadWorkers
+from lanes.workers import Workers, Workforce
 
 log = logging.getLogger("lanes")
 
@@ -39,11 +38,16 @@ CLOSE_TIMEOUT: Final = 5.0
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    ``handler`` is an async function of one ``Message``. ``dead_letters`` is where messages go whose attempts are
-    used up. ``history`` records what happens, row by row. ``clock`` (seconds, monotonic) is for simulation.
+    ``handler`` is a function of one ``Message``, or of a list of them with ``Settings(batch=…)``; async, or plain: then
+    it runs in threads, see ``Settings.sync_handlers``. ``decode`` fills ``Message.data`` before. ``dead_letters`` is
+    where messages go whose attempts are used up. ``history`` records what happens, row by row. ``clock`` (seconds,
+    monotonic) is for simulation.
 
-    Raises ``ConfigError`` for settings that contradict each other. An instance runs once and is not thread-safe:
-    call everything from the event loop that runs it.
+    Either call ``run``, or use it as an async context manager: then it runs while the block does, and drains at its
+    end. An error that stops it cancels the block and is raised at its end.
+
+    Raises ``ConfigError`` for settings that contradict each other. An instance runs once and is not thread-safe: call
+    everything from the event loop that runs it. Several of them may run in one process.
     """
 
     def __init__(
@@ -54,34 +58,31 @@ class Consumer:
         settings: Settings | None = None,
         dead_letters: DeadLetters | None = None,
         history: History | None = None,
+        decode: Decode | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        if not callable(handler):
-            raise ConfigError(f"handler={handler!r} is not callable: pass an async function of one message")
         self._settings = settings or Settings()
+        check_handler(handler, decode, self._settings)
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
         self._source = source
         self._handler = handler
+        self._decode = decode
         self._dead_letters = dead_letters
         self._history = history
         self._clock = clock
         self._name = "source"
         self._state: Literal["new", "starting", "running", "stopped"] = "new"
         self._stopping = False
-        self._exhausted = False
-        self._fatal: BaseException | None = None
-        self._starved = False
-        self._redelivered: Counter[str] = Counter()
+        self._paused = False
+        self._ended = anyio.Event()
+        self._threads: ThreadWorkers | None = None
         self._engine: Engine
-        self._workers: Workers
-        self._tasks: TaskGroup
-        self._receiving: anyio.CancelScope
-        self._timer_wake: anyio.Event
-        self._settler: Settler
-        self._handover: Handover
-        self._parking: Parking
+        self._tap: Tap
+        self._running: Running
+        self._block: TaskGroup
+        self._failure: BaseException | None = None
 
-    # --- what a user calls
+    # --- running
 
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has been handled to its end.
@@ -97,73 +98,150 @@ class Consumer:
         self._state = "starting"
         reason = "failed"
         try:
-            extend_interval = await self._open()
-            async with anyio.create_task_group() as self._tasks:
-                self._state = "running"
-                self._workers.start(self._tasks)
-                self._tasks.start_soon(self._guarded, self._pump)
-                self._tasks.start_soon(self._guarded, self._settler.run)
-                self._tasks.start_soon(self._guarded, self._timer)
-                if extend_interval is not None:
-                    self._tasks.start_soon(self._guarded, self._settler.keep_alive, extend_interval)
-                if self._stopping:
-                    self._stop_partitions()
-            reason = "stopped" if self._fatal is None and not self._stopping else "drained"
+            await self._open()
+            self._state = "running"
+            await self._running.run()
+            reason = "drained" if self._running.stopping else "stopped"
         finally:
             self._state = "stopped"
             with anyio.CancelScope(shield=True):
-                await self._close("failed" if self._fatal is not None else reason)
-        if self._fatal is not None:
-            raise self._fatal
+                await self._close(reason)
+            self._ended.set()
+        if self._running.fatal is not None:
+            raise self._running.fatal
 
     def stop(self) -> None:
         """Stop in order: take nothing more, let running handlers end, settle, release; then ``run`` returns.
 
         Does not block. Idempotent.
         """
-        if self._stopping:
-            return
         self._stopping = True
         if self._state == "running":
-            self._stop_partitions()
+            self._running.stop()
+
+    async def drain(self) -> None:
+        """``stop``, and wait until ``run`` has nothing left to do. Idempotent; cancel-safe: the drain goes on."""
+        self.stop()
+        if self._state != "new":
+            await self._ended.wait()
+
+    async def __aenter__(self) -> Self:
+        self._block = anyio.create_task_group()
+        await self._block.__aenter__()
+        self._block.start_soon(self._run_beside)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if error is None:
+            self.stop()
+            await self._ended.wait()
+        if self._failure is None:
+            return await self._block.__aexit__(kind, error, traceback)
+        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+        await self._block.__aexit__(*((kind, error, traceback) if cancelled else (None, None, None)))
+        if error is None or cancelled:
+            raise self._failure
+        return False
+
+    async def _run_beside(self) -> None:
+        try:
+            await self.run()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:
+            # Raised at the end of the block: in here a task group would wrap it.
+            self._failure = error
+            self._ended.set()
+            self._block.cancel_scope.cancel()
+
+    # --- what a user asks and orders
+
+    @property
+    def ready(self) -> bool:
+        """Whether the source is open and its assignment is known or awaited: a hot standby is ready."""
+        return self._state == "running"
+
+    @property
+    def active(self) -> bool:
+        """Whether it owns a partition."""
+        return self._state == "running" and bool(self._engine.partitions)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether ``health`` has nothing to report. O(in flight)."""
+        return self.health().ok
+
+    def health(self) -> Health:
+        """Whether it gets on with its work: false with the reasons when the oldest unfinished message is too old, a
+        lane is blocked or cannot write its dead letter, all threads are stuck, or ``max_ahead`` is reached.
+
+        Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
+        """
+        if self._state != "running":
+            fatal = self._running.fatal if hasattr(self, "_running") else self._failure
+            return Health(reasons=() if fatal is None else (f"stopped by {type(fatal).__qualname__}",))
+        now = self._clock()
+        timeout = self._settings.timeout
+        stuck = self._threads.stuck(now, timeout) if self._threads is not None and timeout is not None else []
+        return examine(self._engine, now, unhealthy_after=self._settings.unhealthy_after, stuck=stuck)
 
     def status(self) -> Status:
         """A snapshot of what is going on. Does not block; O(in flight). Raises ``LanesError`` before ``run``."""
-        if not hasattr(self, "_engine"):
-            raise LanesError("the consumer has not started: ask for its status after run() has opened the source")
+        self._started("ask for its status")
+        running = self._running
         return snapshot(
-            self._engine, self._clock(), dead_lettered=self._parking.confirmed, redelivered=self._redelivered
+            self._engine, self._clock(), dead_lettered=running.dead_lettered, redelivered=running.redelivered
         )
 
-    # --- what the workers call
+    def pause(self) -> None:
+        """Take nothing more from the source; what is in flight goes on. Outlives assignments; a drain ignores it.
 
-    def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake whoever has something to do now.
-
-        ``taking``: how many ready lanes the caller will take itself, without being woken.
+        Does not block. Idempotent. May be called before ``run``.
         """
-        engine = self._engine
-        if engine.effects:
-            self._perform()
-        if engine.dirty:
-            self._settler.wake()
-        if engine.ready > taking:
-            self._workers.wake()
-        if self._exhausted:
-            self._stop_when_exhausted()
+        self._pause(paused=True)
 
-    def stop_because(self, error: BaseException) -> None:
-        """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
-        if self._fatal is None:
-            self._fatal = error
-            # An error of ours says it all where it is raised; whatever else comes up needs the context.
-            level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
-            log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
-        self.stop()
+    def resume(self) -> None:
+        """Take again after ``pause``. Does not block. Idempotent."""
+        self._pause(paused=False)
+
+    def _pause(self, *, paused: bool) -> None:
+        self._paused = paused
+        if hasattr(self, "_running") and self._engine.flow.paused != paused:
+            self._engine.flow.paused = paused
+            self._running.room_changed()
+
+    def unblock(self, key: PartitionKey | None) -> int:
+        """Let the blocked lanes of a key go on with one more attempt of their heads; returns how many there were.
+
+        None = messages without a key. The attempts so far are kept. Does not block.
+        """
+        self._started("unblock a key")
+        count = self._engine.unblock(None if key is None else key_bytes(key))
+        self._running.after()
+        return count
+
+    def park(self, key: PartitionKey | None) -> int:
+        """Give the blocked and held heads of a key up to the dead letters; returns how many there were.
+
+        None = messages without a key. Does not block; the lanes go on when the letters are confirmed. Raises
+        ``ConfigError`` without dead letters.
+        """
+        if self._dead_letters is None:
+            raise ConfigError("park needs dead letters, or the message is lost: pass dead_letters=… to the consumer")
+        self._started("park a key")
+        count = self._engine.park(None if key is None else key_bytes(key))
+        self._running.after()
+        return count
+
+    def _started(self, what: str) -> None:
+        if not hasattr(self, "_running"):
+            raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
 
     # --- start and end
 
-    async def _open(self) -> float | None:
+    async def _open(self) -> None:
         if self._dead_letters is not None:
             await self._dead_letters.open()
         traits = await self._source.open()
@@ -172,30 +250,23 @@ class Consumer:
         bound = settings.in_flight_bound(traits.max_in_flight)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
-        retry = settings.retry
-        self._engine = Engine(
-            concurrency=settings.concurrency,
-            max_in_flight=bound,
-            max_bytes=settings.max_in_flight_bytes,
-            retry=RetryPolicy(retry.attempts, retry.backoff, retry.max_backoff),
-            dead_letters=self._poison == "skip",
+        self._engine = Engine(self._policy(bound))
+        self._engine.flow.paused = self._paused
+        self._tap = Tap(
+            self._clock, self._history, Telemetry.create(traits.name, traits.system, self.status, clock=self._clock)
         )
-        self._workers = Workers(self._engine, self._handler, self, self._clock, self._history)
-        self._timer_wake = anyio.Event()
-        self._settler = Settler(self._engine, self._source, self, self._clock, self._history)
-        self._handover = Handover(
+        self._running = Running(
             self._engine,
             self._source,
-            self._workers,
-            self._settler,
-            self,
+            traits,
+            self._dead_letters,
+            settings,
             self._clock,
-            self._history,
-            settings.grace,
-            traits.name,
+            self._tap,
+            self._workers,
         )
-        self._parking = Parking(self._engine, self._dead_letters, self, self._clock, self._history, traits.name)
-        self._receiving = anyio.CancelScope()
+        if self._stopping:
+            self._running.stop()
         if self._history is not None:
             self._history.open(
                 source=traits.name,
@@ -204,14 +275,58 @@ class Consumer:
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 now=self._clock(),
             )
-        return traits.extend_interval
+
+    def _policy(self, max_in_flight: int) -> Policy:
+        settings = self._settings
+        retry = settings.retry
+        return Policy(
+            concurrency=settings.concurrency,
+            max_in_flight=max_in_flight,
+            max_bytes=settings.max_in_flight_bytes,
+            retry=RetryPolicy(retry.attempts, retry.backoff, retry.max_backoff),
+            poison=self._poison,
+            order=settings.order,
+            keyless=settings.keyless,
+            lanes=settings.lanes or 0,
+            max_ahead=settings.max_ahead,
+            commit_interval=settings.commit_interval,
+            commit_count=settings.commit_count,
+        )
+
+    def _workers(self, shell: Shell) -> Workforce:
+        settings, engine, clock, tap = self._settings, self._engine, self._clock, self._tap
+        inline = settings.sync_handlers == "inline"
+        if settings.batch is not None:
+            return BatchWorkers(
+                engine,
+                cast(BatchHandler, self._handler),
+                shell,
+                clock,
+                tap,
+                size=settings.batch,
+                linger=settings.linger,
+                timeout=settings.timeout,
+                inline=inline,
+                decode=self._decode,
+            )
+        if is_async(self._handler) or inline:
+            handler = async_handler(self._handler, self._decode)
+            return Workers(engine, handler, shell, clock, tap, settings.timeout)
+        in_threads = sync_handler(self._handler, self._decode)
+        self._threads = ThreadWorkers(
+            engine, in_threads, shell, clock, tap, timeout=settings.timeout, grace=settings.grace
+        )
+        return self._threads
 
     async def _close(self, reason: str) -> None:
         """What must happen however ``run`` ends; bounded, because a caller waits for it."""
+        started = hasattr(self, "_running")
+        if started and self._running.fatal is not None:
+            reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
-            if hasattr(self, "_engine"):
+            if started:
                 # After a drain there is nothing left to settle; after a cancellation there may be.
-                await self._settler.settle()
+                await self._running.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(CLOSE_TIMEOUT):
                 try:
@@ -222,152 +337,5 @@ class Consumer:
                     log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
         if self._history is not None:
             self._history.close(reason, self._clock())
-
-    async def _guarded(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
-        try:
-            await task(*args)
-        except Exception as error:
-            self.stop_because(error)
-
-    def _stop_partitions(self) -> None:
-        for partition in list(self._engine.partitions.values()):
-            self._start_drain(partition, self._settings.drain_timeout)
-        self._end_when_released()
-
-    def _start_drain(self, partition: Partition, timeout: float) -> None:
-        if self._handover.begin(partition):
-            self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
-
-    async def _drain(self, partition: Partition, timeout: float) -> None:
-        await self._handover.drain(partition, timeout)
-        self._end_when_released()
-
-    def _end_when_released(self) -> None:
-        if self._stopping and not self._engine.partitions:
-            self._tasks.cancel_scope.cancel()
-
-    # --- in
-
-    async def _pump(self) -> None:
-        while not self._exhausted:
-            room = Room(0, 0) if self._stopping else self._engine.room()
-            self._starved = room.messages <= 0
-            events: Sequence[SourceEvent] = ()
-            with anyio.CancelScope() as self._receiving:
-                events = await self._source.receive(room)
-            for event in events:
-                self._on_event(event)
-            self.after()
-
-    def _on_event(self, event: SourceEvent) -> None:
-        engine, history, now = self._engine, self._history, self._clock()
-        if isinstance(event, Delivered):
-            if history is not None and event.partition.live and not event.partition.draining:
-                history.delivered(event.run, now)
-            engine.receive(event.partition, event.run, event.size, now)
-            # At once, so that the rows of redelivered messages follow those of their run.
-            self._perform()
-        elif isinstance(event, Assigned):
-            engine.assign(event.partition)
-            if history is not None:
-                history.assigned(event.partition, now)
-            if self._stopping:
-                self._start_drain(event.partition, self._settings.drain_timeout)
-        elif isinstance(event, Revoking):
-            self._start_drain(event.partition, min(event.timeout, self._settings.drain_timeout))
-        elif isinstance(event, Lost):
-            self._lost(event)
-        elif isinstance(event, Exhausted):
-            self._exhausted = True
-            self._stop_when_exhausted()
-        else:
-            raise ContractError(f"{self._name} delivered {event!r}, which is no event of lanes.source")
-
-    def _lost(self, event: Lost) -> None:
-        partition = event.partition
-        zombies = self._engine.lose(partition)
-        log.warning(
-            "%s: %s lost (%s); %d handlers of it still run and will not count",
-            self._name,
-            partition.id,
-            event.reason,
-            len(zombies),
-        )
-        if self._history is not None:
-            self._history.lost(partition, self._clock())
-        self._workers.cancel(partition)
-        # A drain of it has nothing more to wait for.
-        self._handover.drained(partition)
-        self._end_when_released()
-
-    def _stop_when_exhausted(self) -> None:
-        if self._exhausted and not self._engine.flow.in_flight:
-            self.stop()
-
-    async def _timer(self) -> None:
-        """The one timer for the earliest deadline of all held lanes."""
-        while True:
-            due = self._engine.next_due()
-            self._timer_wake = anyio.Event()
-            with anyio.move_on_after(None if due is None else max(0.0, due - self._clock())):
-                await self._timer_wake.wait()
-            self._engine.due(self._clock())
-            self._workers.wake()
-
-    # --- effects
-
-    def _perform(self) -> None:
-        effects = self._engine.effects
-        while effects:
-            batch = effects[:]
-            effects.clear()
-            for effect in batch:
-                self._perform_one(effect)
-
-    def _perform_one(self, effect: fx.Effect) -> None:
-        history = self._history
-        if isinstance(effect, fx.Held):
-            if history is not None:
-                history.retry(effect.message, effect.delay, self._clock())
-            self._timer_wake.set()
-        elif isinstance(effect, fx.Saturated | fx.Resumed):
-            self._crossed(saturated=isinstance(effect, fx.Saturated))
-        elif isinstance(effect, fx.Redelivered):
-            self._redelivered[effect.cause] += 1
-            if history is not None:
-                history.redelivered(effect.message, effect.cause, self._clock())
-        elif isinstance(effect, fx.DeadLetterDue):
-            self._tasks.start_soon(self._guarded, self._parking.park, effect.message, effect.failure)
-        elif isinstance(effect, fx.Halted):
-            self._halted(effect)
-        elif isinstance(effect, fx.Drained):
-            self._handover.drained(effect.partition)
-        elif isinstance(effect, fx.Abandoned):
-            if history is not None:
-                history.abandoned(effect.messages, self._clock())
-        elif isinstance(effect, fx.Zombie):
-            if history is not None:
-                history.zombie(effect.message, self._clock())
-            # Its key may have a successor now, in a new assignment.
-            self._workers.wake()
-
-    def _crossed(self, *, saturated: bool) -> None:
-        flow = self._engine.flow
-        if self._history is not None:
-            note = self._history.paused if saturated else self._history.resumed
-            note(flow.in_flight, flow.bytes, self._clock())
-        if not saturated and self._starved:
-            # The pump waits without room; receive() is cancel-safe and is called again with what there is now.
-            self._receiving.cancel()
-
-    def _halted(self, effect: fx.Halted) -> None:
-        message, error = effect.message, effect.failure.error
-        halted = HandlerHalted(
-            f"{self._name}: the handler failed {message.attempt} time(s) at {message.partition.id} position "
-            f"{message.position} with {type(error).__qualname__}: {error_text(error)}. The poison policy is "
-            '"exit": everything else was drained and this message comes again at the next start. Fix the handler, '
-            'or pass dead_letters=… and poison="skip"'
-        )
-        halted.__cause__ = error
-        self.stop_because(halted)
+        if started and self._tap.telemetry is not None:
+            self._tap.telemetry.close()

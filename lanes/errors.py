@@ -34,6 +34,13 @@ class HandlerHalted(LanesError):
     """
 
 
+class MessageError(LanesError):
+    """A message that cannot be handled as it is: its key or its value cannot be read. ``__cause__`` says why.
+
+    An outcome of that one message: it is not retried, and the poison policy decides what becomes of it.
+    """
+
+
 class Nak(Exception):
     """Raised by a handler: this attempt failed, try again after ``delay`` seconds (None = the backoff)."""
 

@@ -11,10 +11,10 @@ from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import Message, Partition
 from lanes.errors import SourceError
-from lanes.history import History
 from lanes.settling import Settler, Shell
 from lanes.source import Source
-from lanes.workers import Workers
+from lanes.tap import Tap
+from lanes.workers import Workforce
 
 log = logging.getLogger("lanes")
 
@@ -29,13 +29,15 @@ class Handover:
         self,
         engine: Engine,
         source: Source,
-        workers: Workers,
+        workers: Workforce,
         settler: Settler,
         shell: Shell,
         clock: Clock,
-        history: History | None,
+        tap: Tap,
         grace: float,
         name: str,
+        *,
+        close_prefix: bool,
     ) -> None:
         self._engine = engine
         self._source = source
@@ -43,9 +45,10 @@ class Handover:
         self._settler = settler
         self._shell = shell
         self._clock = clock
-        self._history = history
+        self._tap = tap
         self._grace = grace
         self._name = name
+        self._close_prefix = close_prefix
         self._drained: dict[Partition, anyio.Event] = {}
 
     def begin(self, partition: Partition) -> bool:
@@ -56,13 +59,23 @@ class Handover:
         if partition in self._drained:
             return False
         self._drained[partition] = anyio.Event()
-        abandoned = self._engine.drain(partition)
-        # A handler that was interrupted has drained it before, and Drained has come and gone.
-        if not partition.running:
+        interrupted = partition.draining
+        waiting = [lane.head.position for lane in self._engine.lanes() if lane.head.partition is partition]
+        abandoned = self._engine.drain(partition, close_prefix=self._close_prefix)
+        if interrupted and not partition.running:
+            # A handler that was interrupted has drained it before, and Drained has come and gone.
             self._drained[partition].set()
-        if self._history is not None:
-            self._history.revoking(partition, self._clock())
-            self._history.abandoned(abandoned, self._clock())
+        if waiting:
+            log.info(
+                "%s: %s: %d messages that waited for a retry, an unblock or their dead letter run again at the next "
+                "owner. Positions: %s",
+                self._name,
+                partition.id,
+                len(waiting),
+                _named(waiting),
+            )
+        self._tap.revoking(partition)
+        self._tap.abandoned(abandoned)
         return True
 
     def drained(self, partition: Partition) -> None:
@@ -77,7 +90,7 @@ class Handover:
 
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
-        engine, history, drained = self._engine, self._history, self._drained[partition]
+        engine, drained = self._engine, self._drained[partition]
         deadline = self._clock() + timeout
         self._shell.after()
         with anyio.move_on_after(timeout):
@@ -88,15 +101,13 @@ class Handover:
                 await drained.wait()
         if self._owned(partition):
             self._report_unfinished(partition, engine.fence(partition))
-            if history is not None:
-                history.drained(partition, self._clock())
+            self._tap.drained(partition)
             with anyio.move_on_after(max(self._grace, deadline - self._clock())):
-                await self._settler.settle_all()
+                await self._settler.settle_all(partition)
                 await self._release(partition)
         if self._owned(partition):
             engine.release(partition)
-            if history is not None:
-                history.revoked(partition, self._clock())
+            self._tap.revoked(partition)
         del self._drained[partition]
         self._shell.after()
 
@@ -117,13 +128,16 @@ class Handover:
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
         if not zombies:
             return
-        positions = ", ".join(str(m.position) for m in zombies[:_NAMED_LIMIT])
         log.warning(
             "%s: %s given up while %d handlers did not end within drain_timeout and grace; they will not count "
-            "and run again. Positions: %s%s",
+            "and run again. Positions: %s",
             self._name,
             partition.id,
             len(zombies),
-            positions,
-            ", …" if len(zombies) > _NAMED_LIMIT else "",
+            _named([m.position for m in zombies]),
         )
+
+
+def _named(positions: list[int]) -> str:
+    more = ", …" if len(positions) > _NAMED_LIMIT else ""
+    return ", ".join(str(position) for position in positions[:_NAMED_LIMIT]) + more

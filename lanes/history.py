@@ -256,9 +256,9 @@ class History:
     # Ownership and flow
 
     def assigned(self, partition: Partition, now: float) -> None:
-        """This process owns the partition from now on."""
-        incarnation = json.dumps(partition.incarnation)
-        self._row("assigned", f'{self._owned(partition)},"incarnation":{incarnation}', now)
+        """This process owns the partition from now on; a row with a floor where the source commits."""
+        more = f'{self._owned(partition)},"incarnation":{json.dumps(partition.incarnation)}'
+        self._row("assigned", more if partition.floor is None else f'{more},"floor":{partition.floor}', now)
 
     def revoking(self, partition: Partition, now: float) -> None:
         """The partition is to be handed over; its drain begins."""
@@ -275,6 +275,18 @@ class History:
     def lost(self, partition: Partition, now: float) -> None:
         """The partition is owned no more, without having been handed over."""
         self._row("lost", self._owned(partition), now)
+
+    def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
+        """``floor`` and ``completed`` runs above it are about to be committed. The caller flushes before they leave."""
+        self._row("commit_sent", f'{self._owned(partition)},"floor":{floor},"completed":{completed}', now)
+
+    def commit_ok(self, partition: Partition, floor: int, now: float) -> None:
+        """The broker confirmed the commit of ``floor``."""
+        self._row("commit_ok", f'{self._owned(partition)},"floor":{floor}', now)
+
+    def commit_failed(self, partition: Partition, floor: int, now: float) -> None:
+        """The commit of ``floor`` was refused, or its result is unknown."""
+        self._row("commit_failed", f'{self._owned(partition)},"floor":{floor}', now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:
         """Intake stopped with so many messages and bytes in flight."""
@@ -387,6 +399,11 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def key_hash(key: bytes | None) -> str:
+    """How rows, logs and spans name a key: 16 hex digits of its blake3, ``-`` for none."""
+    return "-" if key is None else blake3(key).hexdigest(length=KEY_DIGITS // 2)
 
 
 def _error_name(error: BaseException) -> str:

@@ -8,15 +8,14 @@ from typing import Final
 
 import anyio
 
-from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
 from lanes.core.types import Failure, Message
 from lanes.dead_letter import dead_letter, error_text
 from lanes.errors import SourceError
-from lanes.history import History
 from lanes.settling import Shell
 from lanes.source import DeadLetters
+from lanes.tap import Tap
 
 log = logging.getLogger("lanes")
 
@@ -32,15 +31,13 @@ class Parking:
         engine: Engine,
         target: DeadLetters | None,
         shell: Shell,
-        clock: Clock,
-        history: History | None,
+        tap: Tap,
         name: str,
     ) -> None:
         self._engine = engine
         self._target = target
         self._shell = shell
-        self._clock = clock
-        self._history = history
+        self._tap = tap
         self._name = name
         self.confirmed = 0
 
@@ -60,8 +57,7 @@ class Parking:
         pause = DEAD_LETTER_RETRY[0]
         while message.state != ABANDONED:
             try:
-                if self._history is not None:
-                    self._history.dlq_sent(message, self._clock())
+                self._tap.parking(message)
                 await self._target.put(letter)
             except Exception as error:
                 if isinstance(error, SourceError) and not error.retryable:
@@ -79,8 +75,7 @@ class Parking:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, DEAD_LETTER_RETRY[1])
                 continue
-            if self._history is not None:
-                self._history.dlq_confirmed(message, self._clock())
+            self._tap.parked(message)
             self.confirmed += 1
             self._engine.parked(message)
             self._shell.after()

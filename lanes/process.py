@@ -13,9 +13,9 @@ from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
+from lanes.handlers import Decode, Handler
 from lanes.history import History
 from lanes.source import DeadLetters, Source
-from lanes.workers import Handler
 
 EXIT_DRAINED: Final = 0
 """Stopped in order: by a first signal, or because the source had an end."""
@@ -36,12 +36,13 @@ async def run(
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
     history: History | None = None,
+    decode: Decode | None = None,
 ) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
     The same as ``Consumer(…).run()``; see there for what it raises.
     """
-    await Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history).run()
+    await Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history, decode=decode).run()
 
 
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
@@ -103,6 +104,7 @@ def main(
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
     history: History | None = None,
+    decode: Decode | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, and exit.
@@ -112,7 +114,9 @@ def main(
     """
 
     async def job() -> int:
-        consumer = Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history)
+        consumer = Consumer(
+            source, handler, settings=settings, dead_letters=dead_letters, history=history, decode=decode
+        )
         return await serve(consumer)
 
     try:

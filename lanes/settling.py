@@ -7,10 +7,11 @@ from typing import Final, Protocol
 import anyio
 
 from lanes.clock import Clock
-from lanes.core.engine import Engine
+from lanes.core.engine import INFINITY, Engine
+from lanes.core.types import Partition, Settlement
 from lanes.errors import SourceError
-from lanes.history import History
 from lanes.source import Source
+from lanes.tap import Tap
 
 SETTLE_RETRY: Final = (0.05, 1.0)
 """Seconds before a settlement that may not have been sent is repeated: first, and at most."""
@@ -27,27 +28,49 @@ class Shell(Protocol):
 
 
 class Settler:
-    """The settle step of one consumer: at most one settlement is on its way at any time."""
+    """The settle step of one consumer: at most one settlement of a partition is on its way at any time.
 
-    def __init__(self, engine: Engine, source: Source, shell: Shell, clock: Clock, history: History | None) -> None:
+    What a source settles message by message goes out as soon as the one before has left. Where it ``commits``, what
+    has finished enters the ledger at once, and commits go out when they are due, beside that.
+    """
+
+    def __init__(self, engine: Engine, source: Source, shell: Shell, clock: Clock, tap: Tap, *, commits: bool) -> None:
         self._engine = engine
         self._source = source
         self._shell = shell
         self._clock = clock
-        self._history = history
+        self._tap = tap
+        self._commits = commits
         self._idle = False
         self._failed = False
+        self._under_way = 0
+        self._left = anyio.Event()
         self._wake = anyio.Event()
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self) -> None:
         """Settle whatever finishes, in batches, until cancelled or the source has failed for good."""
-        while not self._failed:
-            if not self._engine.dirty:
-                self._wake = anyio.Event()
-                self._idle = True
-                await self._wake.wait()
-            await self.settle_all()
+        async with anyio.create_task_group() as tasks:
+            while not self._failed:
+                await self._wait()
+                if self._commits:
+                    settlements = self._collect(everything=False)
+                    if settlements:
+                        tasks.start_soon(self._commit, settlements)
+                else:
+                    await self.settle_all()
+            await anyio.sleep_forever()
+
+    async def _wait(self) -> None:
+        engine = self._engine
+        if engine.dirty:
+            return
+        self._wake = anyio.Event()
+        self._idle = True
+        at = engine.commit_at()
+        with anyio.move_on_after(None if at == INFINITY else max(0.0, at - self._clock())):
+            await self._wake.wait()
+        self._idle = False
 
     def wake(self) -> None:
         """Something is finished. Cheap when it is known already."""
@@ -55,42 +78,68 @@ class Settler:
             self._idle = False
             self._wake.set()
 
-    async def settle_all(self) -> None:
-        """Settle everything that is finished, as often as it takes; what another call is sending included.
+    async def settle_all(self, partition: Partition | None = None) -> None:
+        """Settle everything that is finished, of one partition or of all, as often as it takes; what another call is
+        sending included.
 
         Returns without having done so once the source has failed for good.
         """
         pause = SETTLE_RETRY[0]
-        while True:
-            if await self.settle() or self._failed:
+        while not self._failed:
+            if not await self.settle():
+                await anyio.sleep(pause)
+                pause = min(pause * 2, SETTLE_RETRY[1])
+            elif not self._sending(partition):
                 return
-            await anyio.sleep(pause)
-            pause = min(pause * 2, SETTLE_RETRY[1])
+            else:
+                self._left = anyio.Event()
+                await self._left.wait()
+
+    def _sending(self, partition: Partition | None) -> bool:
+        if partition is None or partition.commits is None:
+            return self._under_way > 0
+        return partition.commits.sending is not None
 
     async def settle(self) -> bool:
         """Settle everything that is finished; False when that has to be repeated. Idempotent."""
-        engine = self._engine
         async with self._lock:
-            settlements = engine.collect()
-            if not settlements:
-                return True
-            if self._history is not None:
-                # In the file before the broker hears of it: what was acknowledged can be proven after a crash.
-                for settlement in settlements:
-                    self._history.acks(settlement.messages, self._clock())
-                self._history.flush()
-            try:
-                await self._source.settle(settlements)
-            except Exception as error:
-                engine.unsettled(settlements)
-                if not (isinstance(error, SourceError) and error.retryable):
-                    self._failed = True
-                    self._shell.stop_because(error)
-                return False
-            except BaseException:
-                engine.unsettled(settlements)
-                raise
-            engine.settled(settlements)
+            settlements = self._collect(everything=True)
+            return not settlements or await self._send(settlements)
+
+    def _collect(self, *, everything: bool) -> list[Settlement]:
+        settlements = self._engine.collect(self._clock(), everything=everything)
+        if self._commits:
+            # What has finished left the bounds: the source may have room now.
+            self._shell.after()
+        return settlements
+
+    async def _commit(self, settlements: list[Settlement]) -> None:
+        """Send commits that are due; after a failure they are due again, a while later."""
+        self._under_way += 1
+        try:
+            await self._send(settlements)
+        finally:
+            self._under_way -= 1
+            self._left.set()
+        self.wake()
+
+    async def _send(self, settlements: list[Settlement]) -> bool:
+        engine, tap = self._engine, self._tap
+        tap.settling(settlements)
+        try:
+            await self._source.settle(settlements)
+        except Exception as error:
+            tap.unsettled(settlements)
+            engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
+            if not (isinstance(error, SourceError) and error.retryable):
+                self._failed = True
+                self._shell.stop_because(error)
+            return False
+        except BaseException:
+            engine.unsettled(settlements)
+            raise
+        tap.settled(settlements)
+        engine.settled(settlements)
         self._shell.after()
         return True
 

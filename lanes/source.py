@@ -19,6 +19,7 @@ __all__ = [
     "Delivered",
     "Exhausted",
     "Lost",
+    "Progressed",
     "Revoking",
     "Source",
     "SourceEvent",
@@ -30,14 +31,18 @@ __all__ = [
 class SourceTraits:
     """What a source can do, known once it is open.
 
-    ``name``: how logs and errors call it. ``settles``: ``"individual"`` = one acknowledgement a message.
-    ``extend_interval``: seconds after which a held message must be kept alive by ``extend``; None = the
-    broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself allows; None =
-    it does not care. ``redelivers``: it may deliver a position again within one assignment.
+    ``name``: how logs and errors call it. ``system``: the broker's kind as OpenTelemetry calls it. ``settles``:
+    ``"individual"`` = one acknowledgement a message, ``"cumulative"`` = one committed position a partition, for
+    everything below it; its partitions have a ``floor``. ``hands_over``: whether a commit also keeps what is completed
+    above the floor, for the next owner. ``extend_interval``: seconds after which a held message must be kept alive by
+    ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
+    allows; None = it does not care. ``redelivers``: it may deliver a position again within one assignment.
     """
 
     name: str
-    settles: Literal["individual"] = "individual"
+    system: str = "other"
+    settles: Literal["individual", "cumulative"] = "individual"
+    hands_over: bool = True
     extend_interval: float | None = None
     max_in_flight: int | None = None
     redelivers: bool = False
@@ -57,6 +62,17 @@ class Delivered:
     partition: Partition
     run: list[Message]
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The source has read up to ``position`` and found nothing more below it: gaps at the end of what there is.
+
+    Only from a source that commits; so its committed position reaches the end although markers lie there.
+    """
+
+    partition: Partition
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +96,7 @@ class Exhausted:
     """A finite source has delivered everything; the last event it sends."""
 
 
-SourceEvent = Assigned | Delivered | Revoking | Lost | Exhausted
+SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Exhausted
 
 
 class Source(Protocol):
@@ -101,15 +117,19 @@ class Source(Protocol):
 
         Delivers at most ``room.messages`` new messages, and does not wait for more room while there is any; more
         than ``room.bytes`` only by the batch that crosses the bound, or for one message alone. With no room it
-        waits for events of ownership only. Cancel-safe: nothing is lost when the call is cancelled. A lost
-        connection is waited for, not raised; raises ``SourceError`` only when it cannot come back.
+        waits for events of ownership only. Nothing of the partitions in ``room.paused`` is delivered; a client that
+        prefetches is to be paused for exactly these, also right after an assignment. Cancel-safe: nothing is lost
+        when the call is cancelled. A lost connection is waited for, not raised; raises ``SourceError`` only when it
+        cannot come back.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker that these messages are finished. Idempotent.
 
-        When it returns they have left for the broker. Raises ``SourceError`` with ``retryable=True`` when they
-        may not have: the caller repeats the same settlement.
+        When it returns they have left for the broker; where the source commits, the broker has confirmed the ``floor``
+        of each settlement, and its ``completed`` set if the source hands it over. A partition has one settlement under
+        way at a time; those of different partitions may come by different calls at once. Raises ``SourceError`` with
+        ``retryable=True`` when they may not have: the caller repeats it, or sends a later one in its place.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
-from lanes.core.lane import PARKING
-from lanes.core.types import Message
+from lanes.core.lane import ARCHIVING, BLOCKED, HELD, PARKING
+from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.types import Message, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,30 @@ class Oldest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionStatus:
+    """One partition. ``floor``: below it nothing delivered is unfinished. ``holes``: deliveries at or above it that are
+    not finished. ``confirmed``: the position the broker has, and ``ahead`` how many messages were delivered above it,
+    both None where the source settles each message by itself. ``ahead_reached``: nothing more of it is taken.
+    """
+
+    epoch: int
+    floor: int
+    holes: int
+    confirmed: int | None
+    ahead: int | None
+    ahead_reached: bool
+    draining: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """A snapshot of one consumer.
 
     ``in_flight``, ``in_flight_bytes`` and their bounds and peaks; ``running`` handlers; ``ready`` lanes waiting
-    for a worker; ``held`` lanes waiting for a retry; ``parking`` lanes whose dead letter is not confirmed yet.
+    for a worker; ``held`` lanes waiting for a retry; ``blocked`` lanes waiting for ``unblock`` or ``park``; ``parking``
+    lanes whose dead letter is not confirmed yet. ``taking``: whether a bound lets more in; ``paused``: by the user.
     ``settled``, ``retries``, ``dead_lettered``, ``zombies`` and ``redelivered`` (by cause) count since the start.
-    ``floors``: per partition the position below which nothing delivered is unfinished.
+    ``floors``: per partition the position below which nothing delivered is unfinished. ``partitions``: more of each.
     """
 
     in_flight: int
@@ -44,21 +62,24 @@ class Status:
     concurrency: int
     ready: int
     held: int
+    blocked: int
     parking: int
     taking: bool
+    paused: bool
     settled: int
     retries: int
     dead_lettered: int
     zombies: int
     redelivered: Mapping[str, int]
     floors: Mapping[str, int]
+    partitions: Mapping[str, PartitionStatus]
     oldest: Oldest | None
 
 
 def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int]) -> Status:
     """The status of an engine at ``now``. O(in flight)."""
     flow = engine.flow
-    parking = sum(1 for lane in engine.lanes() if lane.head.state == PARKING)
+    waiting = engine.waiting
     oldest = engine.oldest()
     return Status(
         in_flight=flow.in_flight,
@@ -70,16 +91,35 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         running=engine.running,
         concurrency=engine.concurrency,
         ready=engine.ready,
-        held=len(engine.lanes()) - parking,
-        parking=parking,
+        held=waiting.count(HELD),
+        blocked=waiting.count(BLOCKED),
+        parking=waiting.count(PARKING) + waiting.count(ARCHIVING),
         taking=flow.taking,
+        paused=flow.paused,
         settled=engine.settled_count,
         retries=engine.retries,
         dead_lettered=dead_lettered,
         zombies=engine.zombies,
         redelivered=dict(redelivered),
         floors={str(p.id): p.ledger.floor() for p in engine.partitions.values()},
+        partitions={str(p.id): _partition(engine, p) for p in engine.partitions.values()},
         oldest=None if oldest is None else _oldest(oldest, now),
+    )
+
+
+def _partition(engine: Engine, partition: Partition) -> PartitionStatus:
+    ledger, commits = partition.ledger, partition.commits
+    ahead = None
+    if commits is not None and isinstance(ledger, OffsetLedger):
+        ahead = ledger.next_ordinal - commits.confirmed_ordinal
+    return PartitionStatus(
+        epoch=partition.epoch,
+        floor=ledger.floor(),
+        holes=ledger.holes(),
+        confirmed=None if commits is None else commits.confirmed,
+        ahead=ahead,
+        ahead_reached=partition in engine.committer.ahead,
+        draining=partition.draining,
     )
 
 

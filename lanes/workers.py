@@ -11,8 +11,6 @@ rows of all of them by one ``write``: a group commit, so no handler is called wh
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import anyio
@@ -21,12 +19,13 @@ from anyio.abc import TaskGroup
 
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
-from lanes.errors import HandlerHalted, Nak, Term
-from lanes.history import History
-
-Handler = Callable[[Message], Awaitable[object]]
-"""An async function of one message. Returning acknowledges it; see ``Nak`` and ``Term`` for the rest."""
+from lanes.core.types import ABANDON, ACK, Message, Partition
+from lanes.endings import Endings
+from lanes.handlers import AsyncHandler
+from lanes.observe import Handling
+from lanes.outcomes import RESULTS, cancellation_of, failure
+from lanes.settling import Shell
+from lanes.tap import Tap
 
 TIME_SLICE: Final = 0.005
 """Seconds of handlers that do not suspend before the workers yield to the event loop."""
@@ -38,40 +37,56 @@ _STRIDE_LIMIT: Final = 64
 """Messages between two looks at the clock, at most."""
 
 
-class Shell(Protocol):
-    """What the workers need of the consumer around them."""
+class Workforce(Protocol):
+    """The workers, of whatever kind the handler needs."""
 
-    def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake whoever has something to do now."""
+    def start(self, tasks: TaskGroup) -> None:
+        """Start them; they work until the task group is cancelled."""
 
-    def stop_because(self, error: BaseException) -> None:
-        """Stop in order; ``error`` is raised when everything has been drained."""
+    def wake(self) -> None:
+        """Something is ready."""
+
+    def cancel(self, partition: Partition) -> None:
+        """Interrupt the handlers that run for a partition, as far as they can be."""
 
 
 class _Worker:
-    __slots__ = ("cancelled", "message", "scope", "wake")
+    __slots__ = ("cancelled", "message", "scope", "started", "timed_out", "wake")
 
     def __init__(self) -> None:
         self.message: Message | None = None
+        self.started = 0.0
         self.cancelled = False
+        self.timed_out = False
         self.scope: anyio.CancelScope
         self.wake: anyio.Event
 
 
 class Workers:
-    """The workers of one consumer."""
+    """The workers of one consumer. ``timeout``: seconds a handler may take, None = no limit."""
 
-    def __init__(self, engine: Engine, handler: Handler, shell: Shell, clock: Clock, history: History | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        handler: AsyncHandler,
+        shell: Shell,
+        clock: Clock,
+        tap: Tap,
+        timeout: float | None = None,
+    ) -> None:
         self._engine = engine
         self._handler = handler
         self._shell = shell
         self._clock = clock
-        self._history = history
+        self._endings = Endings(engine, shell, clock, tap)
+        self._history = tap.history
+        self._telemetry = tap.telemetry
+        self._timeout = timeout
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._idle: list[_Worker] = []
         self._waking = 0
         # With a history those that start together share one write, so they are woken together.
-        self._waking_limit = _WAKING_LIMIT if history is None else engine.concurrency
+        self._waking_limit = _WAKING_LIMIT if tap.history is None else engine.concurrency
         self._round = 0
         self._slice_start = clock()
         self._stride = 1
@@ -81,6 +96,8 @@ class Workers:
         """Start the worker tasks; they run until the task group is cancelled."""
         for worker in self._workers:
             tasks.start_soon(self._work, worker)
+        if self._timeout is not None:
+            tasks.start_soon(self._watch, self._timeout)
 
     def wake(self) -> None:
         """Wake idle workers for the lanes that are ready."""
@@ -95,12 +112,26 @@ class Workers:
         for worker in self._workers:
             if worker.message is not None and worker.message.partition is partition:
                 worker.cancelled = True
+                worker.timed_out = False
                 worker.scope.cancel()
+
+    async def _watch(self, timeout: float) -> None:
+        """The one timer for the handlers that take too long; until cancelled."""
+        while True:
+            now = self._clock()
+            running = [worker for worker in self._workers if worker.message is not None and not worker.cancelled]
+            for worker in running:
+                if now - worker.started >= timeout:
+                    worker.cancelled = worker.timed_out = True
+                    worker.scope.cancel()
+            # Whatever starts from now on has not used up its time when the first of these has.
+            starts = [worker.started for worker in running if not worker.cancelled]
+            await anyio.sleep(max(0.0, min(starts, default=now) + timeout - now))
 
     async def _work(self, worker: _Worker) -> None:
         again = True
         while again:
-            worker.cancelled = False
+            worker.cancelled = worker.timed_out = False
             # One scope for many messages: it is replaced only after a cancellation, which it swallows here.
             with anyio.CancelScope() as worker.scope:
                 again = await self._work_until_cancelled(worker)
@@ -108,6 +139,8 @@ class Workers:
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
         """Handle messages; False when this worker must not await anything any more."""
         engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
+        telemetry, timed, endings = self._telemetry, self._timeout is not None, self._endings
+        handling: Handling | None = None
         while not worker.cancelled:
             message = engine.take()
             if message is None:
@@ -118,32 +151,48 @@ class Workers:
                 self.wake()
                 continue
             worker.message = message
+            if timed:
+                worker.started = self._clock()
+            if telemetry is not None:
+                handling = telemetry.handling(message)
             try:
                 if history is not None:
                     row = history.started(message, self._clock())
                     await anyio.lowlevel.checkpoint()
                     if history.written < row:
                         history.flush()
-                await handler(message)
+                if message.broken is not None:
+                    raise message.broken
+                if handling is None:
+                    await handler(message)
+                else:
+                    with handling:
+                        await handler(message)
             except GeneratorExit as error:
                 # Either the loop is gone and nothing may be awaited any more, or a handler plays with fire.
                 worker.message = None
-                self._finish(message, ABANDON, "error", error)
+                endings.finish(message, ABANDON, "error", error, handling)
                 shell.stop_because(error)
                 return False
             except BaseException as error:
                 worker.message = None
                 cancellation = self._cancellation(worker, error)
                 if cancellation is not None:
-                    self._finish(message, ABANDON, "cancelled", error)
+                    if worker.timed_out:
+                        late = TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
+                        endings.finish(message, failure(late), "error", late, handling)
+                    else:
+                        endings.finish(message, ABANDON, "cancelled", error, handling)
                     shell.after()
                     raise cancellation from None
-                self._failed(message, error)
+                endings.failed(message, error, handling)
             else:
                 worker.message = None
                 if history is not None:
                     history.ended(message, "ok", self._clock())
                 engine.finish(message, ACK, 0.0)
+                if handling is not None:
+                    handling.end(RESULTS[message.state])
             # One ready lane is what this worker takes itself: waking another for it costs more than the message.
             shell.after(taking=1)
             self._countdown -= 1
@@ -170,39 +219,4 @@ class Workers:
         """What has to go on of an exception because this worker, or all of them, were cancelled; else None."""
         if not worker.cancelled and anyio.current_effective_deadline() != float("-inf"):
             return None
-        cancelled = anyio.get_cancelled_exc_class()
-        if isinstance(error, BaseExceptionGroup):
-            # trio hands the cancellations of a nursery on in a group, together with what else went wrong there.
-            return error.split(cancelled)[0]
-        return error if isinstance(error, cancelled) else None
-
-    def _failed(self, message: Message, error: BaseException) -> None:
-        if isinstance(error, Exception) and not isinstance(error, MemoryError):
-            self._finish(message, _failure(error), "error", error)
-            return
-        # Not the handler's to decide: a cancellation that nobody asked for, KeyboardInterrupt, SystemExit, no
-        # memory. Stop in order; the message is not settled and comes again.
-        self._finish(message, ABANDON, "error", error)
-        if isinstance(error, anyio.get_cancelled_exc_class()):
-            # Raised as it is, it would pass for a cancellation of the caller's own.
-            halted = HandlerHalted(
-                f"the handler was cancelled at {message.partition.id} position {message.position}, and not by lanes "
-                f"({type(error).__qualname__}): await what it starts, and catch the cancellation of its own tasks"
-            )
-            halted.__cause__ = error
-            error = halted
-        self._shell.stop_because(error)
-
-    def _finish(self, message: Message, outcome: Outcome, result: str, error: BaseException) -> None:
-        now = self._clock()
-        if self._history is not None:
-            self._history.ended(message, result, now, error)
-        self._engine.finish(message, outcome, now)
-
-
-def _failure(error: Exception) -> Failure:
-    if isinstance(error, Nak):
-        return Failure(error, random.random(), delay=error.delay)
-    if isinstance(error, Term):
-        return Failure(error, terminal=True)
-    return Failure(error, random.random())
+        return cancellation_of(error)

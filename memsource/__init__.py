@@ -12,12 +12,15 @@ from memsource.checkers import (
     BoundedInFlight,
     Checker,
     DeadLetterBeforeSettle,
+    NoCommitPastUnfinished,
     NoOverlap,
     NoSettleBeforeEnd,
     PerKeyOrder,
     Verdict,
     check,
 )
+from memsource.group import Group
+from memsource.group_source import GroupSource
 from memsource.history import Gap, HistoryError, Segment, read, read_bytes
 from memsource.report import Checked, Counts, check_files, counts, exit_status, render
 from memsource.rows import Row
@@ -33,10 +36,13 @@ __all__ = [
     "Counts",
     "DeadLetterBeforeSettle",
     "Gap",
+    "Group",
+    "GroupSource",
     "HistoryError",
     "MemoryBroker",
     "MemoryDeadLetters",
     "MemorySource",
+    "NoCommitPastUnfinished",
     "NoOverlap",
     "NoSettleBeforeEnd",
     "PerKeyOrder",

@@ -12,35 +12,15 @@ and a simulation. Its rules are those of a broker with individual acknowledgemen
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lanes.core.types import PartitionKey, key_bytes
+from lanes.core.types import PartitionKey
 from lanes.dead_letter import DeadLetter
+from memsource.topic import Record, Topic
 
-__all__ = ["Delivery", "MemoryBroker", "Record"]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Record:
-    """One message as it was published. ``size`` counts the bytes of its value, key and headers."""
-
-    partition: int
-    position: int
-    key: bytes | None
-    value: bytes
-    headers: tuple[tuple[str, bytes], ...]
-    subject: str
-
-    @property
-    def size(self) -> int:
-        size = len(self.value) + len(self.key or b"")
-        return size + sum(len(name) + len(value) for name, value in self.headers)
-
-    def __repr__(self) -> str:
-        return f"<Record {self.partition} position {self.position}, {self.size} bytes>"
+__all__ = ["Delivery", "MemoryBroker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +34,12 @@ class Delivery:
 
 
 class _Log:
-    """One partition."""
+    """One partition: which of its records are where on their way."""
 
-    __slots__ = ("acked", "again", "counts", "fresh", "next_position", "records", "unacked")
+    __slots__ = ("acked", "again", "counts", "fresh", "records", "unacked")
 
-    def __init__(self) -> None:
-        self.next_position = 0
-        self.records: dict[int, Record] = {}
+    def __init__(self, records: dict[int, Record]) -> None:
+        self.records = records
         self.fresh: deque[int] = deque()
         self.again: dict[int, None] = {}  # an ordered set
         self.unacked: dict[int, Delivery] = {}
@@ -79,8 +58,6 @@ class MemoryBroker:
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", ack_wait: float = 30.0, max_unacked: int | None = None
     ) -> None:
-        if partitions < 1:
-            raise ValueError(f"partitions={partitions}: a broker has 1 or more")
         if not ack_wait > 0:
             raise ValueError(f"ack_wait={ack_wait}: must be more than 0 seconds")
         if max_unacked is not None and max_unacked < 1:
@@ -90,14 +67,13 @@ class MemoryBroker:
         self.max_unacked = max_unacked
         self.stale = 0
         self._letters: dict[str, DeadLetter] = {}
-        self._logs = [_Log() for _ in range(partitions)]
+        self._topic = Topic(partitions, name)
+        self._logs = [_Log(log.records) for log in self._topic.logs]
         self._tokens: dict[int, Record] = {}
-        self._keyless = 0
         self._watchers: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
-        published = sum(len(log.records) for log in self._logs)
-        return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {published} messages>"
+        return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {self._topic.published} messages>"
 
     # --- producers
 
@@ -116,40 +92,21 @@ class MemoryBroker:
         broker's name unless given. Raises ``IndexError`` for a partition that does not exist, ``ValueError`` or
         ``TypeError`` for what can be no key.
         """
-        encoded = None if key is None else key_bytes(key)
-        if partition is None:
-            if encoded is None:
-                partition = self._keyless % len(self._logs)
-                self._keyless += 1
-            else:
-                partition = zlib.crc32(encoded) % len(self._logs)
-        log = self._log(partition)
-        record = Record(
-            partition,
-            log.next_position,
-            encoded,
-            value.encode() if isinstance(value, str) else value,
-            tuple(headers),
-            subject or self.name,
-        )
-        log.next_position += 1
-        log.records[record.position] = record
-        log.fresh.append(record.position)
+        record = self._topic.publish(value, key=key, headers=headers, subject=subject, partition=partition)
+        self._logs[record.partition].fresh.append(record.position)
         self._changed()
         return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of ``count`` positions, as compaction and transaction markers do."""
-        if count < 0:
-            raise ValueError(f"skip({count}): positions only rise")
-        self._log(partition).next_position += count
+        self._topic.skip(count, partition=partition)
 
     # --- consumers
 
     @property
     def partitions(self) -> range:
         """The numbers of the partitions."""
-        return range(len(self._logs))
+        return self._topic.partitions
 
     def deliver(self, partition: int, messages: int, size: int, now: float) -> list[Delivery]:
         """Deliver what is next: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
@@ -288,6 +245,5 @@ class MemoryBroker:
         return sum(len(log.unacked) + len(log.again) for log in self._logs) < self.max_unacked
 
     def _log(self, partition: int) -> _Log:
-        if not 0 <= partition < len(self._logs):
-            raise IndexError(f"{self.name} has partitions 0 to {len(self._logs) - 1}, not {partition}")
+        self._topic.log(partition)  # raises for one that does not exist
         return self._logs[partition]

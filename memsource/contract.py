@@ -22,21 +22,22 @@ import anyio.lowlevel
 
 from lanes.core.types import Message, Partition, Room
 from lanes.source import Assigned, Exhausted, Lost, Revoking
-from memsource.harness import BYTES, Ability, ContractBroken, Harness, Sample, expect, messages_of, opened
+from memsource.commit_contract import COMMIT_CHECKS
+from memsource.harness import BYTES, Ability, ContractBroken, Harness, Sample, expect, messages_of, numbered, opened
 
 __all__ = ["Ability", "Check", "ContractBroken", "Harness", "Sample", "checks"]
 
 Check = Callable[[Harness], Awaitable[None]]
 
-_CHECKS: Final[list[tuple[Check, Ability | None]]] = []
+_CHECKS: Final[list[tuple[Check, tuple[Ability, ...]]]] = []
 
 
 def checks(can: Collection[Ability]) -> list[Check]:
     """The checks for a source that is able to do this, in order."""
-    return [check for check, needs in _CHECKS if needs is None or needs in can]
+    return [check for check, needs in _CHECKS if all(each in can for each in needs)]
 
 
-def _check(needs: Ability | None = None) -> Callable[[Check], Check]:
+def _check(*needs: Ability) -> Callable[[Check], Check]:
     def register(check: Check) -> Check:
         @functools.wraps(check)
         async def plain(harness: Harness) -> None:
@@ -60,7 +61,7 @@ def _check(needs: Ability | None = None) -> Callable[[Check], Check]:
 @_check()
 async def check_assigns_before_it_delivers(harness: Harness) -> None:
     """A partition is announced by ``Assigned`` before its first message, as a fresh ``Partition``."""
-    await harness.publish(_samples(3))
+    await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = (await session.receive(Room(0, 0)))[0]
         expect(isinstance(first, Assigned), f"the first event is {first!r}, not Assigned")
@@ -74,7 +75,7 @@ async def check_assigns_before_it_delivers(harness: Harness) -> None:
 @_check()
 async def check_delivers_everything_in_order(harness: Harness) -> None:
     """Every message comes once; positions of a partition rise, and a key's messages come as published."""
-    samples = _samples(200)
+    samples = numbered(200)
     await harness.publish(samples)
     async with opened(harness) as session:
         messages = await session.take(len(samples))
@@ -89,7 +90,7 @@ async def check_delivers_everything_in_order(harness: Harness) -> None:
 @_check()
 async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
     """A ``receive`` that waits returns what is published meanwhile."""
-    samples = _samples(4)
+    samples = numbered(4)
     async with opened(harness) as session:
         for sample in samples:
             async with anyio.create_task_group() as tasks:
@@ -133,7 +134,7 @@ async def check_traits_can_be_kept(harness: Harness) -> None:
 @_check()
 async def check_room_is_respected(harness: Harness) -> None:
     """``receive`` never brings more new messages than it was given room for, however many there are."""
-    await harness.publish(_samples(60))
+    await harness.publish(numbered(60))
     async with opened(harness) as session:
         for count in (1, 7, 13, 39):
             # The session looks at every single receive.
@@ -145,10 +146,10 @@ async def check_room_is_respected(harness: Harness) -> None:
 @_check()
 async def check_no_room_no_messages(harness: Harness) -> None:
     """Without room nothing is delivered, and what is there comes when there is room."""
-    await harness.publish(_samples(2))
+    await harness.publish(numbered(2))
     async with opened(harness) as session:
         await session.expect_nothing(Room(0, 0))
-        await harness.publish(_samples(3))
+        await harness.publish(numbered(3))
         await session.expect_nothing(Room(0, 0))
         _rising(await session.take(5))
 
@@ -165,7 +166,7 @@ async def check_large_message_comes_alone(harness: Harness) -> None:
 @_check()
 async def check_receive_is_cancel_safe(harness: Harness) -> None:
     """A cancelled ``receive`` has taken nothing: what it might have returned comes with the next call."""
-    samples = _samples(120)
+    samples = numbered(120)
     messages: list[Message] = []
     async with opened(harness) as session:
 
@@ -195,7 +196,7 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
 async def check_start_is_cancel_safe(harness: Harness) -> None:
     """A ``receive`` that is cancelled while it still gets things going leaves a source that works."""
     for moment in range(30):
-        (sample,) = _samples(1)
+        (sample,) = numbered(1)
         async with opened(harness) as session:
             await session.receive(Room(0, 0))
             async with anyio.create_task_group() as tasks:
@@ -216,7 +217,7 @@ async def check_start_is_cancel_safe(harness: Harness) -> None:
 @_check()
 async def check_settled_stays_settled(harness: Harness) -> None:
     """What is settled leaves the broker's books; the rest does not."""
-    await harness.publish(_samples(10))
+    await harness.publish(numbered(10))
     async with opened(harness) as session:
         messages = await session.take(10)
         await session.settle(messages[::2])
@@ -229,7 +230,7 @@ async def check_settled_stays_settled(harness: Harness) -> None:
 @_check()
 async def check_settle_is_idempotent(harness: Harness) -> None:
     """The same settlement again changes nothing and raises nothing."""
-    await harness.publish(_samples(6))
+    await harness.publish(numbered(6))
     async with opened(harness) as session:
         messages = await session.take(6)
         for _ in range(3):
@@ -242,7 +243,7 @@ async def check_settle_is_idempotent(harness: Harness) -> None:
 @_check()
 async def check_unsettled_comes_back(harness: Harness) -> None:
     """The next owner gets what the former one left unsettled, in order and before anything new; nothing else."""
-    samples = _samples(12)
+    samples = numbered(12)
     await harness.publish(samples[:8])
     async with opened(harness) as session:
         messages = await session.take(8)
@@ -262,7 +263,7 @@ async def check_unsettled_comes_back(harness: Harness) -> None:
 @_check()
 async def check_release_flushes(harness: Harness) -> None:
     """When ``release`` returns, everything settled before has reached the broker."""
-    await harness.publish(_samples(20))
+    await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(20)
         await session.settle(messages[:15])
@@ -278,7 +279,7 @@ async def check_release_flushes(harness: Harness) -> None:
 @_check("ack wait")
 async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
     """An unsettled message comes again after the broker's own time, at its position, with a token of its own."""
-    await harness.publish(_samples(3))
+    await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = await session.take(3)
         await session.settle(first[:1])
@@ -296,7 +297,7 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
 @_check("ack wait")
 async def check_extend_keeps_messages(harness: Harness) -> None:
     """A message that is extended every ``extend_interval`` seconds does not come again. Repeating it is harmless."""
-    await harness.publish(_samples(3))
+    await harness.publish(numbered(3))
     async with opened(harness) as session:
         messages = await session.take(3)
         interval = session.traits.extend_interval
@@ -323,7 +324,7 @@ async def check_revoke_is_told_without_room(harness: Harness) -> None:
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Revoking) and event.partition is partition and event.timeout > 0
             expect(told, f"{event!r} came, not Revoking of {partition!r} with some time")
-        await harness.publish(_samples(3))
+        await harness.publish(numbered(3))
         await session.expect_nothing()
         for partition in session.partitions:
             await session.source.release(partition)
@@ -338,20 +339,27 @@ async def check_loss_is_told_without_room(harness: Harness) -> None:
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Lost) and event.partition is partition
             expect(told, f"{event!r} came, not Lost of {partition!r}")
-        await harness.publish(_samples(3))
+        await harness.publish(numbered(3))
         await session.expect_nothing()
 
 
 @_check("finish")
 async def check_exhausted_is_the_last_event(harness: Harness) -> None:
     """A finite source says ``Exhausted`` once, behind everything it delivered."""
-    await harness.publish(_samples(5))
+    await harness.publish(numbered(5))
     async with opened(harness) as session:
         await harness.finish()
         await session.take(5)
         (event,) = await session.receive(Room(1, BYTES))
         expect(isinstance(event, Exhausted), f"{event!r} came, not Exhausted")
         await session.expect_nothing()
+
+
+# --- commits
+
+
+for commit_check, abilities in COMMIT_CHECKS:
+    _check(*abilities)(commit_check)
 
 
 # --- closing
@@ -369,10 +377,6 @@ async def check_aclose_is_idempotent(harness: Harness) -> None:
 async def check_aclose_without_open(harness: Harness) -> None:
     """``aclose`` may be called on a source whose ``open`` failed or was never called."""
     await harness.source().aclose()
-
-
-def _samples(count: int) -> list[Sample]:
-    return [Sample(f"key-{number % 5}".encode(), f"value-{number}".encode()) for number in range(count)]
 
 
 def _rising(messages: Sequence[Message]) -> None:

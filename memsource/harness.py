@@ -9,14 +9,15 @@ from typing import Final, Literal, NamedTuple, Protocol
 import anyio
 import anyio.lowlevel
 
-from lanes.core.types import Message, Partition, Room, Settlement
-from lanes.source import Assigned, Delivered, Source, SourceEvent, SourceTraits
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.source import Assigned, Delivered, Progressed, Source, SourceEvent, SourceTraits
 
-__all__ = ["Ability", "ContractBroken", "Harness", "Sample", "Session", "expect", "messages_of", "opened"]
+__all__ = ["Ability", "ContractBroken", "Harness", "Sample", "Session", "expect", "messages_of", "numbered", "opened"]
 
-Ability = Literal["ack wait", "revoke", "lose", "finish"]
+Ability = Literal["ack wait", "revoke", "lose", "finish", "commits"]
 """``ack wait``: the broker delivers again what is not settled in time. ``revoke``, ``lose``: the harness can have
-partitions taken away. ``finish``: the source may have an end."""
+partitions taken away. ``finish``: the source may have an end. ``commits``: the source commits one position a
+partition, and hands over what is completed above it."""
 
 TIMEOUT: Final = 20.0
 """Seconds within which a broker does what is expected of it."""
@@ -77,13 +78,63 @@ class Harness(Protocol):
         """Let the newest source end behind what is published. Asked for only with ``finish``."""
 
 
+class Committing:
+    """How far a partition of a source that commits is. Naive: it looks at everything for each answer."""
+
+    def __init__(self, floor: int, completed: Sequence[tuple[int, int]]) -> None:
+        self.highest = floor - 1
+        self._completed = list(completed)
+        self._unfinished: set[int] = set()
+        self._finished: set[int] = set()
+
+    def deliver(self, position: int) -> None:
+        """A message was delivered."""
+        self.highest = position
+        (self._finished if self.has_completed(position) else self._unfinished).add(position)
+
+    def has_completed(self, position: int) -> bool:
+        """Whether a predecessor had handled it."""
+        return any(start <= position < end for start, end in self._completed)
+
+    def settle(self, position: int) -> None:
+        """A message is finished. Idempotent."""
+        self._unfinished.discard(position)
+        self._finished.add(position)
+
+    def progress(self, position: int) -> None:
+        """There is nothing more below ``position``."""
+        self.highest = position - 1
+
+    def floor(self) -> int:
+        """Next to read: everything below it is finished or was never there."""
+        return min(self._unfinished, default=self.highest + 1)
+
+    def completed(self) -> list[tuple[int, int]]:
+        """What is finished above the floor, as rising half-open runs; with what a predecessor left."""
+        runs: list[tuple[int, int]] = []
+        for position in sorted(self._finished):
+            if position >= self.floor():
+                if runs and runs[-1][1] == position:
+                    runs[-1] = (runs[-1][0], position + 1)
+                else:
+                    runs.append((position, position + 1))
+        above = self.highest + 1
+        return runs + [(max(start, above), end) for start, end in self._completed if end > above]
+
+
 class Session:
-    """An open source, and what it has announced. Every event is looked at as it comes."""
+    """An open source, and what it has announced. Every event is looked at as it comes.
+
+    Of a source that commits it keeps what an engine keeps: ``ledgers`` say how far each partition is, ``committed``
+    is what was committed of it last.
+    """
 
     def __init__(self, harness: Harness, source: Source, traits: SourceTraits) -> None:
         self.source = source
         self.traits = traits
         self.partitions: list[Partition] = []
+        self.ledgers: dict[Partition, Committing] = {}
+        self.committed: dict[PartitionId, Settlement] = {}
         self._harness = harness
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
@@ -97,8 +148,12 @@ class Session:
                 known = event.partition in self.partitions
                 expect(not known, f"{event.partition!r} was assigned twice: every assignment has a new Partition")
                 self.partitions.append(event.partition)
+                self._keep(event.partition)
             elif isinstance(event, Delivered):
                 self._look_at(event)
+                expect(event.partition not in room.paused, f"a message of {event.partition!r} came, which is paused")
+            elif isinstance(event, Progressed):
+                self._look_at_progress(event)
         count = len(messages_of(events))
         expect(count <= room.messages, f"{count} messages came where there was room for {room.messages}")
         return events
@@ -109,12 +164,31 @@ class Session:
         expect(all(m.partition is event.partition for m in event.run), "a message of a run is of another partition")
         size = sum(message.size for message in event.run)
         expect(event.size == size, f"the size of a run is {event.size}, the sum of its messages {size}")
+        ledger = self.ledgers.get(event.partition)
+        if ledger is not None:
+            for message in event.run:
+                rises = message.position > ledger.highest
+                expect(rises, f"position {message.position} came after {ledger.highest}: a floor goes only onwards")
+                ledger.deliver(message.position)
+
+    def _keep(self, partition: Partition) -> None:
+        commits = self.traits.settles == "cumulative"
+        expect((partition.floor is not None) == commits, f"{partition!r} has floor {partition.floor}, {self.traits!r}")
+        if partition.floor is not None:
+            self.ledgers[partition] = Committing(partition.floor, partition.completed)
+
+    def _look_at_progress(self, event: Progressed) -> None:
+        ledger = self.ledgers.get(event.partition)
+        expect(ledger is not None, f"{event!r} came of a partition that was not assigned, or has no floor")
+        assert ledger is not None
+        expect(event.position > ledger.highest + 1, f"{event!r} came after position {ledger.highest}: nothing new")
+        ledger.progress(event.position)
 
     async def take(self, count: int, *, size: int = BYTES) -> list[Message]:
-        """The next ``count`` messages, with room for exactly them."""
+        """The next ``count`` messages a predecessor had not completed, with room for exactly them."""
         messages: list[Message] = []
         while len(messages) < count:
-            messages += messages_of(await self.receive(Room(count - len(messages), size)))
+            messages += self._unfinished(await self.receive(Room(count - len(messages), size)))
         return messages
 
     async def assigned(self) -> list[Partition]:
@@ -126,18 +200,43 @@ class Session:
         return list(self.partitions)
 
     async def expect_nothing(self, room: Room = ROOM) -> None:
-        """Nothing but assignments come."""
+        """Nothing but assignments come; and what a predecessor had completed, and gaps."""
         with anyio.move_on_after(self._harness.patience):
             while True:
                 for event in await self.receive(room):
-                    expect(isinstance(event, Assigned), f"{event!r} came, nothing was expected")
+                    known = isinstance(event, Delivered) and not self._unfinished([event])
+                    nothing = known or isinstance(event, Assigned | Progressed)
+                    expect(nothing, f"{event!r} came, nothing was expected")
 
     async def settle(self, messages: Sequence[Message]) -> None:
         """Settle them, one settlement a partition."""
         by_partition: dict[Partition, list[Message]] = {}
         for message in messages:
             by_partition.setdefault(message.partition, []).append(message)
-        await self.source.settle([Settlement(partition, each) for partition, each in by_partition.items()])
+        for partition, each in by_partition.items():
+            for message in each if partition in self.ledgers else ():
+                self.ledgers[partition].settle(message.position)
+        await self.source.settle(
+            [
+                self.commit_of(partition) if partition in self.ledgers else Settlement(partition, each)
+                for partition, each in by_partition.items()
+            ]
+        )
+
+    def commit_of(self, partition: Partition) -> Settlement:
+        """What is to be committed of a partition now; the caller does."""
+        ledger = self.ledgers[partition]
+        settlement = Settlement(partition, [], ledger.floor(), ledger.completed())
+        self.committed[partition.id] = settlement
+        return settlement
+
+    def _unfinished(self, events: Sequence[SourceEvent]) -> list[Message]:
+        """The messages of some events that no predecessor had completed."""
+        return [message for message in messages_of(events) if not self._known(message)]
+
+    def _known(self, message: Message) -> bool:
+        ledger = self.ledgers.get(message.partition)
+        return ledger is not None and ledger.has_completed(message.position)
 
     async def expect_unsettled(self, count: int) -> None:
         """Settlements are sent, not always confirmed: the broker may learn of them a little later."""
@@ -157,6 +256,11 @@ async def opened(harness: Harness) -> AsyncIterator[Session]:
     finally:
         with anyio.CancelScope(shield=True):
             await source.aclose()
+
+
+def numbered(count: int) -> list[Sample]:
+    """Samples of five keys, each with a value of its own."""
+    return [Sample(f"key-{number % 5}".encode(), f"value-{number}".encode()) for number in range(count)]
 
 
 def messages_of(events: Sequence[SourceEvent]) -> list[Message]:

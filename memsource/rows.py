@@ -35,6 +35,7 @@ _MESSAGE: Final[dict[str, tuple[str, str]]] = {
     "zombie": ("", ""),
 }
 _OWNERSHIP: Final = frozenset({"assigned", "revoking", "drained", "revoked", "lost"})
+_COMMIT: Final = frozenset({"commit_sent", "commit_ok", "commit_failed"})
 _OTHER: Final[dict[str, tuple[str, str]]] = {
     "end": ("reason", ""),
     "paused": ("", "in_flight"),
@@ -46,7 +47,8 @@ _OTHER: Final[dict[str, tuple[str, str]]] = {
 class Row(NamedTuple):
     """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
 
-    ``text`` is the cause, result, reason or incarnation; ``number`` the size, delay, count or in flight.
+    ``text`` is the cause, result, reason or incarnation; ``number`` the size, delay, count, runs completed or in
+    flight. ``floor`` is the next position to read, of a commit or of an assignment whose source commits; else -1.
     """
 
     n: int
@@ -59,6 +61,7 @@ class Row(NamedTuple):
     attempt: int = 0
     text: str = ""
     number: float = 0
+    floor: int = -1
 
 
 class RowParser:
@@ -95,7 +98,12 @@ class RowParser:
         if event in _OWNERSHIP:
             epoch = whole_number(fields["epoch"])
             incarnation = self.text(fields.get("incarnation", ""))
-            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation)
+            floor = whole_number(fields["floor"]) if "floor" in fields else -1
+            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation, floor=floor)
+        if event in _COMMIT:
+            epoch, floor = whole_number(fields["epoch"]), whole_number(fields["floor"])
+            number = whole_number(fields["completed"]) if event == "commit_sent" else 0
+            return Row(n, event, mono, self._partition(fields), epoch, number=number, floor=floor)
         if event == "produced":
             position = whole_number(fields["position"])
             return Row(n, event, mono, self._partition(fields), 0, position, self._key(fields))

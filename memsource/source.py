@@ -23,67 +23,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import anyio
-import anyio.lowlevel
 
 from lanes.clock import Clock, monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Revoking, SourceEvent, SourceTraits
-from memsource.broker import Delivery, MemoryBroker, Record
+from memsource.broker import Delivery, MemoryBroker
+from memsource.calls import Call, CallName, Faults
+from memsource.topic import RecordReader
 
 __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
-
-CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
-
-
-class Call(NamedTuple):
-    """One call that was made, noted when it was made and whatever became of it.
-
-    ``room`` is that of a ``receive``; ``deliveries`` are what a ``settle`` or an ``extend`` was about, in the
-    order given; ``partition`` is that of a ``release``; ``letter`` that of a ``put``.
-    """
-
-    name: CallName
-    room: Room | None = None
-    deliveries: tuple[Delivery, ...] = ()
-    partition: int | None = None
-    letter: DeadLetter | None = None
-
-    @property
-    def positions(self) -> list[int]:
-        """The positions of the deliveries."""
-        return [delivery.record.position for delivery in self.deliveries]
-
-
-class _Faults:
-    """What calls do instead of their job."""
-
-    def __init__(self) -> None:
-        self._failures: dict[CallName, deque[Exception]] = {}
-        self._gates: dict[CallName, anyio.Event] = {}
-
-    def fail(self, call: CallName, error: Exception, times: int) -> None:
-        self._failures.setdefault(call, deque()).extend([error] * times)
-
-    def block(self, call: CallName) -> None:
-        self._gates.setdefault(call, anyio.Event())
-
-    def unblock(self, call: CallName) -> None:
-        gate = self._gates.pop(call, None)
-        if gate is not None:
-            gate.set()
-
-    async def meet(self, call: CallName) -> None:
-        """Suspend once, as every call to a broker may; then hang or raise as told."""
-        await anyio.lowlevel.checkpoint()
-        while call in self._gates:
-            await self._gates[call].wait()
-        failures = self._failures.get(call)
-        if failures:
-            raise failures.popleft()
 
 
 class MemorySource:
@@ -116,7 +68,7 @@ class MemorySource:
         self._batch = batch
         self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
         self._clock = clock
-        self._faults = _Faults()
+        self._faults = Faults()
         self._owned: dict[int, Partition] = {}
         self._delivering: deque[int] = deque()  # owned and not being revoked; whose turn is next is in front
         self._ownership: deque[SourceEvent] = deque()
@@ -168,9 +120,9 @@ class MemorySource:
         self._finite = True
         self._wake.set()
 
-    def fail(self, call: CallName, error: Exception, *, times: int = 1) -> None:
-        """Let the next ``times`` of these calls raise ``error`` and do nothing else."""
-        self._faults.fail(call, error, times)
+    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
+        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
+        self._faults.fail(call, error, times, done=done)
         self._wake.set()
 
     def block(self, call: CallName) -> None:
@@ -196,16 +148,17 @@ class MemorySource:
     async def open(self) -> SourceTraits:
         """Take the first partitions; see ``lanes.source.Source.open``."""
         self.calls.append(Call("open"))
-        await self._faults.meet("open")
-        self.broker.watch(self._changed)
-        for partition in self._initial:
-            self.assign(partition)
-        return SourceTraits(
-            name=self._name,
-            extend_interval=self._extend_interval,
-            max_in_flight=self.broker.max_unacked,
-            redelivers=True,
-        )
+        async with self._faults.meet("open"):
+            self.broker.watch(self._changed)
+            for partition in self._initial:
+                self.assign(partition)
+            return SourceTraits(
+                name=self._name,
+                system="memory",
+                extend_interval=self._extend_interval,
+                max_in_flight=self.broker.max_unacked,
+                redelivers=True,
+            )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for events; see ``lanes.source.Source.receive``."""
@@ -213,8 +166,8 @@ class MemorySource:
         while True:
             # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
             self._wake = anyio.Event()
-            await self._faults.meet("receive")
-            events = self._next(room)
+            async with self._faults.meet("receive"):
+                events = self._next(room)
             if events:
                 return events
             await self._wake.wait()
@@ -223,34 +176,34 @@ class MemorySource:
         """Acknowledge messages; see ``lanes.source.Source.settle``."""
         messages = [message for settlement in settlements for message in settlement.messages]
         self.calls.append(Call("settle", deliveries=tuple(map(_delivery, messages))))
-        await self._faults.meet("settle")
-        for message in messages:
-            self.broker.ack(_delivery(message).token)
+        async with self._faults.meet("settle"):
+            for message in messages:
+                self.broker.ack(_delivery(message).token)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
         self.calls.append(Call("extend", deliveries=tuple(map(_delivery, messages))))
-        await self._faults.meet("extend")
-        for message in messages:
-            self.broker.extend(_delivery(message).token, self._clock())
+        async with self._faults.meet("extend"):
+            for message in messages:
+                self.broker.extend(_delivery(message).token, self._clock())
 
     async def release(self, partition: Partition) -> None:
         """Give a partition up; see ``lanes.source.Source.release``."""
         number = partition.id.number
         self.calls.append(Call("release", partition=number))
-        await self._faults.meet("release")
-        if self._owned.get(number) is partition:
-            del self._owned[number]
-            if number in self._delivering:
-                self._delivering.remove(number)
+        async with self._faults.meet("release"):
+            if self._owned.get(number) is partition:
+                del self._owned[number]
+                if number in self._delivering:
+                    self._delivering.remove(number)
 
     async def aclose(self) -> None:
         """Own nothing any more; see ``lanes.source.Source.aclose``."""
         self.calls.append(Call("aclose"))
-        await self._faults.meet("aclose")
-        self.broker.unwatch(self._changed)
-        self._owned.clear()
-        self._delivering.clear()
+        async with self._faults.meet("aclose"):
+            self.broker.unwatch(self._changed)
+            self._owned.clear()
+            self._delivering.clear()
 
     # --- in
 
@@ -261,7 +214,7 @@ class MemorySource:
             self._ownership.clear()
             return events
         events = []
-        messages, size = room
+        messages, size = room.messages, room.bytes
         for _ in range(len(self._delivering)):
             number = self._delivering[0]
             self._delivering.rotate(-1)
@@ -293,14 +246,14 @@ class MemoryDeadLetters:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
         self.calls: list[Call] = []
-        self._faults = _Faults()
+        self._faults = Faults()
 
     def __repr__(self) -> str:
         return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} letters>"
 
-    def fail(self, call: CallName, error: Exception, *, times: int = 1) -> None:
-        """Let the next ``times`` of these calls raise ``error`` and do nothing else."""
-        self._faults.fail(call, error, times)
+    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
+        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
+        self._faults.fail(call, error, times, done=done)
 
     def block(self, call: CallName) -> None:
         """Let these calls hang until ``unblock``. Idempotent."""
@@ -317,39 +270,23 @@ class MemoryDeadLetters:
     async def open(self) -> None:
         """See ``lanes.source.DeadLetters.open``."""
         self.calls.append(Call("open"))
-        await self._faults.meet("open")
+        async with self._faults.meet("open"):
+            pass
 
     async def put(self, letter: DeadLetter) -> None:
         """Write a letter, once however often it is put; see ``lanes.source.DeadLetters.put``."""
         self.calls.append(Call("put", letter=letter))
-        await self._faults.meet("put")
-        self.broker.write(letter)
+        async with self._faults.meet("put"):
+            self.broker.write(letter)
 
     async def aclose(self) -> None:
         """See ``lanes.source.DeadLetters.aclose``."""
         self.calls.append(Call("aclose"))
-        await self._faults.meet("aclose")
+        async with self._faults.meet("aclose"):
+            pass
 
 
-class _Reader:
-    """Looks into records; see ``lanes.core.types.Reader``."""
-
-    def value(self, raw: object) -> bytes:
-        return _record(raw).value
-
-    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        return _record(raw).headers
-
-    def subject(self, raw: object) -> str:
-        return _record(raw).subject
-
-
-_READER: Final = _Reader()
-
-
-def _record(raw: object) -> Record:
-    assert isinstance(raw, Record)
-    return raw
+_READER: Final = RecordReader()
 
 
 def _delivery(message: Message) -> Delivery:

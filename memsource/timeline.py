@@ -9,7 +9,7 @@ a partition whose topic or stream was recreated, because its positions began ane
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import inf
@@ -17,7 +17,10 @@ from math import inf
 from memsource.history import Segment
 from memsource.rows import Row
 
-__all__ = ["Timeline"]
+__all__ = ["Assignment", "Timeline"]
+
+Assignment = tuple[Segment, str, int]
+"""A partition at a process: (segment, partition, epoch)."""
 
 # Results that come after one of these rows of their assignment change nothing.
 _FENCES = frozenset({"drained", "revoked", "lost"})
@@ -27,23 +30,29 @@ _FENCED = frozenset({"ended", "dlq_confirmed"})
 class Timeline:
     """An order over ``segments``; iterating yields (event, segment, row).
 
-    The event is the row's, with two exceptions: what ended after its assignment was fenced is a ``zombie``, and
-    ``over`` comes with the last row of a segment again, when nothing of that process follows. A ``gap`` comes where
-    what is missing may have begun.
+    The event is the row's, with three exceptions: what ended after its assignment was fenced is a ``zombie``;
+    ``over`` comes with the last row of a segment again, when nothing of that process follows; and in front of the
+    first ``commit_sent`` whose floor is above a message of its assignment, ``passed`` comes with the row of that
+    message's delivery, under the number and time of the commit. A ``gap`` comes where what is missing may have begun.
 
-    ``incomparable`` maps the partitions of which nothing can be said across segments to the reason. ``recreated``
-    are those of them whose positions mean several messages.
+    ``committing`` are the assignments whose source commits one position for everything below it. ``incomparable``
+    maps the partitions of which nothing can be said across segments to the reason. ``recreated`` are those of them
+    whose positions mean several messages.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
         self.incomparable: dict[str, str] = {}
         self.recreated: set[str] = set()
+        self.committing: set[Assignment] = {
+            (segment, row.partition, row.epoch) for segment in segments for row in segment.rows if row.floor >= 0
+        }
         self._shift = _shifts(segments)
         self._find_incomparable()
 
     def __iter__(self) -> Iterator[tuple[str, Segment, Row]]:
-        fenced: set[tuple[Segment, str, int]] = set()
+        fenced: set[Assignment] = set()
+        delivered: dict[Assignment, deque[Row]] = {assignment: deque() for assignment in self.committing}
         # The index decides between equal times, so segments and rows are never compared.
         ordered = sorted(self.segments, key=self._begin)
         for _, _, event, segment, row in heapq.merge(*(self._rows(i, s) for i, s in enumerate(ordered))):
@@ -52,6 +61,13 @@ class Timeline:
             elif fenced and event in _FENCED and (segment, row.partition, row.epoch) in fenced:
                 yield "zombie", segment, row
                 continue
+            if delivered and event in ("delivered", "commit_sent"):
+                rows = delivered.get((segment, row.partition, row.epoch))
+                if rows is not None and event == "delivered":
+                    rows.append(row)
+                # Within one assignment a source that commits goes only onwards, so the lowest are in front.
+                while rows and rows[0].position < row.floor:
+                    yield "passed", segment, rows.popleft()._replace(n=row.n, mono=row.mono)
             yield event, segment, row
 
     def _rows(self, index: int, segment: Segment) -> Iterator[tuple[float, int, str, Segment, Row]]:

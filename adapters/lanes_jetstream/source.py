@@ -127,6 +127,7 @@ class JetStreamSource:
         self._partition = Partition(PartitionId(self._stream, 0), _READER, self._durable.incarnation)
         return SourceTraits(
             name=self._name,
+            system="nats",
             extend_interval=self._durable.ack_wait / 3,
             max_in_flight=self._durable.max_ack_pending,
             redelivers=True,

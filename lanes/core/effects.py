@@ -47,6 +47,16 @@ class Halted(Effect):
         self.failure = failure
 
 
+class Blocked(Effect):
+    """The poison policy says block: the lane stands still until ``Engine.unblock`` or ``Engine.park``."""
+
+    __slots__ = ("failure", "message")
+
+    def __init__(self, message: Message, failure: Failure) -> None:
+        self.message = message
+        self.failure = failure
+
+
 class Abandoned(Effect):
     """These will not be handled under this assignment: a handler before them was interrupted."""
 
@@ -93,5 +103,33 @@ class Saturated(Effect):
 
 class Resumed(Effect):
     """Below the low mark again: go on taking."""
+
+    __slots__ = ()
+
+
+class AheadReached(Effect):
+    """``max_ahead`` messages were delivered above the confirmed floor: nothing more of the partition is taken.
+
+    ``oldest`` is the unfinished message that holds the floor, or None when only a confirmation is missing.
+    """
+
+    __slots__ = ("oldest", "partition")
+
+    def __init__(self, partition: Partition, oldest: Message | None) -> None:
+        self.partition = partition
+        self.oldest = oldest
+
+
+class AheadLeft(Effect):
+    """The floor was confirmed further on: go on taking from the partition."""
+
+    __slots__ = ("partition",)
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+
+
+class PauseDue(Effect):
+    """Nothing was taken for so long that the clients should be paused: ``Engine.room`` says so from now on."""
 
     __slots__ = ()

@@ -13,23 +13,41 @@ from lanes.core.types import Room
 class Flow:
     """The budgets of one consumer.
 
-    ``taking`` says whether a source may deliver. ``peak`` and ``peak_bytes`` are the highest values seen:
-    ``peak`` never exceeds ``max_in_flight`` while sources keep to ``room()``; ``peak_bytes`` may exceed the
-    bound by one received batch, because a size is known only on arrival.
+    ``taking`` says whether a source may deliver, ``paused`` whether the user stopped that. ``peak`` and
+    ``peak_bytes`` are the highest values seen: ``peak`` never exceeds ``max_in_flight`` while sources keep to
+    ``room()``; ``peak_bytes`` may exceed the bound by one received batch, because a size is known only on arrival.
+    A bound that is reached for ``pause_after`` seconds is worth pausing the clients for: ``pausing``, from
+    ``pause_at`` on.
     """
 
-    __slots__ = ("bytes", "in_flight", "max_bytes", "max_in_flight", "peak", "peak_bytes", "taking")
+    __slots__ = (
+        "bytes",
+        "in_flight",
+        "max_bytes",
+        "max_in_flight",
+        "pause_after",
+        "pause_at",
+        "paused",
+        "pausing",
+        "peak",
+        "peak_bytes",
+        "taking",
+    )
 
-    def __init__(self, max_in_flight: int, max_bytes: int) -> None:
+    def __init__(self, max_in_flight: int, max_bytes: int, pause_after: float = float("inf")) -> None:
         self.max_in_flight = max_in_flight
         self.max_bytes = max_bytes
+        self.pause_after = pause_after
         self.in_flight: int = 0
         self.bytes: int = 0
         self.peak: int = 0
         self.peak_bytes: int = 0
         self.taking: bool = True
+        self.paused: bool = False
+        self.pausing: bool = False
+        self.pause_at: float = float("inf")
 
-    def admit(self, count: int, size: int) -> bool:
+    def admit(self, count: int, size: int, now: float) -> bool:
         """Count messages in; True when this crossed the high mark."""
         self.in_flight += count
         self.bytes += size
@@ -39,6 +57,7 @@ class Flow:
             self.peak_bytes = self.bytes
         if self.taking and (self.in_flight >= self.max_in_flight or self.bytes >= self.max_bytes):
             self.taking = False
+            self.pause_at = now + self.pause_after
             return True
         return False
 
@@ -48,12 +67,22 @@ class Flow:
         self.bytes -= size
         if not self.taking and self.in_flight <= self.max_in_flight // 2 and self.bytes <= self.max_bytes // 2:
             self.taking = True
+            self.pausing = False
+            self.pause_at = float("inf")
             return True
         return False
 
+    def due(self, now: float) -> bool:
+        """Whether the clients should be paused from now on, and were not before."""
+        if self.pause_at > now:
+            return False
+        self.pause_at = float("inf")
+        self.pausing = True
+        return True
+
     def room(self) -> Room:
         """How much more may be delivered now; nothing while not taking."""
-        if not self.taking:
+        if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)
 

@@ -2,7 +2,7 @@
 
 A live lane is a *chain*: ``Partition.tails[key]`` is its last message, ``Message.next`` the one behind, and its
 head is queued in the engine or runs. There is no object for it. Only a lane whose head is out of the ordinary,
-held for a retry or on its way to the dead letters, has a ``Lane``.
+held for a retry, blocked or on its way to the dead letters, has a ``Lane``.
 
 The state of a lane is the state of its head. ``TRANSITIONS`` is the whole machine: any pair that is not in it
 raises ``IllegalTransition``. The engine writes the two transitions of the hot path, ``start`` and ``ack``, in
@@ -11,7 +11,6 @@ line; everything else goes through ``step``.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from lanes.core.types import Failure, Message
@@ -25,25 +24,50 @@ PARKING: Final = 4
 FINISHED: Final = 5
 SETTLED: Final = 6
 ABANDONED: Final = 7
+BLOCKED: Final = 8
+ARCHIVING: Final = 9
 
-STATE_NAMES: Final = ("new", "queued", "running", "held", "parking", "finished", "settled", "abandoned")
+STATE_NAMES: Final = (
+    "new",
+    "queued",
+    "running",
+    "held",
+    "parking",
+    "finished",
+    "settled",
+    "abandoned",
+    "blocked",
+    "archiving",
+)
 
 TRANSITIONS: Final[dict[tuple[int, str], int]] = {
     (NEW, "admit"): QUEUED,
+    (NEW, "settle"): SETTLED,
+    (NEW, "abandon"): ABANDONED,
     (QUEUED, "start"): RUNNING,
     (QUEUED, "abandon"): ABANDONED,
     (RUNNING, "ack"): FINISHED,
+    (RUNNING, "return"): QUEUED,
     (RUNNING, "retry"): HELD,
     (RUNNING, "give up"): PARKING,
+    (RUNNING, "block"): BLOCKED,
+    (RUNNING, "archive"): ARCHIVING,
     (RUNNING, "abandon"): ABANDONED,
     (HELD, "due"): QUEUED,
+    (HELD, "park"): PARKING,
     (HELD, "abandon"): ABANDONED,
+    (BLOCKED, "unblock"): QUEUED,
+    (BLOCKED, "park"): PARKING,
+    (BLOCKED, "abandon"): ABANDONED,
+    (ARCHIVING, "parked"): BLOCKED,
+    (ARCHIVING, "abandon"): ABANDONED,
     (PARKING, "parked"): FINISHED,
     (PARKING, "abandon"): ABANDONED,
     (FINISHED, "settle"): SETTLED,
     (FINISHED, "abandon"): ABANDONED,
 }
-"""(state, event) -> state. ``admit`` and ``settle`` happen to whole runs, ``start`` and ``ack`` in line."""
+"""(state, event) -> state. ``admit`` and ``settle`` happen to whole runs, ``start`` and ``ack`` in line; ``return`` is
+what becomes of the rest of a lane in a batch behind one that was not acknowledged."""
 
 
 class IllegalTransition(ValueError):
@@ -51,7 +75,7 @@ class IllegalTransition(ValueError):
 
 
 class Lane:
-    """A lane whose head is held or parking: why, and until when (engine seconds; 0.0 while parking)."""
+    """A lane whose head is held, blocked or parking: why, and until when (engine seconds) if it is held."""
 
     __slots__ = ("failure", "head", "until")
 
@@ -78,39 +102,3 @@ def illegal(message: Message, event: str) -> IllegalTransition:
         f"lane of {message.partition.id} position {message.position}: {event!r} is not allowed while "
         f"{STATE_NAMES[message.state]}"
     )
-
-
-def insert(message: Message, lane: list[Message], tails: dict[bytes, Message], ready: deque[Message]) -> None:
-    """Put a late message into the chain of its key by position.
-
-    ``lane`` is every unfinished message of that key, fenced handlers and the new message included. O(in flight):
-    it happens only to deliveries that were lost on the way. A head that still waits in ``ready`` gives way to a
-    lower position; one that has started cannot, and the late message follows it.
-    """
-    key = message.key
-    assert key is not None
-    others = [m for m in lane if m is not message]
-    if not others:
-        tails[key] = message
-        ready.append(message)
-        return
-    # A head that waits in the queue for its next attempt has started: it stays the head, even above lower ones.
-    started = [m for m in others if m.state != QUEUED or m.attempt > 1]
-    below = [m for m in others if m not in started and m.position < message.position]
-    if not started and not below:
-        # The head of a lane in which nothing has started is in the ready queue: take its place there.
-        head = min(others, key=_position)
-        ready[ready.index(head)] = message
-        message.next = head
-        return
-    # Behind the last queued one below it, else right behind the message that has started: the chain's own order
-    # is started first, then queued by position.
-    before = max(below, key=_position) if below else started[0]
-    message.next = before.next
-    before.next = message
-    if message.next is None:
-        tails[key] = message
-
-
-def _position(message: Message) -> int:
-    return message.position

@@ -69,6 +69,18 @@ class AckLedger:
             self._add(start, end)
         return count, size
 
+    def drop(self, message: Message) -> None:
+        """Hold it no more although it is unfinished: it is delivered again later."""
+        del self.held[message.position]
+
+    def unfinished(self) -> list[Message]:
+        """The messages held, in order of delivery."""
+        return list(self.held.values())
+
+    def holes(self) -> int:
+        """How many deliveries are not settled."""
+        return len(self.held)
+
     def floor(self) -> int:
         """Next to read: below it nothing that was delivered is unfinished. O(held), for status only."""
         return min(self.held) if self.held else self.highest + 1

@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from lanes.core.commits import Commits
     from lanes.core.ledger import AckLedger
+    from lanes.core.offset_ledger import OffsetLedger
 
 PartitionKey = bytes | str | int
 """What a key may be: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
+
+LaneId = bytes | int | None
+"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
+a message whose order nobody claims."""
+
+Runs = list[tuple[int, int]]
+"""Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
 KEY_INT_BYTES: Final = 16
 
@@ -67,13 +76,18 @@ class Partition:
     It *is* the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
 
     ``incarnation`` tells two streams or topics of the same name apart (a recreated one), and goes into the ids
-    of dead letters.
+    of dead letters. ``floor`` is None for a source that settles each message by itself; a source that commits says
+    where it begins to read, and hands over what its predecessor had ``completed`` above that.
     """
 
     __slots__ = (
+        "closing",
+        "commits",
+        "completed",
         "draining",
         "epoch",
         "finished",
+        "floor",
         "id",
         "incarnation",
         "ledger",
@@ -84,18 +98,30 @@ class Partition:
         "tails",
     )
 
-    def __init__(self, partition_id: PartitionId, reader: Reader, incarnation: str = "") -> None:
+    def __init__(
+        self,
+        partition_id: PartitionId,
+        reader: Reader,
+        incarnation: str = "",
+        *,
+        floor: int | None = None,
+        completed: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.id = partition_id
         self.reader = reader
         self.incarnation = incarnation
+        self.floor = floor
+        self.completed = completed
         self.epoch: int = 0
         self.live: bool = False
         self.draining: bool = False
+        self.closing: bool = False
         self.running: int = 0
-        self.tails: dict[bytes, Message] = {}
+        self.tails: dict[bytes | int, Message] = {}
         self.finished: list[Message] = []
         self.resettle: list[Message] = []
-        self.ledger: AckLedger
+        self.ledger: AckLedger | OffsetLedger
+        self.commits: Commits | None = None
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else "live" if self.live else "fenced"
@@ -108,15 +134,21 @@ class Message:
     ``key`` is the bytes of the partition key, or None for a message without one. ``position`` is the offset or
     stream sequence. ``size`` counts bytes against ``max_in_flight_bytes``. ``attempt`` starts at 1 in each
     assignment. ``token`` is what the source needs to settle this delivery; a redelivery replaces it.
-    ``received`` is the time of the delivery in seconds of the engine's clock.
+    ``received`` is the time of the delivery in seconds of the engine's clock. ``data`` is what the consumer's
+    ``decode`` made of the message; there is none without. ``broken`` is set by a source that could not read the key,
+    for one: then the handler is not called, and this is what it failed with.
 
-    ``next`` and ``state`` belong to the engine.
+    ``lane``, ``next``, ``ordinal`` and ``state`` belong to the engine.
     """
 
     __slots__ = (
         "attempt",
+        "broken",
+        "data",
         "key",
+        "lane",
         "next",
+        "ordinal",
         "partition",
         "position",
         "raw",
@@ -132,11 +164,15 @@ class Message:
         self.partition = partition
         self.position = position
         self.key = key
+        self.lane: LaneId = key
         self.size = size
         self.raw = raw
         self.token = token
+        self.broken: Exception | None = None
         self.attempt: int = 1
         self.state: int = 0
+        self.ordinal: int = 0
+        self.data: object
         self.received: float = 0.0
         self.next: Message | None = None
 
@@ -197,17 +233,32 @@ class Failure(Outcome):
 
 
 class Settlement:
-    """What one settle step sends for one partition: these messages, by their tokens."""
+    """What one settle step sends for one partition.
 
-    __slots__ = ("messages", "partition")
+    To a source that settles each message by itself: ``messages``, by their tokens. To one that commits: ``floor``,
+    the next position to read, and what is ``completed`` above it, both of one snapshot; ``ordinal`` is the engine's.
+    """
 
-    def __init__(self, partition: Partition, messages: list[Message]) -> None:
+    __slots__ = ("completed", "floor", "messages", "ordinal", "partition")
+
+    def __init__(
+        self,
+        partition: Partition,
+        messages: list[Message],
+        floor: int | None = None,
+        completed: Sequence[tuple[int, int]] = (),
+        ordinal: int = 0,
+    ) -> None:
         self.partition = partition
         self.messages = messages
+        self.floor = floor
+        self.completed = completed
+        self.ordinal = ordinal
 
 
 class Room(NamedTuple):
-    """How much more a source may deliver now."""
+    """How much more a source may deliver now; nothing of the partitions that are ``paused``."""
 
     messages: int
     bytes: int
+    paused: frozenset[Partition] = frozenset()

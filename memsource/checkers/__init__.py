@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from memsource.checkers.commits import NoCommitPastUnfinished
 from memsource.checkers.delivery import AtLeastOnce
 from memsource.checkers.flow import BoundedInFlight
 from memsource.checkers.order import PerKeyOrder
@@ -21,6 +22,7 @@ __all__ = [
     "BoundedInFlight",
     "Checker",
     "DeadLetterBeforeSettle",
+    "NoCommitPastUnfinished",
     "NoOverlap",
     "NoSettleBeforeEnd",
     "PerKeyOrder",
@@ -37,6 +39,7 @@ CHECKERS: Final[tuple[Callable[[Timeline], Checker], ...]] = (
     BoundedInFlight,
     DeadLetterBeforeSettle,
     NoSettleBeforeEnd,
+    NoCommitPastUnfinished,
 )
 """All of them, in the order of a report."""
 

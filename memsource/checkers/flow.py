@@ -33,14 +33,16 @@ class _Flight:
 class BoundedInFlight:
     """A member never has more than ``max_in_flight`` messages in flight: delivered and not yet settled.
 
-    A message that comes again while it is held counts once. It leaves when it is settled, abandoned, interrupted,
-    or failed while its partition is drained, or when its assignment ends. The note says how high it went.
+    A message that comes again while it is held counts once. It leaves when it is settled (where the source commits:
+    when it has finished), abandoned, interrupted, or failed while its partition is drained, or when its assignment
+    ends. The note says how high it went.
     """
 
     name = "BoundedInFlight"
 
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
+        self._committing = timeline.committing
         self._flights: dict[Segment, _Flight] = {segment: _Flight() for segment in timeline.segments}
 
     @property
@@ -54,7 +56,9 @@ class BoundedInFlight:
             "redelivered": self._redelivered,
             "started": self._started,
             "ended": self._ended,
+            "dlq_confirmed": self._finished,
             "ack": self._left,
+            "passed": self._left,
             "abandoned": self._left,
             "revoking": self._revoking,
             "revoked": self._given_up,
@@ -85,6 +89,10 @@ class BoundedInFlight:
     def _redelivered(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         name = (row.partition, row.epoch, row.position)
+        if row.text == "settled" and (segment, row.partition, row.epoch) in self._committing:
+            # It was in flight until it was known that a predecessor had finished it.
+            self._left(segment, row)
+            return
         # ``held`` as well: its settlement may be under way, or it came in front of a gap.
         if row.text == "late" or name not in flight.tentative:
             return
@@ -101,6 +109,12 @@ class BoundedInFlight:
     def _ended(self, segment: Segment, row: Row) -> None:
         draining = (row.partition, row.epoch) in self._flights[segment].draining
         if row.text == "cancelled" or (row.text != "ok" and draining):
+            self._left(segment, row)
+        elif row.text == "ok":
+            self._finished(segment, row)
+
+    def _finished(self, segment: Segment, row: Row) -> None:
+        if (segment, row.partition, row.epoch) in self._committing:
             self._left(segment, row)
 
     def _left(self, segment: Segment, row: Row) -> None:

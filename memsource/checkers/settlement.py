@@ -32,6 +32,7 @@ class DeadLetterBeforeSettle:
             "dlq_sent": self._sent,
             "dlq_confirmed": self._confirmed,
             "ack": self._ack,
+            "passed": self._ack,
             "gap": self._gap,
         }
 
@@ -57,6 +58,7 @@ class DeadLetterBeforeSettle:
 class NoSettleBeforeEnd:
     """A message is settled only after it ended well in the same assignment, or was given up there.
 
+    A commit settles what its floor passes; what a predecessor had completed was settled there.
     Settling it again because the broker forgot (``redelivered``, cause ``settled``) is no new settlement. Whether
     a message that was given up was settled too early is for ``DeadLetterBeforeSettle`` to say.
     """
@@ -77,6 +79,7 @@ class NoSettleBeforeEnd:
             "dlq_sent": self._given_up,
             "dlq_confirmed": self._given_up,
             "ack": self._ack,
+            "passed": self._ack,
             "gap": self._gap,
         }
 

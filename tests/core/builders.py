@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
+from lanes.core.policy import ANY, EXIT, KEY, SKIP, Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import Failure, Message, Partition, PartitionId
 
 ATTEMPTS = 3
 BACKOFF = 1.0
 MAX_BACKOFF = 8.0
+COMMIT_INTERVAL = 5.0
+COMMIT_COUNT = 50
+PAUSE_AFTER = 2.0
 
 
 class RawReader:
@@ -30,9 +34,11 @@ class RawReader:
 READER = RawReader()
 
 
-def new_partition(number: int = 0, source: str = "S") -> Partition:
+def new_partition(
+    number: int = 0, source: str = "S", *, floor: int | None = None, completed: Sequence[tuple[int, int]] = ()
+) -> Partition:
     """A partition that no engine has seen."""
-    return Partition(PartitionId(source, number), READER)
+    return Partition(PartitionId(source, number), READER, floor=floor, completed=completed)
 
 
 def new_message(partition: Partition, position: int, key: bytes | None = b"k", size: int = 1) -> Message:
@@ -47,20 +53,35 @@ def new_engine(
     max_bytes: int = 1_000,
     attempts: int = ATTEMPTS,
     dead_letters: bool = True,
+    poison: str | None = None,
+    order: str = KEY,
+    keyless: str = ANY,
+    lanes: int = 0,
+    max_ahead: int = 1_000,
 ) -> Engine:
-    """An engine whose bounds are out of the way."""
-    return Engine(
+    """An engine whose bounds are out of the way. ``dead_letters`` names the usual poison policies."""
+    policy = Policy(
         concurrency=concurrency,
         max_in_flight=max_in_flight,
         max_bytes=max_bytes,
         retry=RetryPolicy(attempts, BACKOFF, MAX_BACKOFF),
-        dead_letters=dead_letters,
+        poison=poison or (SKIP if dead_letters else EXIT),
+        order=order,
+        keyless=keyless,
+        lanes=lanes,
+        max_ahead=max_ahead,
+        commit_interval=COMMIT_INTERVAL,
+        commit_count=COMMIT_COUNT,
+        pause_after=PAUSE_AFTER,
     )
+    return Engine(policy)
 
 
-def assigned(engine: Engine, number: int = 0) -> Partition:
-    """A partition assigned to the engine."""
-    partition = new_partition(number)
+def assigned(
+    engine: Engine, number: int = 0, *, floor: int | None = None, completed: Sequence[tuple[int, int]] = ()
+) -> Partition:
+    """A partition assigned to the engine; with a ``floor``, one whose source commits."""
+    partition = new_partition(number, floor=floor, completed=completed)
     engine.assign(partition)
     return partition
 

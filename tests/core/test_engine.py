@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanes.core import effects as fx
-from lanes.core.lane import ABANDONED, FINISHED, HELD, PARKING, QUEUED, RUNNING, SETTLED, IllegalTransition
+from lanes.core.lane import ABANDONED, BLOCKED, FINISHED, HELD, PARKING, QUEUED, RUNNING, SETTLED, IllegalTransition
 from lanes.core.types import ACK, Message, Room
 from tests.core.builders import (
     ATTEMPTS,
@@ -30,7 +30,7 @@ def test_a_message_from_delivery_to_settlement() -> None:
     assert (message.state, engine.running, engine.ready) == (RUNNING, 1, 0)
     engine.finish(message, ACK, 6.0)
     assert (message.state, engine.running, engine.dirty) == (FINISHED, 0, [partition])
-    (settlement,) = engine.collect()
+    (settlement,) = engine.collect(0.0)
     assert (settlement.partition, settlement.messages) == (partition, [message])
     # On its way to the broker it still counts.
     assert (engine.flow.in_flight, engine.flow.bytes, engine.dirty) == (1, 30, [])
@@ -86,7 +86,7 @@ def test_messages_without_a_key_wait_for_nothing() -> None:
     assert take_all(engine) == [0, 1, 2]
     for message in (third, first, second):
         engine.finish(message, ACK, 0.0)
-    assert engine.collect()[0].messages == [third, first, second]
+    assert engine.collect(0.0)[0].messages == [third, first, second]
     assert partition.tails == {}
 
 
@@ -129,9 +129,9 @@ def test_each_dirty_partition_has_one_settlement() -> None:
     while (message := engine.take()) is not None:
         engine.finish(message, ACK, 0.0)
     assert engine.dirty == [one, other]
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     assert [(s.partition, [m.position for m in s.messages]) for s in settlements] == [(one, [0, 1]), (other, [5])]
-    assert engine.collect() == []
+    assert engine.collect(0.0) == []
     engine.settled(settlements)
     assert engine.settled_count == 3
 
@@ -142,18 +142,18 @@ def test_what_was_not_sent_is_collected_again_first() -> None:
     messages = deliver(engine, partition, 0, 1, 2, key=None)
     assert take_all(engine) == [0, 1, 2]
     engine.finish(messages[1], ACK, 0.0)
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     engine.finish(messages[0], ACK, 0.0)
     engine.unsettled(settlements)
     assert engine.flow.in_flight == 3
-    assert [s.messages for s in engine.collect()] == [[messages[1], messages[0]]]
+    assert [s.messages for s in engine.collect(0.0)] == [[messages[1], messages[0]]]
 
 
 def test_reporting_twice_counts_once() -> None:
     engine = new_engine()
     deliver(engine, assigned(engine), 0)
     engine.finish(take(engine), ACK, 0.0)
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     engine.settled(settlements)
     engine.settled(settlements)
     assert (engine.settled_count, engine.flow.in_flight) == (1, 0)
@@ -164,10 +164,10 @@ def test_a_settlement_that_may_have_been_sent_is_repeated_without_counting_twice
     partition = assigned(engine)
     deliver(engine, partition, 0)
     engine.finish(take(engine), ACK, 0.0)
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     engine.settled(settlements)
     engine.unsettled(settlements)
-    again = engine.collect()
+    again = engine.collect(0.0)
     assert [s.messages for s in again] == [settlements[0].messages]
     engine.settled(again)
     assert (engine.settled_count, engine.flow.in_flight) == (1, 0)
@@ -186,7 +186,7 @@ def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
     assert [type(effect) for effect in effects(engine)] == [fx.Saturated]
     for expected in ([], [fx.Resumed], []):
         engine.finish(take(engine), ACK, 0.0)
-        engine.settled(engine.collect())
+        engine.settled(engine.collect(0.0))
         assert [type(effect) for effect in effects(engine)] == expected
     assert engine.room() == Room(3, 990)
 
@@ -198,7 +198,7 @@ def test_bytes_are_a_bound_of_their_own() -> None:
     assert [type(effect) for effect in effects(engine)] == [fx.Saturated]
     assert (engine.room(), engine.flow.peak_bytes) == (Room(0, 0), 250)
     engine.finish(take(engine), ACK, 0.0)
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     assert [type(effect) for effect in effects(engine)] == [fx.Resumed]
 
 
@@ -270,7 +270,7 @@ def test_used_up_attempts_are_a_dead_letter() -> None:
 def test_used_up_attempts_halt_where_there_are_no_dead_letters() -> None:
     (halted,), (head, behind) = exhaust(dead_letters=False)
     assert isinstance(halted, fx.Halted)
-    assert (halted.message, head.state, behind.state) == (head, HELD, QUEUED)
+    assert (halted.message, head.state, behind.state) == (head, BLOCKED, QUEUED)
 
 
 # --- dead letters and halt
@@ -290,10 +290,10 @@ def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
     assert [(lane.head, lane.failure, lane.until) for lane in engine.lanes()] == [(head, failure, 0.0)]
     assert take(engine) is other
     assert engine.take() is None
-    assert engine.collect() == []
+    assert engine.collect(0.0) == []
     engine.parked(head)
     assert (head.state, engine.lanes()) == (FINISHED, [])
-    assert engine.collect()[0].messages == [head]
+    assert engine.collect(0.0)[0].messages == [head]
     assert take(engine) is behind
 
 
@@ -306,7 +306,7 @@ def test_a_parked_message_alone_in_its_lane_leaves_nothing_behind() -> None:
         engine.finish(take(engine), failed(terminal=True), 0.0)
         engine.parked(message)
     assert partition.tails == {}
-    assert engine.collect()[0].messages == [keyed, keyless]
+    assert engine.collect(0.0)[0].messages == [keyed, keyless]
 
 
 def test_a_confirmation_counts_once() -> None:
@@ -335,7 +335,7 @@ def test_a_halt_keeps_its_lane_and_is_drained_with_the_rest() -> None:
     engine.finish(other, ACK, 2.0)
     assert engine.drain(partition) == [head, behind]
     assert [type(effect) for effect in effects(engine)] == [fx.Drained]
-    assert engine.collect()[0].messages == [other]
+    assert engine.collect(0.0)[0].messages == [other]
 
 
 # --- questions
@@ -367,11 +367,11 @@ def test_held_since_is_all_in_flight_that_came_by_then() -> None:
 
 def test_the_engine_shows_counts() -> None:
     engine = new_engine()
-    assert repr(engine) == "<Engine 0 partitions, 0 in flight, 0 running, 0 ready, 0 held or parking>"
+    assert repr(engine) == "<Engine 0 partitions, 0 in flight, 0 running, 0 ready, 0 held, blocked or parking>"
     partition = assigned(engine)
     deliver(engine, partition, 0, 1)
     deliver(engine, partition, 2, 3, key=None)
     deliver(engine, partition, 4, key=b"other")
     engine.finish(take(engine), failed(), 0.0)
     take(engine)
-    assert repr(engine) == "<Engine 1 partitions, 5 in flight, 1 running, 2 ready, 1 held or parking>"
+    assert repr(engine) == "<Engine 1 partitions, 5 in flight, 1 running, 2 ready, 1 held, blocked or parking>"

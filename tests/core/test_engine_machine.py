@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.lane import HELD, PARKING, RUNNING, STATE_NAMES
+from lanes.core.lane import BLOCKED, HELD, PARKING, RUNNING, STATE_NAMES
+from lanes.core.policy import EXIT, SKIP, Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER
@@ -45,7 +46,7 @@ EFFECTS: dict[type[fx.Effect], str] = {
 }
 GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
 CAUSES = {"held": fx.STILL_HELD, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
-NAMES = {"done": "finished", "stuck": "held"}
+NAMES = {"done": "finished", "stuck": "blocked"}
 
 NUMBERS = (0, 1)
 ANY = st.integers(0, 99)
@@ -99,11 +100,13 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(dead_letters=st.booleans())
     def start(self, dead_letters: bool) -> None:
         self.engine = Engine(
-            concurrency=CONCURRENCY,
-            max_in_flight=MAX_IN_FLIGHT,
-            max_bytes=MAX_BYTES,
-            retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
-            dead_letters=dead_letters,
+            Policy(
+                concurrency=CONCURRENCY,
+                max_in_flight=MAX_IN_FLIGHT,
+                max_bytes=MAX_BYTES,
+                retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
+                poison=SKIP if dead_letters else EXIT,
+            )
         )
         self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "parking" if dead_letters else "stuck")
         for _ in NUMBERS:
@@ -289,7 +292,7 @@ class EngineMachine(RuleBasedStateMachine):
         under_way = {m for settlements in self.on_the_way for s in settlements for m in s.messages}
         again = {m for m in self.again if self.engine.partitions.get(m.partition.id) is m.partition}
         done = {m for m, state in self.naive.state.items() if state == "done"}
-        settlements = self.engine.collect()
+        settlements = self.engine.collect(self.now)
         collected = [m for s in settlements for m in s.messages]
         assert all(m.partition is s.partition for s in settlements for m in s.messages)
         assert len({s.partition for s in settlements}) == len(settlements)
@@ -378,7 +381,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def one_message_of_a_key_is_on_its_way(self) -> None:
         # Fenced handlers included: none starts beside the zombie of its key.
-        started = [m for m in self.admitted if m.state in (RUNNING, HELD, PARKING) and m.key is not None]
+        started = [m for m in self.admitted if m.state in (RUNNING, HELD, PARKING, BLOCKED) and m.key is not None]
         assert len({(m.partition.id, m.key) for m in started}) == len(started)
         assert self.engine.running == len(self.running()) <= CONCURRENCY
 
@@ -389,7 +392,8 @@ class EngineMachine(RuleBasedStateMachine):
             engine.lose(partition)
         for message in self.running():
             engine.finish(message, ACK, self.now)
-        assert not any((engine._tails, engine._fenced, engine._lanes, engine._ready, engine.dirty))
+        chains = engine.chains
+        assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
 
 

@@ -24,7 +24,7 @@ def states(messages: list[Message]) -> set[int]:
 def nothing_left(engine: Engine) -> bool:
     """No message, no key, no fence is remembered by an engine without partitions."""
     assert engine.partitions == {}
-    left = (engine._tails, engine._fenced, engine._lanes, engine._ready, engine.dirty)
+    left = (engine.chains.tails, engine.chains.fenced, engine.waiting.lanes, engine._ready, engine.dirty)
     return not any(left) and (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
 
 
@@ -91,7 +91,7 @@ def test_draining_abandons_what_does_not_run_and_waits_for_what_does() -> None:
     assert engine.take() is None
     engine.finish(running, ACK, 0.0)
     assert kinds(engine) == [fx.Drained]
-    assert [m.position for m in engine.collect()[0].messages] == [6, 0]
+    assert [m.position for m in engine.collect(0.0)[0].messages] == [6, 0]
 
 
 def test_an_idle_partition_is_drained_at_once_and_once() -> None:
@@ -149,7 +149,7 @@ def test_an_interrupted_handler_drains_its_partition(others: int) -> None:
         assert kinds(engine) == []
         engine.finish(message, ACK, 0.0)
     assert kinds(engine) == [fx.Drained]
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     engine.release(partition)
     assert nothing_left(engine)
 
@@ -163,16 +163,16 @@ def test_a_fence_keeps_what_had_finished() -> None:
     finished, queued, running = (deliver(engine, partition, i, key=key)[0] for i, key in enumerate((b"f", b"q", b"r")))
     assert take(engine) is finished
     engine.finish(finished, ACK, 0.0)
-    engine._ready.rotate()
+    engine.chains.ready.rotate()
     assert take(engine) is running
     assert engine.fence(partition) == [running]
     assert engine.fence(partition) == []
     assert (queued.state, engine.take(), engine.flow.in_flight) == (ABANDONED, None, 2)
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     assert (finished.state, engine.settled_count, engine.flow.in_flight) == (SETTLED, 1, 1)
     engine.finish(running, ACK, 0.0)
     assert kinds(engine) == [fx.Zombie]
-    assert (running.state, engine.zombies, engine.collect()) == (ABANDONED, 1, [])
+    assert (running.state, engine.zombies, engine.collect(0.0)) == (ABANDONED, 1, [])
     engine.release(partition)
     assert nothing_left(engine)
 
@@ -185,7 +185,7 @@ def test_lost_settles_nothing() -> None:
     engine.finish(finished, ACK, 0.0)
     assert engine.lose(partition) == [running]
     assert engine.lose(partition) == []
-    assert (engine.collect(), finished.state, engine.partitions) == ([], ABANDONED, {})
+    assert (engine.collect(0.0), finished.state, engine.partitions) == ([], ABANDONED, {})
     assert kinds(engine) == []
 
 
@@ -233,10 +233,10 @@ def test_lost_while_a_settlement_is_on_its_way() -> None:
     partition = assigned(engine)
     (sent,) = deliver(engine, partition, 0)
     engine.finish(take(engine), ACK, 0.0)
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     engine.lose(partition)
     engine.unsettled(settlements)
-    assert engine.collect() == []
+    assert engine.collect(0.0) == []
     engine.settled(settlements)
     assert (engine.settled_count, sent.state) == (0, ABANDONED)
     assert nothing_left(engine)
@@ -247,7 +247,7 @@ def test_a_settlement_of_a_former_assignment_settles_nothing_of_the_new_one() ->
     former = assigned(engine)
     deliver(engine, former, 0)
     engine.finish(take(engine), ACK, 0.0)
-    settlements = engine.collect()
+    settlements = engine.collect(0.0)
     engine.lose(former)
     partition = assigned(engine)
     (again,) = deliver(engine, partition, 0)
@@ -255,7 +255,7 @@ def test_a_settlement_of_a_former_assignment_settles_nothing_of_the_new_one() ->
     engine.settled(settlements)
     assert engine.flow.in_flight == 1
     engine.finish(take(engine), ACK, 0.0)
-    assert engine.collect()[0].messages == [again]
+    assert engine.collect(0.0)[0].messages == [again]
 
 
 def test_release_forgets_what_is_left() -> None:
@@ -303,7 +303,9 @@ def test_zombies_of_several_epochs_each_hold_their_key() -> None:
         partition = assigned(engine)
         for position, name in enumerate((b"a", b"b", b"c")):
             deliver(engine, partition, position, key=name)
-        engine._ready = type(engine._ready)(sorted(engine._ready, key=lambda m: m.key != key))
+        for message in sorted(engine.chains.ready, key=lambda m: m.key != key):
+            engine.chains.ready.remove(message)
+            engine.chains.ready.append(message)
         zombie = take(engine)
         assert zombie.key == key
         zombies += engine.lose(partition)
@@ -316,7 +318,7 @@ def test_zombies_of_several_epochs_each_hold_their_key() -> None:
         engine.finish(zombie, ACK, 0.0)
         assert take_all(engine) == [expected]
     engine.lose(partition)
-    assert len(engine._fenced) == 4
+    assert len(engine.chains.fenced) == 4
 
 
 @pytest.mark.parametrize("how", ["drain", "fence", "lose", "release"])
@@ -350,7 +352,7 @@ def test_the_zombie_of_a_released_partition_may_end_before_the_next_one_is_relea
     deliver(engine, partition, 0)
     assert take_all(engine) == [0]
     engine.lose(partition)
-    assert len(engine._tails) == 1
+    assert len(engine.chains.tails) == 1
 
 
 def test_failure_of_one_partition_leaves_the_others_alone() -> None:

@@ -7,6 +7,7 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED, SETTLED
+from lanes.core.ledger import AckLedger
 from lanes.core.types import ACK, Message, Partition
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
@@ -46,7 +47,7 @@ def test_what_is_held_gets_the_newer_token(state: str) -> None:
     elif state in ("finished", "collected"):
         engine.finish(message, ACK, 0.0)
     if state == "collected":
-        engine.collect()
+        engine.collect(0.0)
     before = message.state
     newer, cause = again(engine, partition, 3)
     assert cause == fx.STILL_HELD
@@ -60,17 +61,17 @@ def test_what_was_settled_is_settled_again_and_not_run() -> None:
     partition = assigned(engine)
     deliver(engine, partition, 3)
     ran(engine)
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     newer, cause = again(engine, partition, 3)
     assert (cause, newer.state, engine.take()) == (fx.ALREADY_SETTLED, SETTLED, None)
     assert (engine.dirty, engine.flow.in_flight) == ([partition], 0)
-    (settlement,) = engine.collect()
+    (settlement,) = engine.collect(0.0)
     assert settlement.messages == [newer]
     engine.unsettled([settlement])
-    (settlement,) = engine.collect()
+    (settlement,) = engine.collect(0.0)
     assert settlement.messages == [newer]
     engine.settled([settlement])
-    assert (engine.settled_count, engine.flow.in_flight, engine.collect()) == (1, 0, [])
+    assert (engine.settled_count, engine.flow.in_flight, engine.collect(0.0)) == (1, 0, [])
 
 
 def test_settling_again_joins_what_has_finished() -> None:
@@ -78,16 +79,16 @@ def test_settling_again_joins_what_has_finished() -> None:
     partition = assigned(engine)
     deliver(engine, partition, 3)
     ran(engine)
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     newer, _ = again(engine, partition, 3)
     newest, _ = again(engine, partition, 3)
     (following,) = deliver(engine, partition, 4)
     ran(engine)
     assert engine.dirty == [partition]
-    (settlement,) = engine.collect()
+    (settlement,) = engine.collect(0.0)
     assert settlement.messages == [following, newer, newest]
     engine.unsettled([settlement])
-    assert engine.collect()[0].messages == [following, newer, newest]
+    assert engine.collect(0.0)[0].messages == [following, newer, newest]
 
 
 @pytest.mark.parametrize("key", [b"k", None])
@@ -106,7 +107,7 @@ def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
     partition = assigned(engine)
     deliver(engine, partition, 1, 5, size=10)
     engine.finish(take(engine), ACK, 0.0)
-    engine.settled(engine.collect())
+    engine.settled(engine.collect(0.0))
     assert (engine.flow.in_flight, engine.flow.bytes) == (1, 10)
     effects(engine)
     deliver(engine, partition, 6, 1, 5, 3, 6, 7, size=100)
@@ -119,11 +120,12 @@ def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
 def test_a_position_that_was_forgotten_runs_again() -> None:
     engine = new_engine()
     partition = assigned(engine)
+    assert isinstance(partition.ledger, AckLedger)
     partition.ledger._runs_limit = 2
     for position in (0, 2, 4):
         deliver(engine, partition, position)
         ran(engine)
-        engine.settled(engine.collect())
+        engine.settled(engine.collect(0.0))
     assert again(engine, partition, 0)[1] == fx.LATE
     assert again(engine, partition, 4)[1] == fx.ALREADY_SETTLED
 
@@ -246,4 +248,4 @@ def test_while_draining_nothing_is_admitted() -> None:
     engine.drain(partition)
     deliver(engine, partition, 1, 4, 5)
     assert (engine.flow.in_flight, engine.take(), effects(engine)) == (1, None, [])
-    assert list(partition.ledger.held) == [3]
+    assert [m.position for m in partition.ledger.unfinished()] == [3]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from lanes import cli
+from lanes.core.ring import lane, partition, slot
 from lanes.core.types import PartitionId
 from lanes.history import History
 
@@ -28,6 +31,9 @@ SERVER = ("--server", "nats://127.0.0.1:1")
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    # Tables are as wide as the terminal, and the tests have none.
+    monkeypatch.setenv("COLUMNS", "100")
+
     def command(*arguments: str) -> Said:
         monkeypatch.setattr("sys.argv", ["lanes", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -42,7 +48,7 @@ def test_version(lanes: Command) -> None:
     assert lanes("--version") == (0, f"lanes {version('lanes-runtime')}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["demo", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["demo", "--help"], ["check", "--help"], ["ring", "--help"]])
 def test_help(lanes: Command, arguments: list[str]) -> None:
     said = lanes(*arguments)
     assert (said.status, said.err) == (0, "")
@@ -64,6 +70,16 @@ def test_help(lanes: Command, arguments: list[str]) -> None:
         (["demo", *SERVER, "--events", "0"], 3, "events=0"),
         (["demo", *SERVER, "--data", "/no/such/file"], 3, "/no/such/file: no such file"),
         (["check", "/no/such/file"], 3, "/no/such/file"),
+        (["ring"], 64, "KEY"),
+        (["ring", "--lanes", "few", "a"], 64, "--lanes"),
+        (["ring", "--lanes", "0", "a"], 3, "lanes=0: a key needs one to go to"),
+        (["ring", "--partitions", "-1", "a"], 3, "partitions=-1: a key needs one to go to"),
+        (["ring", "--int", "1", "1_0"], 3, "KEY '1_0': must be a decimal number of up to 39 digits with --int"),
+        (["ring", "--int", "\u0661"], 3, r"KEY '\u0661': must be a decimal number"),
+        (["ring", "--int", "9" * 5_000], 3, "must be a decimal number"),
+        (["ring", "--int", str(2**128)], 3, "must be in 0 … 2**128-1"),
+        (["ring", "--int", "--", "-1"], 3, "must be in 0 … 2**128-1, not -1"),
+        (["ring", "\ud800"], 3, "surrogates not allowed"),
     ],
 )
 def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:
@@ -107,3 +123,66 @@ def test_check_prints_every_verdict_and_says_what_it_found(lanes: Command, tmp_p
     assert said.err == ""
     for name in ("PerKeyOrder", "NoOverlap", "AtLeastOnce", "BoundedInFlight", "NoSettleBeforeEnd"):
         assert name in said.out
+
+
+def rows(said: Said) -> list[list[str]]:
+    """The cells of the table, the headings first."""
+    assert (said.status, said.err) == (0, "")
+    lines = [line.replace("┃", "│") for line in said.out.splitlines() if line.startswith(("┃", "│"))]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_ring_shows_where_each_key_goes(lanes: Command) -> None:
+    assert rows(lanes("ring", "customer-42", "")) == [
+        ["key", "slot", "partition of 64", "lane of 16"],
+        ["'customer-42'", "40279", "18", "1"],
+        ["''", "5039", "63", "7"],
+    ]
+    assert rows(
+        lanes("ring", "--int", "--partitions", "4", "--lanes", "4", "0", "1", "042", "--", str(2**128 - 1))
+    ) == [
+        ["key", "slot", "partition of 4", "lane of 4"],
+        ["0", "29413", "0", "0"],
+        ["1", "20596", "2", "3"],
+        ["42", "58486", "3", "3"],
+        ["340282366920938463463374607431768211455", "34755", "3", "0"],
+    ]
+
+
+def test_ring_knows_a_number_from_its_digits(lanes: Command) -> None:
+    assert rows(lanes("ring", "1"))[1][1] != rows(lanes("ring", "--int", "1"))[1][1]
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("\x1b[2J\x07", r"'\x1b[2J\x07'"),
+        ("a\nb\tc", r"'a\nb\tc'"),
+        ("[bold red]x[/]", "'[bold red]x[/]'"),
+        (":warning:", "':warning:'"),
+        ("https://example.invalid/1", "'https://example.invalid/1'"),
+        ("käse", r"'k\xe4se'"),
+        ("\u202e\u05d0", r"'\u202e\u05d0'"),
+    ],
+)
+def test_ring_shows_a_hostile_key_escaped(lanes: Command, key: str, shown: str) -> None:
+    said = lanes("ring", key)
+    assert rows(said)[1][:2] == [shown, str(slot(key))]
+    assert said.out.isprintable() or set(filterfalse(str.isprintable, said.out)) == {"\n"}
+
+
+def test_ring_takes_the_bytes_of_a_key_that_is_not_utf8(lanes: Command) -> None:
+    key = b"\xff\xfe"
+    assert rows(lanes("ring", os.fsdecode(key)))[1] == [
+        r"'\udcff\udcfe'",
+        str(slot(key)),
+        str(partition(key, 64)),
+        str(lane(key, 16)),
+    ]
+
+
+def test_ring_folds_a_long_key_and_keeps_its_numbers_whole(lanes: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, first, *more = rows(lanes("ring", "k" * 200))
+    assert first[1:] == [str(slot("k" * 200)), str(partition("k" * 200, 64)), str(lane("k" * 200, 16))]
+    assert "".join(row[0] for row in [first, *more]) == repr("k" * 200)

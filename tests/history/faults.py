@@ -23,15 +23,15 @@ class Handling:
         self.first: Fields = self.rows[rows[0]]
         self.lane = (self.first["partition"], self.first["key"])
         self.position: int = self.first["position"]
-        self._indices = rows
+        self.indices = rows
 
     def at(self, event: str) -> list[int]:
-        return [index for index in self._indices if self.rows[index]["event"] == event]
+        return [index for index in self.indices if self.rows[index]["event"] == event]
 
     @property
     def plain(self) -> bool:
         """Delivered, run once, ended well, settled, and nothing else."""
-        shape = [self.rows[index]["event"] for index in self._indices]
+        shape = [self.rows[index]["event"] for index in self.indices]
         return shape == ["delivered", "started", "ended", "ack"] and self.rows[self.at("ended")[0]]["result"] == "ok"
 
     @property

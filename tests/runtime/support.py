@@ -11,8 +11,8 @@ import anyio.lowlevel
 from lanes import Consumer, History, Message, PartitionKey, Retry, Settings
 from lanes.clock import Clock, monotonic
 from lanes.config import Poison
+from lanes.handlers import Handler
 from lanes.source import DeadLetters, Source
-from lanes.workers import Handler
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
 

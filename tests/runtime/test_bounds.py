@@ -86,14 +86,14 @@ async def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
     handler = Gated()
     async with started(consumer_of(source, handler, concurrency=8, max_in_flight=8)) as run:
         await until(lambda: handler.running == 8)
-        await until(lambda: rooms(source)[-1] == (0, 0))
+        await until(lambda: rooms(source)[-1][:2] == (0, 0))
         for position, left in ((0, 7), (1, 6), (2, 5)):
             handler.let(position)
             await until(lambda: len(broker.acked()) == position + 1)  # noqa: B023 - awaited before it changes
             await turns()
             assert run.consumer.status().in_flight == left
             assert not run.consumer.status().taking
-            assert rooms(source)[-1] == (0, 0)
+            assert rooms(source)[-1][:2] == (0, 0)
         handler.let(3)
         await until(lambda: handler.running == 8)
         status = run.consumer.status()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from lanes import HandlerHalted, Message
+from lanes import Message
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
 from tests.runtime.support import Gated, consumer_of, published, settled, started, until
@@ -183,17 +183,4 @@ async def test_a_handler_that_fails_while_it_is_cancelled_is_only_abandoned() ->
     async with started(consumer_of(source, handler, drain_timeout=0.0)) as run:
         await handler_started.wait()
         assert await run.stop() is None
-    assert broker.unacked() == [0]
-
-
-@pytest.mark.anyio
-async def test_a_handler_that_returns_nothing_to_await_stops_in_order() -> None:
-    broker = published("a")
-
-    def handler(message: Message) -> None:
-        return None
-
-    consumer = consumer_of(MemorySource(broker), handler)  # type: ignore[arg-type]
-    with pytest.raises(HandlerHalted, match="TypeError"):
-        await consumer.run()
     assert broker.unacked() == [0]

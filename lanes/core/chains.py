@@ -1,0 +1,182 @@
+"""The chains of all lanes, and the one queue of their heads.
+
+The hot path of the engine links and unlinks in line; here is what it shares its structures with: which lane a message
+is in, putting a late message into its place, and taking abandoned ones out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from lanes.core import ring
+from lanes.core.lane import ABANDONED, FINISHED, QUEUED, RUNNING, step
+from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.policy import ANY, KEY, NONE, Policy
+from lanes.core.types import Message, Partition, PartitionId
+
+WHOLE_PARTITION: Final = 0
+"""The lane of everything in a partition that is handled in its order."""
+
+KEYLESS: Final = -1
+"""The lane of all messages without a key, where they share one."""
+
+
+class Chains:
+    """The lanes of one engine.
+
+    ``ready``: the heads that can start. ``fenced``: running handlers of assignments that are over; each still holds
+    its lane. ``tails`` of a partition are shared with its predecessors, by ``PartitionId``.
+    """
+
+    __slots__ = ("_key", "_keyless", "_lanes", "_ordered", "fenced", "ready", "relabels", "tails")
+
+    def __init__(self, policy: Policy) -> None:
+        self.ready: deque[Message] = deque()
+        self.fenced: set[Message] = set()
+        self.tails: dict[PartitionId, dict[bytes | int, Message]] = {}
+        self._ordered = policy.order != NONE
+        self._key = policy.order == KEY
+        self._keyless = None if policy.keyless == ANY else KEYLESS
+        self._lanes = policy.lanes
+        self.relabels = not self._key or self._keyless is not None or self._lanes > 0
+
+    def relabel(self, run: list[Message]) -> None:
+        """Say which lane each message is in, where that is not its key."""
+        for message in run:
+            if not self._ordered:
+                message.lane = None
+            elif not self._key:
+                message.lane = WHOLE_PARTITION
+            elif message.key is None:
+                message.lane = self._keyless
+            elif self._lanes:
+                message.lane = ring.lane(message.key, self._lanes)
+
+    def admit(self, partition: Partition, run: list[Message]) -> None:
+        """Chain new messages to the tails of their lanes; those without a predecessor are ready."""
+        tails, ready = partition.tails, self.ready
+        for message in run:
+            message.state = QUEUED
+            lane = message.lane
+            if lane is None:
+                ready.append(message)
+                continue
+            tail = tails.get(lane)
+            tails[lane] = message
+            if tail is None:
+                ready.append(message)
+            else:
+                tail.next = message
+
+    def free(self, message: Message) -> None:
+        """The head of a lane is done with: its successor is next."""
+        following = message.next
+        message.next = None
+        if following is not None:
+            # The rest of a batch runs already.
+            if following.state == QUEUED:
+                self.ready.append(following)
+        elif message.lane is not None and message.partition.tails.get(message.lane) is message:
+            del message.partition.tails[message.lane]
+
+    def insert(self, message: Message) -> None:
+        """Put a late message into the chain of its lane by position. O(in flight): it happens only to deliveries
+        that were lost on the way.
+
+        A head that still waits in ``ready`` gives way to a lower position; one that has started cannot, and the late
+        message follows it, and whatever started with it.
+        """
+        if message.lane is None:
+            self.ready.append(message)
+            return
+        tails = message.partition.tails
+        others = [m for m in self._lane(message) if m is not message]
+        if not others:
+            tails[message.lane] = message
+            self.ready.append(message)
+            return
+        # A head that waits in the queue for its next attempt has started: it stays the head, even above lower ones.
+        started = [m for m in others if m.state != QUEUED or m.attempt > 1]
+        below = [m for m in others if m not in started and m.position < message.position]
+        if not started and not below:
+            # The head of a lane in which nothing has started is in the ready queue: take its place there.
+            head = min(others, key=_position)
+            self.ready[self.ready.index(head)] = message
+            message.next = head
+            return
+        # Behind the last queued one below it, else right behind the last that has started: the chain's own order is
+        # started first, then queued by position.
+        before = max(below, key=_position) if below else _last(started)
+        message.next = before.next
+        before.next = message
+        if message.next is None:
+            tails[message.lane] = message
+
+    def _lane(self, message: Message) -> list[Message]:
+        """Everything of a lane that is not finished, fenced handlers included."""
+        partition = message.partition
+        lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane and m.state != FINISHED]
+        return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id == partition.id]
+
+    def prefix(self, partition: Partition) -> set[Message]:
+        """What is queued below the highest message that has started, and not behind one that waits."""
+        ledger = partition.ledger
+        assert isinstance(ledger, OffsetLedger), "individually settled messages leave no finished work behind"
+        heads = [m for m in ledger.unfinished() if m.state == RUNNING]
+        started = [m.position for m in heads] + [m.position for m in partition.finished]
+        limit = max(started, default=-1)
+        limit = max(limit, ledger.last_finished())
+        kept = set()
+        for head in heads + [m for m in self.ready if m.partition is partition]:
+            message: Message | None = head
+            while message is not None and message.position < limit:
+                if message.state == QUEUED:
+                    kept.add(message)
+                message = message.next
+        return kept
+
+    def abandon(self, partition: Partition, messages: list[Message]) -> None:
+        """Take messages that do not run out of the queue and out of their chains."""
+        for message in messages:
+            step(message, "abandon")
+        ready = [m for m in self.ready if m.state == QUEUED]
+        self.ready.clear()
+        self.ready.extend(ready)
+        tails = partition.tails
+        for lane in [lane for lane, tail in tails.items() if tail.state == ABANDONED]:
+            del tails[lane]
+        left = [m for m in partition.ledger.unfinished() if m.state in (RUNNING, QUEUED)]
+        left += [m for m in self.fenced if m.partition.id == partition.id]
+        for message in left:
+            while message.next is not None and message.next.state == ABANDONED:
+                message.next = message.next.next
+            if message.next is None and message.lane is not None:
+                tails[message.lane] = message
+
+    def forget(self, partition_id: PartitionId) -> None:
+        """Nothing of it is left: neither an assignment nor a handler of an old one. Idempotent."""
+        if not self.tails.get(partition_id):
+            self.tails.pop(partition_id, None)
+
+    def __repr__(self) -> str:
+        return f"<Chains {len(self.ready)} ready, {len(self.fenced)} fenced handlers>"
+
+
+def behind(message: Message) -> list[Message]:
+    """What is queued behind a head, in order."""
+    found = []
+    following = message.next
+    while following is not None and following.state == QUEUED:
+        found.append(following)
+        following = following.next
+    return found
+
+
+def _last(started: list[Message]) -> Message:
+    """The last of those that have started: a batch runs several of a lane, one behind the other."""
+    return next(message for message in started if message.next not in started)
+
+
+def _position(message: Message) -> int:
+    return message.position

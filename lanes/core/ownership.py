@@ -1,0 +1,130 @@
+"""What this process owns, and how it gives it up: assign, drain, fence, release, lose.
+
+The engine's foundation: nothing in here knows how a message gets from its delivery to its settlement.
+"""
+
+from __future__ import annotations
+
+from lanes.core import effects as fx
+from lanes.core.chains import Chains
+from lanes.core.committer import Committer
+from lanes.core.flow import Flow
+from lanes.core.lane import FINISHED, QUEUED, RUNNING
+from lanes.core.ledger import AckLedger
+from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.outbox import Outbox
+from lanes.core.policy import SERIAL, Policy
+from lanes.core.types import Message, Partition, PartitionId
+from lanes.core.waiting import Waiting
+
+
+class Ownership:
+    """The partitions of one engine, and everything that is kept of them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.effects: list[fx.Effect] = []
+        self.partitions: dict[PartitionId, Partition] = {}
+        self.epoch: int = 0
+        self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after)
+        self.chains = Chains(policy)
+        self.waiting = Waiting()
+        self.outbox = Outbox()
+        self.committer = Committer(policy, self.chains, self.effects)
+
+    def assign(self, partition: Partition) -> None:
+        """Take a partition on, under a new epoch.
+
+        Raises ``ValueError`` when it is already assigned, and for a second partition under the order ``serial``.
+        """
+        if partition.epoch or partition.id in self.partitions:
+            raise ValueError(f"{partition.id} is already assigned: release it, or report it lost, first")
+        if self.policy.order == SERIAL and self.partitions:
+            raise ValueError(f'{partition.id} would be a second partition: order="serial" handles one at most')
+        self.epoch += 1
+        partition.epoch = self.epoch
+        partition.live = True
+        if partition.floor is None:
+            partition.ledger = AckLedger()
+        else:
+            self.committer.assign(partition, partition.floor)
+        # Shared with a fenced predecessor: its running handlers are the tails this assignment waits behind.
+        partition.tails = self.chains.tails.setdefault(partition.id, {})
+        self.partitions[partition.id] = partition
+
+    def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
+        """Start nothing more of it; returns what is abandoned. Idempotent; nothing for a fenced partition.
+
+        ``close_prefix``: what is completed above the floor cannot be handed over, so run what is queued below the
+        highest message that has started. Only for sources that commit.
+        """
+        if partition.draining or not partition.live:
+            return []
+        kept = self.chains.prefix(partition) if close_prefix else set()
+        partition.closing = bool(kept)
+        abandoned = self._stop_starting(partition, kept)
+        self._drained_if_idle(partition)
+        return abandoned
+
+    def _stop_starting(self, partition: Partition, kept: set[Message]) -> list[Message]:
+        partition.draining = True
+        unfinished = partition.ledger.unfinished()
+        abandoned = [m for m in unfinished if m.state not in (RUNNING, FINISHED) and m not in kept]
+        return self._abandon(partition, abandoned)
+
+    def _drained_if_idle(self, partition: Partition) -> None:
+        if partition.running:
+            return
+        if partition.closing and any(m.state == QUEUED for m in partition.ledger.unfinished()):
+            return
+        self.effects.append(fx.Drained(partition))
+
+    def fence(self, partition: Partition) -> list[Message]:
+        """Accept no result of it any more; returns what still runs. What has finished can still be settled.
+
+        Idempotent.
+        """
+        if not partition.live:
+            return []
+        partition.live = False
+        unfinished = partition.ledger.unfinished()
+        zombies = [m for m in unfinished if m.state == RUNNING]
+        for message in zombies:
+            partition.ledger.drop(message)
+            self.chains.fenced.add(message)
+        self._abandon(partition, [m for m in unfinished if m.state not in (RUNNING, FINISHED)])
+        return zombies
+
+    def lose(self, partition: Partition) -> list[Message]:
+        """The partition is gone: nothing of it is settled any more. Returns what it still ran. Idempotent."""
+        zombies = self.fence(partition)
+        self.release(partition)
+        return zombies
+
+    def release(self, partition: Partition) -> None:
+        """Forget a partition, what it finished and was not settled included. Idempotent."""
+        if self.partitions.get(partition.id) is not partition:
+            return
+        self.fence(partition)
+        del self.partitions[partition.id]
+        self._abandon(partition, partition.ledger.unfinished())
+        self.outbox.forget(partition)
+        self.committer.forget(partition)
+        self.chains.forget(partition.id)
+
+    def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
+        """Out of queue, lanes, ledger and budgets with messages that do not run, and with those that wait."""
+        ledger = partition.ledger
+        for message in messages:
+            self.waiting.lanes.pop(message, None)
+            ledger.drop(message)
+        if isinstance(ledger, OffsetLedger):
+            messages = messages + ledger.drop_waiting()
+        if messages:
+            self.chains.abandon(partition, messages)
+            self._released(len(messages), sum(m.size for m in messages))
+        return messages
+
+    def _released(self, count: int, size: int) -> None:
+        if count and self.flow.release(count, size):
+            self.effects.append(fx.Resumed())

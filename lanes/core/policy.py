@@ -1,0 +1,77 @@
+"""What an engine was asked to do: frozen, and separate from its state."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lanes.core.retry import RetryPolicy
+
+SKIP: Final = "skip"
+BLOCK: Final = "block"
+BLOCK_AND_DLQ: Final = "block_and_dlq"
+EXIT: Final = "exit"
+
+KEY: Final = "key"
+PARTITION: Final = "partition"
+SERIAL: Final = "serial"
+NONE: Final = "none"
+
+ANY: Final = "any"
+ONE_LANE: Final = "one_lane"
+
+
+class Policy:
+    """The rules of one engine; ``lanes.config.Settings`` documents and checks them for users.
+
+    ``poison``: what becomes of a message whose attempts are used up: ``skip``, ``block``, ``block_and_dlq``, ``exit``.
+    ``order``: what is kept in order: ``key``, ``partition``, ``serial`` (one partition at most) or ``none``.
+    ``keyless``: messages without a key are each in a lane of their own (``any``), or all in ``one_lane``.
+    ``lanes``: keys are folded onto so many lanes a partition; 0 = a lane for every key.
+    For sources that commit: ``max_ahead`` messages are delivered above the confirmed floor at most; a commit follows
+    a change after ``commit_interval`` seconds, or after ``commit_count`` finished messages. ``pause_after``: seconds
+    a bound is reached before the client is paused.
+    """
+
+    __slots__ = (
+        "commit_count",
+        "commit_interval",
+        "concurrency",
+        "keyless",
+        "lanes",
+        "max_ahead",
+        "max_bytes",
+        "max_in_flight",
+        "order",
+        "pause_after",
+        "poison",
+        "retry",
+    )
+
+    def __init__(
+        self,
+        *,
+        concurrency: int,
+        max_in_flight: int,
+        max_bytes: int,
+        retry: RetryPolicy,
+        poison: str = EXIT,
+        order: str = KEY,
+        keyless: str = ANY,
+        lanes: int = 0,
+        max_ahead: int = 10_000,
+        commit_interval: float = 1.0,
+        commit_count: int = 5_000,
+        pause_after: float = 1.0,
+    ) -> None:
+        self.concurrency = concurrency
+        self.max_in_flight = max_in_flight
+        self.max_bytes = max_bytes
+        self.retry = retry
+        self.poison = poison
+        self.order = order
+        self.keyless = keyless
+        self.lanes = lanes
+        self.max_ahead = max_ahead
+        self.commit_interval = commit_interval
+        self.commit_count = commit_count
+        self.pause_after = pause_after

@@ -1,0 +1,55 @@
+"""Where a key goes: its slot on the ring, its partition, its lane. Three hashes of one key, each in its own domain.
+
+The slot is plain BLAKE3, so that others can compute it. Partition and lane are BLAKE3 in derive-key mode, each
+with a context string of its own (BLAKE3 specification, "Modes"). Each is therefore independent of the others:
+the keys of one partition spread over all lanes. Two reductions of one hash do not: partition h mod 4 and lane
+h mod 4 would leave every partition one lane.
+
+A hash is reduced to a count by multiply-shift (Lemire, "Fast Random Integer Generation in an Interval", 2019). With
+64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.
+
+The context strings are part of the format: another one sends every key elsewhere. ``tests/core/test_ring.py`` pins
+vectors of all three. Every function is pure and never blocks. All raise what ``key_bytes`` raises.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blake3 import blake3
+
+from lanes.core.types import PartitionKey, key_bytes
+
+SLOTS: Final = 65_536
+"""Slots of the ring: a slot is in 0 … 65,535."""
+
+_HASH_BYTES: Final = 8
+
+# Copied for each key and never fed themselves: hashing the context every time would take twice as long.
+_PARTITION: Final = blake3(derive_key_context="lanes-runtime ring v1: partition of a key")
+_LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
+
+
+def slot(key: PartitionKey) -> int:
+    """The slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3, little-endian."""
+    return int.from_bytes(blake3(key_bytes(key)).digest(length=2), "little")
+
+
+def partition(key: PartitionKey, partitions: int) -> int:
+    """The partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` for fewer than one."""
+    if partitions < 1:
+        raise ValueError(f"partitions={partitions}: a key needs one to go to; give 1 or more")
+    return _reduced(key, _PARTITION, partitions)
+
+
+def lane(key: PartitionKey, lanes: int) -> int:
+    """The lane of a key, in 0 … ``lanes`` − 1, whatever its partition. Raises ``ValueError`` for fewer than one."""
+    if lanes < 1:
+        raise ValueError(f"lanes={lanes}: a key needs one to go to; give 1 or more")
+    return _reduced(key, _LANE, lanes)
+
+
+def _reduced(key: PartitionKey, domain: blake3, count: int) -> int:
+    hasher = domain.copy()
+    hasher.update(key_bytes(key))
+    return int.from_bytes(hasher.digest(length=_HASH_BYTES), "little") * count >> 8 * _HASH_BYTES

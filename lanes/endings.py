@@ -1,0 +1,50 @@
+"""The end of a handler that did not simply return: told to history, engine and telemetry, in this order."""
+
+from __future__ import annotations
+
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.types import ABANDON, Message, Outcome
+from lanes.observe import Handling
+from lanes.outcomes import RESULTS, counts, failure, stopping
+from lanes.settling import Shell
+from lanes.tap import Tap
+
+
+class Endings:
+    """Shared by all kinds of workers of one consumer."""
+
+    def __init__(self, engine: Engine, shell: Shell, clock: Clock, tap: Tap) -> None:
+        self._engine = engine
+        self._shell = shell
+        self._clock = clock
+        self._history = tap.history
+
+    def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
+        """The handler raised: a failed attempt, or what is not the handler's to decide."""
+        if isinstance(error, Exception) and counts(error):
+            self.finish(message, failure(error), "error", error, handling)
+            return
+        # A cancellation that nobody asked for, KeyboardInterrupt, SystemExit, no memory. Stop in order; the message
+        # is not settled and comes again.
+        self.finish(message, ABANDON, "error", error, handling)
+        self._shell.stop_because(stopping(error, message))
+
+    def finish(
+        self,
+        message: Message,
+        outcome: Outcome,
+        result: str,
+        error: BaseException | None,
+        handling: Handling | None,
+    ) -> None:
+        """``result``: what the history calls it."""
+        now = self._clock()
+        if self._history is not None:
+            self._history.ended(message, result, now, error)
+        self._engine.finish(message, outcome, now)
+        if handling is not None:
+            told = RESULTS[message.state]
+            if told == "abandoned":
+                told = "cancelled" if result == "cancelled" else "error" if message.partition.live else "abandoned"
+            handling.end(told, error)

@@ -1,0 +1,367 @@
+"""One run of a consumer: it pumps messages in, settles what is finished, keeps deadlines, and drains.
+
+It performs what the engine decides, and decides nothing about order, retries or bounds itself. Everything runs
+in one task group of one event loop, asyncio or trio, and is gone when ``run`` returns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+from anyio.abc import TaskGroup
+
+from lanes.clock import Clock
+from lanes.config import Settings
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.types import Partition, Room
+from lanes.dead_letter import error_text
+from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
+from lanes.handover import Handover
+from lanes.history import key_hash
+from lanes.parking import Parking
+from lanes.settling import Settler, Shell
+from lanes.source import (
+    Assigned,
+    DeadLetters,
+    Delivered,
+    Exhausted,
+    Lost,
+    Progressed,
+    Revoking,
+    Source,
+    SourceEvent,
+    SourceTraits,
+)
+from lanes.tap import Tap
+from lanes.workers import Workforce
+
+log = logging.getLogger("lanes")
+
+
+class Running:
+    """The run of one consumer over an open source."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        traits: SourceTraits,
+        dead_letters: DeadLetters | None,
+        settings: Settings,
+        clock: Clock,
+        tap: Tap,
+        workers: Callable[[Shell], Workforce],
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._extend_interval = traits.extend_interval
+        self._commits = traits.settles == "cumulative"
+        self._settings = settings
+        self._clock = clock
+        self._tap = tap
+        self._name = traits.name
+        self._active = False
+        self._stopping = False
+        self._exhausted = False
+        self._starved = False
+        self.fatal: BaseException | None = None
+        self._redelivered: Counter[str] = Counter()
+        self._timer_wake = anyio.Event()
+        self._receiving = anyio.CancelScope()
+        self._tasks: TaskGroup
+        self._workers = workers(self)
+        self._settler = Settler(engine, source, self, clock, tap, commits=self._commits)
+        self._handover = Handover(
+            engine,
+            source,
+            self._workers,
+            self._settler,
+            self,
+            clock,
+            tap,
+            settings.grace,
+            traits.name,
+            close_prefix=self._commits and not traits.hands_over,
+        )
+        self._parking = Parking(engine, dead_letters, self, tap, traits.name)
+
+    async def run(self) -> None:
+        """Consume until ``stop`` is called, a finite source has been handled to its end, or something has failed:
+        then ``fatal`` says what. Cancelling it stops at once."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._active = True
+                self._workers.start(self._tasks)
+                self._tasks.start_soon(self._guarded, self._pump)
+                self._tasks.start_soon(self._guarded, self._settler.run)
+                self._tasks.start_soon(self._guarded, self._timer)
+                if self._extend_interval is not None:
+                    self._tasks.start_soon(self._guarded, self._settler.keep_alive, self._extend_interval)
+                if self._stopping:
+                    self._stop_partitions()
+        finally:
+            self._active = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it drains."""
+        return self._stopping
+
+    @property
+    def dead_lettered(self) -> int:
+        """How many dead letters were confirmed."""
+        return self._parking.confirmed
+
+    @property
+    def redelivered(self) -> Counter[str]:
+        """How many positions came again, by cause."""
+        return self._redelivered
+
+    def stop(self) -> None:
+        """Take nothing more and drain. Does not block. Idempotent."""
+        if not self._stopping:
+            self._stopping = True
+            if self._active:
+                self._stop_partitions()
+
+    async def settle(self) -> None:
+        """Settle what has finished, once, after ``run`` was left: after a cancellation there may be something."""
+        await self._settler.settle()
+
+    # --- what the workers call
+
+    def after(self, *, taking: int = 0) -> None:
+        """Perform the engine's effects and wake whoever has something to do now.
+
+        ``taking``: how many ready lanes the caller will take itself, without being woken.
+        """
+        engine = self._engine
+        if engine.effects:
+            self._perform()
+        if engine.dirty:
+            self._settler.wake()
+        if engine.ready > taking:
+            self._workers.wake()
+        if self._exhausted:
+            self._stop_when_exhausted()
+
+    def stop_because(self, error: BaseException) -> None:
+        """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
+        if self.fatal is None:
+            self.fatal = error
+            # An error of ours says it all where it is raised; whatever else comes up needs the context.
+            level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
+            log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
+        self.stop()
+
+    # --- end
+
+    async def _guarded(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
+        try:
+            await task(*args)
+        except Exception as error:
+            self.stop_because(error)
+
+    def _stop_partitions(self) -> None:
+        for partition in list(self._engine.partitions.values()):
+            self._start_drain(partition, self._settings.drain_timeout)
+        self._end_when_released()
+
+    def _start_drain(self, partition: Partition, timeout: float) -> None:
+        if self._handover.begin(partition):
+            self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
+
+    async def _drain(self, partition: Partition, timeout: float) -> None:
+        await self._handover.drain(partition, timeout)
+        self._end_when_released()
+
+    def _end_when_released(self) -> None:
+        if self._stopping and not self._engine.partitions:
+            self._tasks.cancel_scope.cancel()
+
+    # --- in
+
+    async def _pump(self) -> None:
+        while not self._exhausted:
+            room = self._engine.room()
+            if self._stopping:
+                room = Room(0, 0, frozenset(self._engine.partitions.values()))
+            self._starved = room.messages <= 0
+            events: Sequence[SourceEvent] = ()
+            with anyio.CancelScope() as self._receiving:
+                events = await self._source.receive(room)
+            for event in events:
+                self._on_event(event)
+            self.after()
+
+    def _on_event(self, event: SourceEvent) -> None:
+        engine, now = self._engine, self._clock()
+        if isinstance(event, Delivered):
+            if event.partition.live and not event.partition.draining:
+                self._tap.delivered(event.partition, event.run, now)
+            engine.receive(event.partition, event.run, event.size, now)
+            # At once, so that the rows of redelivered messages follow those of their run.
+            self._perform()
+        elif isinstance(event, Assigned):
+            self._assigned(event.partition)
+        elif isinstance(event, Progressed):
+            engine.progressed(event.partition, event.position, now)
+            self._settler.wake()
+        elif isinstance(event, Revoking):
+            self._start_drain(event.partition, min(event.timeout, self._settings.drain_timeout))
+        elif isinstance(event, Lost):
+            self._lost(event)
+        elif isinstance(event, Exhausted):
+            self._exhausted = True
+            self._stop_when_exhausted()
+        else:
+            raise ContractError(f"{self._name} delivered {event!r}, which is no event of lanes.source")
+
+    def _assigned(self, partition: Partition) -> None:
+        if (partition.floor is not None) != self._commits:
+            raise ContractError(
+                f"{self._name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
+                f"{'each message by itself' if not self._commits else 'by a position'}"
+            )
+        try:
+            self._engine.assign(partition)
+        except ValueError as error:
+            if self._settings.order != "serial":
+                raise ContractError(f"{self._name}: {error}") from error
+            raise ConfigError(
+                f'{self._name}: order="serial" handles one partition, and {partition.id} is a second one: use '
+                'order="partition", or a topic with one partition'
+            ) from None
+        self._tap.assigned(partition)
+        if self._stopping:
+            self._start_drain(partition, self._settings.drain_timeout)
+
+    def _lost(self, event: Lost) -> None:
+        partition = event.partition
+        zombies = self._engine.lose(partition)
+        log.warning(
+            "%s: %s lost (%s); %d handlers of it still run and will not count",
+            self._name,
+            partition.id,
+            event.reason,
+            len(zombies),
+        )
+        self._tap.lost(partition)
+        self._workers.cancel(partition)
+        # A drain of it has nothing more to wait for.
+        self._handover.drained(partition)
+        self._end_when_released()
+
+    def _stop_when_exhausted(self) -> None:
+        if self._exhausted and not self._engine.flow.in_flight:
+            self.stop()
+
+    async def _timer(self) -> None:
+        """The one timer for the earliest deadline of all held lanes."""
+        while True:
+            due = self._engine.next_due()
+            self._timer_wake = anyio.Event()
+            with anyio.move_on_after(None if due is None else max(0.0, due - self._clock())):
+                await self._timer_wake.wait()
+            self._engine.due(self._clock())
+            self._workers.wake()
+
+    # --- effects
+
+    def _perform(self) -> None:
+        effects = self._engine.effects
+        while effects:
+            batch = effects[:]
+            effects.clear()
+            for effect in batch:
+                self._perform_one(effect)
+
+    def _perform_one(self, effect: fx.Effect) -> None:
+        tap = self._tap
+        if isinstance(effect, fx.Held):
+            tap.held(effect.message, effect.delay)
+            self._timer_wake.set()
+        elif isinstance(effect, fx.Saturated | fx.Resumed):
+            self._crossed(saturated=isinstance(effect, fx.Saturated))
+        elif isinstance(effect, fx.Redelivered):
+            self._redelivered[effect.cause] += 1
+            tap.redelivered(effect)
+        elif isinstance(effect, fx.DeadLetterDue):
+            self._tasks.start_soon(self._guarded, self._parking.park, effect.message, effect.failure)
+        elif isinstance(effect, fx.Halted):
+            self._halted(effect)
+        elif isinstance(effect, fx.Blocked):
+            self._blocked(effect)
+        elif isinstance(effect, fx.Drained):
+            self._handover.drained(effect.partition)
+        elif isinstance(effect, fx.Abandoned):
+            tap.abandoned(effect.messages)
+        elif isinstance(effect, fx.Zombie):
+            tap.zombie(effect.message)
+            # Its key may have a successor now, in a new assignment.
+            self._workers.wake()
+        elif isinstance(effect, fx.AheadReached):
+            self._ahead_reached(effect)
+        elif isinstance(effect, fx.AheadLeft | fx.PauseDue):
+            self.room_changed()
+
+    def _crossed(self, *, saturated: bool) -> None:
+        flow = self._engine.flow
+        self._tap.crossed(saturated=saturated, in_flight=flow.in_flight, size=flow.bytes)
+        if saturated:
+            # The timer may have a pause of the clients to look after now.
+            self._timer_wake.set()
+        elif self._starved:
+            self.room_changed()
+
+    def room_changed(self) -> None:
+        """What the source may deliver has changed in a way that it has to know now. Does not block."""
+        # receive() is cancel-safe, and is called again with what there is room for now.
+        self._receiving.cancel()
+
+    def _ahead_reached(self, effect: fx.AheadReached) -> None:
+        self.room_changed()
+        if effect.oldest is None:
+            return
+        oldest = effect.oldest
+        log.warning(
+            "%s: %s: max_ahead=%d is reached and nothing more of it is taken until position %d is finished: key %s, "
+            "attempt %d, %.1f s old",
+            self._name,
+            effect.partition.id,
+            self._settings.max_ahead,
+            oldest.position,
+            key_hash(oldest.key),
+            oldest.attempt,
+            self._clock() - oldest.received,
+        )
+
+    def _blocked(self, effect: fx.Blocked) -> None:
+        message, error = effect.message, effect.failure.error
+        log.error(
+            "%s: blocked: %s position %d, key %s, after %d attempt(s) with %s: its lane stands still until unblock or "
+            "park is called for its key",
+            self._name,
+            message.partition.id,
+            message.position,
+            key_hash(message.key),
+            message.attempt,
+            type(error).__qualname__,
+            exc_info=error,
+        )
+
+    def _halted(self, effect: fx.Halted) -> None:
+        message, error = effect.message, effect.failure.error
+        halted = HandlerHalted(
+            f"{self._name}: the handler failed {message.attempt} time(s) at {message.partition.id} position "
+            f"{message.position} with {type(error).__qualname__}: {error_text(error)}. The poison policy is "
+            '"exit": everything else was drained and this message comes again at the next start. Fix the handler, '
+            'or pass dead_letters=… and poison="skip"'
+        )
+        halted.__cause__ = error
+        self.stop_because(halted)

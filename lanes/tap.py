@@ -1,0 +1,143 @@
+"""The one tap on what enters and leaves the engine: to the history, and to OpenTelemetry.
+
+The runtime says each thing once, here. What happens for every message is not said here but by the workers, which ask
+``history`` and ``telemetry`` themselves: where both are None nothing is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lanes.clock import Clock
+from lanes.core.effects import Redelivered
+from lanes.core.types import Message, Partition, Settlement
+from lanes.history import History
+from lanes.observe import Telemetry
+
+
+class Tap:
+    """What one consumer tells; ``history`` and ``telemetry`` may both be None. Nothing blocks or raises."""
+
+    __slots__ = ("_clock", "history", "telemetry")
+
+    def __init__(self, clock: Clock, history: History | None, telemetry: Telemetry | None) -> None:
+        self._clock = clock
+        self.history = history
+        self.telemetry = telemetry
+
+    # --- messages
+
+    def delivered(self, partition: Partition, run: Sequence[Message], now: float) -> None:
+        """A run was received for a partition that takes it."""
+        if self.history is not None:
+            self.history.delivered(run, now)
+        if self.telemetry is not None:
+            self.telemetry.consumed(partition, len(run))
+
+    def redelivered(self, effect: Redelivered) -> None:
+        """A position of the run just delivered was not new."""
+        if self.history is not None:
+            self.history.redelivered(effect.message, effect.cause, self._clock())
+        if self.telemetry is not None:
+            self.telemetry.redelivered(effect.message, effect.cause)
+
+    def held(self, message: Message, delay: float) -> None:
+        """It failed and is tried again after ``delay`` seconds."""
+        if self.history is not None:
+            self.history.retry(message, delay, self._clock())
+        if self.telemetry is not None:
+            self.telemetry.retried(message)
+
+    def parking(self, message: Message) -> None:
+        """Its dead letter is about to be written."""
+        if self.history is not None:
+            self.history.dlq_sent(message, self._clock())
+
+    def parked(self, message: Message) -> None:
+        """Its dead letter is confirmed."""
+        if self.history is not None:
+            self.history.dlq_confirmed(message, self._clock())
+        if self.telemetry is not None:
+            self.telemetry.dead_lettered(message)
+
+    def abandoned(self, messages: Sequence[Message]) -> None:
+        """They were given up without being settled."""
+        if self.history is not None:
+            self.history.abandoned(messages, self._clock())
+
+    def zombie(self, message: Message) -> None:
+        """Its result came after its assignment was fenced."""
+        if self.history is not None:
+            self.history.zombie(message, self._clock())
+        if self.telemetry is not None:
+            self.telemetry.zombie(message)
+
+    # --- settling
+
+    def settling(self, settlements: Sequence[Settlement]) -> None:
+        """These are about to leave for the broker: in the history's file before, so that it can be proven."""
+        history = self.history
+        if history is None:
+            return
+        now = self._clock()
+        for settlement in settlements:
+            if settlement.floor is None:
+                history.acks(settlement.messages, now)
+            else:
+                completed = sum(end - start for start, end in settlement.completed)
+                history.commit_sent(settlement.partition, settlement.floor, completed, now)
+        history.flush()
+
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        """The broker has them."""
+        for settlement in settlements:
+            if settlement.floor is not None:
+                if self.history is not None:
+                    self.history.commit_ok(settlement.partition, settlement.floor, self._clock())
+            elif self.telemetry is not None:
+                self.telemetry.settled(settlement.partition, len(settlement.messages))
+
+    def completed(self, partition: Partition, count: int) -> None:
+        """So many messages of a partition whose source commits are finished."""
+        if self.telemetry is not None:
+            self.telemetry.settled(partition, count)
+
+    def unsettled(self, settlements: Sequence[Settlement]) -> None:
+        """Nobody knows whether the broker has them."""
+        if self.history is not None:
+            for settlement in settlements:
+                if settlement.floor is not None:
+                    self.history.commit_failed(settlement.partition, settlement.floor, self._clock())
+
+    # --- ownership and flow
+
+    def assigned(self, partition: Partition) -> None:
+        """This process owns the partition from now on."""
+        if self.history is not None:
+            self.history.assigned(partition, self._clock())
+
+    def revoking(self, partition: Partition) -> None:
+        """Its drain begins."""
+        if self.history is not None:
+            self.history.revoking(partition, self._clock())
+
+    def drained(self, partition: Partition) -> None:
+        """Nothing of it runs any more."""
+        if self.history is not None:
+            self.history.drained(partition, self._clock())
+
+    def revoked(self, partition: Partition) -> None:
+        """It was handed over."""
+        if self.history is not None:
+            self.history.revoked(partition, self._clock())
+
+    def lost(self, partition: Partition) -> None:
+        """It is owned no more, without having been handed over."""
+        if self.history is not None:
+            self.history.lost(partition, self._clock())
+
+    def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
+        """Intake stopped or went on."""
+        if self.history is not None:
+            note = self.history.paused if saturated else self.history.resumed
+            note(in_flight, size, self._clock())

@@ -1,0 +1,238 @@
+"""A source over a ``Group``: one member of it on a real event loop.
+
+``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position a partition, on asyncio
+and on trio. Several of them on one group share its partitions. What Kafka does by itself, a test does here by a call,
+of the group (``rebalance``, ``lose``, ``crash``) or of the source (``fail``, ``block``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.errors import ContractError, SourceError
+from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from memsource.calls import Call, CallName, Faults
+from memsource.group import Group, UnknownMember
+from memsource.topic import Record, RecordReader
+
+__all__ = ["GroupSource"]
+
+_READER: Final = RecordReader()
+
+
+class GroupSource:
+    """``member`` of ``group`` as a source: it joins with ``open`` and leaves with ``aclose``.
+
+    ``batch``: messages of one partition delivered at once, at most. ``revoke_timeout``: seconds that ``Revoking``
+    gives to drain; the group itself waits for ever, until somebody calls ``lose``. ``hands_over``: whether commits
+    keep what is completed above the position.
+
+    A commit of a partition that is no longer owned is made all the same, as Kafka does. When the group does not know
+    the member any more, commits fail, and the next ``receive`` reports everything lost and joins again.
+
+    ``calls`` is what was called so far. Every method but those of the contract is plain and does not block.
+    """
+
+    def __init__(
+        self, group: Group, member: str, *, batch: int = 100, revoke_timeout: float = 30.0, hands_over: bool = True
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch={batch}: must be 1 or more")
+        self.group = group
+        self.member = member
+        self.calls: list[Call] = []
+        self._batch = batch
+        self._revoke_timeout = revoke_timeout
+        self._hands_over = hands_over
+        self._faults = Faults()
+        self._owned: dict[int, Partition] = {}
+        self._turns: deque[int] = deque()  # owned and not asked for; whose turn is next is in front
+        self._finite = False
+        self._exhausted = False
+        self._wake = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<GroupSource {self.member} of {self.group.name}: {len(self._owned)} partitions>"
+
+    # --- what a test does in place of a broker
+
+    def finish(self) -> None:
+        """Make it finite: ``Exhausted`` follows once everything published in its own partitions is delivered."""
+        self._finite = True
+        self._wake.set()
+
+    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
+        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
+        self._faults.fail(call, error, times, done=done)
+        self._wake.set()
+
+    def block(self, call: CallName) -> None:
+        """Let these calls hang until ``unblock``. Idempotent."""
+        self._faults.block(call)
+        self._wake.set()
+
+    def unblock(self, call: CallName) -> None:
+        """Let them go on. Idempotent."""
+        self._faults.unblock(call)
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions it has announced and neither released nor reported lost."""
+        return list(self._owned)
+
+    def called(self, name: CallName) -> list[Call]:
+        """The calls of this name so far."""
+        return [call for call in self.calls if call.name == name]
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Join the group; see ``lanes.source.Source.open``."""
+        self.calls.append(Call("open"))
+        async with self._faults.meet("open"):
+            self.group.watch(self._changed)
+            self.group.join(self.member)
+            return SourceTraits(
+                name=f"{self.group.name}/{self.member}",
+                system="memory",
+                settles="cumulative",
+                hands_over=self._hands_over,
+            )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for events; see ``lanes.source.Source.receive``."""
+        self.calls.append(Call("receive", room))
+        while True:
+            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
+            self._wake = anyio.Event()
+            async with self._faults.meet("receive"):
+                events = self._next(room)
+            if events:
+                return events
+            await self._wake.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor."""
+        self.calls.append(Call("settle", commits=tuple(settlements)))
+        async with self._faults.meet("settle"):
+            for settlement in settlements:
+                self._commit(settlement)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Nothing: there is no timer to keep messages from; see ``lanes.source.Source.extend``."""
+        self.calls.append(Call("extend"))
+        async with self._faults.meet("extend"):
+            pass
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition back to the group; see ``lanes.source.Source.release``."""
+        number = partition.id.number
+        self.calls.append(Call("release", partition=number))
+        async with self._faults.meet("release"):
+            if self._owned.get(number) is partition:
+                self._forget(number)
+                if self.member in self.group.members:
+                    self.group.release(self.member, number)
+
+    async def aclose(self) -> None:
+        """Leave the group; see ``lanes.source.Source.aclose``."""
+        self.calls.append(Call("aclose"))
+        async with self._faults.meet("aclose"):
+            self.group.unwatch(self._changed)
+            self.group.leave(self.member)
+            self._owned.clear()
+            self._turns.clear()
+
+    # --- in
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        if self.member not in self.group.members:
+            lost = [
+                Lost(partition, "the group does not know this member any more") for partition in self._owned.values()
+            ]
+            self._owned.clear()
+            self._turns.clear()
+            self.group.join(self.member)
+            if lost:
+                return list(lost)
+        # Alone, so that no message comes before the event that its partition begins with.
+        return self._noticed() or self._fetched(room)
+
+    def _noticed(self) -> list[SourceEvent]:
+        events: list[SourceEvent] = []
+        for kind, number in self.group.poll(self.member):
+            if kind == "assigned":
+                offset, completed = self.group.committed(number)
+                owned = Partition(PartitionId(self.group.name, number), _READER, floor=offset, completed=completed)
+                self._owned[number] = owned
+                self._turns.append(number)
+                events.append(Assigned(owned))
+            elif kind == "revoking":
+                self._turns.remove(number)
+                events.append(Revoking(self._owned[number], self._revoke_timeout))
+            else:
+                events.append(Lost(self._forget(number), "the group gave it to another member"))
+        return events
+
+    def _fetched(self, room: Room) -> list[SourceEvent]:
+        events: list[SourceEvent] = []
+        messages, size = room.messages, room.bytes
+        for _ in range(len(self._turns)):
+            number = self._turns[0]
+            self._turns.rotate(-1)
+            partition = self._owned[number]
+            if partition in room.paused or messages <= 0 or size <= 0:
+                continue
+            before = self.group.position(self.member, number)
+            records = self.group.fetch(self.member, number, min(messages, self._batch), size)
+            if records:
+                event = _delivered(partition, records)
+                messages -= len(event.run)
+                size -= event.size
+                before = records[-1].position + 1
+                events.append(event)
+            position = self.group.position(self.member, number)
+            if position > before:
+                events.append(Progressed(partition, position))
+        if not events and room.messages > 0 and self._finite and not self._exhausted and self._at_the_end():
+            self._exhausted = True
+            events.append(Exhausted())
+        return events
+
+    def _at_the_end(self) -> bool:
+        ends = (self.group.topic.log(number).end for number in self._turns)
+        positions = (self.group.position(self.member, number) for number in self._turns)
+        return not self.group.rebalancing and all(map(int.__ge__, positions, ends))
+
+    # --- out
+
+    def _commit(self, settlement: Settlement) -> None:
+        number = settlement.partition.id.number
+        if settlement.floor is None:
+            raise ContractError(f"a settlement of partition {number} has no floor: this source commits positions")
+        completed = settlement.completed if self._hands_over else ()
+        try:
+            self.group.commit(self.member, number, settlement.floor, completed)
+        except UnknownMember as error:
+            self._wake.set()
+            raise SourceError(
+                f"position {settlement.floor} of partition {number} was not committed: {error}", retryable=True
+            ) from error
+
+    def _forget(self, number: int) -> Partition:
+        if number in self._turns:
+            self._turns.remove(number)
+        return self._owned.pop(number)
+
+    def _changed(self) -> None:
+        self._wake.set()
+
+
+def _delivered(partition: Partition, records: Sequence[Record]) -> Delivered:
+    run = [Message(partition, record.position, record.key, record.size, record, None) for record in records]
+    return Delivered(partition, run, sum(message.size for message in run))

@@ -1,0 +1,98 @@
+"""The chains of the lanes: where a late message goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core.chains import Chains
+from lanes.core.lane import HELD, PARKING, QUEUED, RUNNING
+from lanes.core.ledger import AckLedger
+from lanes.core.types import Message
+from tests.core.builders import new_engine, new_message, new_partition
+
+
+class Chain:
+    """Unfinished messages of one key, chained as the engine chains them; the first one in the state given."""
+
+    def __init__(self, *positions: int, head: int = QUEUED, attempt: int = 1) -> None:
+        self.chains = Chains(new_engine().policy)
+        partition = self.partition = new_partition()
+        partition.ledger = AckLedger()
+        self.ready, self.tails = self.chains.ready, partition.tails
+        self.members = [new_message(partition, position) for position in positions]
+        self.ready.append(new_message(partition, 1_000, key=b"other"))
+        for message, following in zip(self.members, self.members[1:], strict=False):
+            message.next = following
+        for message in self.members:
+            message.state = QUEUED
+        if self.members:
+            self.members[0].state, self.members[0].attempt = head, attempt
+            self.tails[b"k"] = self.members[-1]
+            if head == QUEUED:
+                self.ready.append(self.members[0])
+
+    def insert(self, position: int) -> list[int]:
+        """Insert a late message; the positions of the chain after it, from its head."""
+        message = new_message(self.partition, position)
+        message.state = QUEUED
+        self.members.append(message)
+        # In any order: what it is called with comes out of a dict by delivery.
+        self.partition.ledger = AckLedger()
+        self.partition.ledger.held = {m.position: m for m in self.members[::-1]}
+        self.chains.insert(message)
+        heads = [m for m in self.members if all(other.next is not m for other in self.members)]
+        assert len(heads) == 1
+        at: Message | None = heads[0]
+        assert (at in self.ready) == (heads[0].state == QUEUED)
+        assert len([m for m in self.ready if m.key == b"k"]) <= 1
+        order = []
+        while at is not None:
+            order.append(at)
+            at = at.next
+        assert self.tails == {b"k": order[-1]}
+        return [m.position for m in order]
+
+
+def test_a_late_message_alone_is_the_head() -> None:
+    assert Chain().insert(5) == [5]
+
+
+@pytest.mark.parametrize(
+    ("late", "expected"),
+    [(1, [1, 10, 20, 30]), (15, [10, 15, 20, 30]), (25, [10, 20, 25, 30]), (35, [10, 20, 30, 35])],
+)
+def test_while_nothing_has_started_it_goes_by_position(late: int, expected: list[int]) -> None:
+    assert Chain(10, 20, 30).insert(late) == expected
+
+
+@pytest.mark.parametrize("head", [RUNNING, HELD, PARKING])
+@pytest.mark.parametrize(
+    ("late", "expected"),
+    [(1, [10, 1, 20, 30]), (15, [10, 15, 20, 30]), (25, [10, 20, 25, 30]), (35, [10, 20, 30, 35])],
+)
+def test_behind_a_head_that_has_started_it_goes_by_position(head: int, late: int, expected: list[int]) -> None:
+    assert Chain(10, 20, 30, head=head).insert(late) == expected
+
+
+@pytest.mark.parametrize("head", [RUNNING, HELD, PARKING])
+def test_several_late_ones_behind_a_head_that_has_started(head: int) -> None:
+    chain = Chain(10, head=head)
+    assert chain.insert(5) == [10, 5]
+    assert chain.insert(3) == [10, 3, 5]
+    assert chain.insert(12) == [10, 3, 5, 12]
+    assert chain.insert(7) == [10, 3, 5, 7, 12]
+
+
+@pytest.mark.parametrize(
+    ("late", "expected"), [(3, [10, 3, 5, 20]), (7, [10, 5, 7, 20]), (12, [10, 5, 12, 20]), (25, [10, 5, 20, 25])]
+)
+def test_a_head_that_waits_for_its_second_attempt_has_started(late: int, expected: list[int]) -> None:
+    # A message that came late while it was held stands behind it, below its position.
+    assert Chain(10, 5, 20, head=QUEUED, attempt=2).insert(late) == expected
+
+
+def test_the_place_in_the_ready_queue_is_kept() -> None:
+    chain = Chain(10)
+    chain.ready.append(new_message(chain.partition, 2_000, key=b"another"))
+    chain.insert(5)
+    assert [m.position for m in chain.ready] == [1_000, 5, 2_000]

@@ -1,0 +1,298 @@
+"""Batches: several messages in one call of a handler, in order within each lane."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.lane import ABANDONED, FINISHED, HELD, QUEUED, RUNNING, SETTLED, STATE_NAMES, IllegalTransition
+from lanes.core.types import ABANDON, ACK, Message, Outcome, Partition
+from tests.core.builders import BACKOFF, assigned, deliver, effects, failed, new_engine, new_message, take
+
+A, B, C = b"a", b"b", b"c"
+
+
+def delivered(engine: Engine, partition: Partition, keys: bytes) -> list[Message]:
+    """A run with one message for each letter; a dot has no key."""
+    run = []
+    for position, letter in enumerate(keys.decode(), start=partition.ledger.highest + 1):
+        run.append(new_message(partition, position, None if letter == "." else letter.encode()))
+    engine.receive(partition, run, len(run), 0.0)
+    return run
+
+
+def started(engine: Engine, limit: int = 100) -> list[int]:
+    return [message.position for message in engine.take_batch(limit)]
+
+
+def states(messages: list[Message]) -> list[str]:
+    return [STATE_NAMES[message.state] for message in messages]
+
+
+# --- what is in a batch
+
+
+def test_heads_of_different_lanes_and_what_follows_each() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"ab.ac.b")
+    assert engine.available(100) == 7
+    assert started(engine) == [0, 3, 1, 6, 2, 4, 5]
+    assert {message.state for message in run} == {RUNNING}
+    assert (engine.running, partition.running, engine.ready, engine.available(100)) == (1, 7, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "second"), [(1, [0], []), (2, [0, 3], [1, 2]), (3, [0, 3, 4], [1, 2]), (4, [0, 3, 4, 1], [2])]
+)
+def test_the_limit_is_kept_and_the_rest_of_a_lane_waits(limit: int, first: list[int], second: list[int]) -> None:
+    engine = new_engine(concurrency=2)
+    delivered(engine, assigned(engine), b"abcaa")
+    assert engine.available(limit) == limit
+    assert started(engine, limit) == first
+    if second:
+        assert started(engine, len(second)) == second
+    else:
+        assert started(engine, limit) == [1]
+
+
+def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    delivered(engine, partition, b"aaab")
+    assert started(engine, 2) == [0, 1]
+    delivered(engine, partition, b"ab")
+    assert engine.available(100) == 2
+    assert started(engine) == [3, 5]
+    assert (started(engine), engine.running) == ([], 2)
+
+
+def test_a_call_is_one_of_the_concurrency() -> None:
+    engine = new_engine(concurrency=2)
+    run = delivered(engine, assigned(engine), b"abcdef")
+    first = engine.take_batch(2)
+    assert started(engine, 3) == [2, 3, 4]
+    assert (started(engine), engine.take()) == ([], None)
+    engine.finish_batch(first, [ACK, ACK], 0.0)
+    assert (engine.running, started(engine), engine.running) == (1, [5], 2)
+    assert states(run) == ["finished"] * 2 + ["running"] * 4
+
+
+def test_there_may_be_nothing_to_take() -> None:
+    engine = new_engine()
+    assigned(engine)
+    assert (engine.take_batch(10), engine.available(10), engine.running) == ([], 0, 0)
+    engine.finish_batch([], [], 0.0)
+    assert engine.running == 0
+
+
+# --- how it ends
+
+
+def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aabaab.")
+    batch = engine.take_batch(3)
+    assert batch == [run[0], run[1], run[3]]
+    engine.finish_batch(batch, [ACK] * 3, 0.0)
+    assert (engine.running, partition.running) == (0, 0)
+    (settlement,) = engine.collect(0.0)
+    assert settlement.messages == batch
+    assert started(engine) == [2, 5, 6, 4]
+    engine.settled([settlement])
+    assert {message.state for message in batch} == {SETTLED}
+
+
+def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    delivered(engine, partition, b"aab.")
+    engine.finish_batch(engine.take_batch(10), [ACK] * 4, 0.0)
+    assert (partition.tails, engine.ready, engine.running) == ({}, 0, 0)
+
+
+def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aaaaabb")
+    batch = engine.take_batch(6)
+    assert [m.position for m in batch] == [0, 1, 2, 3, 4, 5]
+    engine.finish_batch(batch, [ACK, failed(delay=3.0), ACK, failed(), ABANDON, ACK], 10.0)
+    assert states(run) == ["finished", "held", "queued", "queued", "queued", "finished", "queued"]
+    assert [(e.message, e.delay) for e in effects(engine) if isinstance(e, fx.Held)] == [(run[1], 3.0)]
+    assert (engine.running, partition.running, engine.retries, partition.draining) == (0, 0, 1, False)
+    assert started(engine) == [6]
+    engine.due(13.0)
+    # They run again, in order.
+    assert started(engine) == [1, 2, 3, 4]
+    assert [m.attempt for m in run] == [1, 2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_each_of_a_lane_may_be_the_first_to_fail(failing: int) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aaab")
+    outcomes: list[Outcome] = [ACK] * 4
+    outcomes[failing] = failed(chance=0.0)
+    engine.finish_batch(engine.take_batch(10), outcomes, 0.0)
+    assert states(run[:3]) == ["finished"] * failing + ["held"] + ["queued"] * (2 - failing)
+    assert run[3].state == FINISHED
+    assert (partition.running, engine.ready) == (0, 0)
+    engine.due(BACKOFF)
+    assert started(engine) == list(range(failing, 3))
+
+
+def test_a_dead_letter_lets_the_rest_of_the_lane_go_on() -> None:
+    engine = new_engine()
+    run = delivered(engine, assigned(engine), b"aaa")
+    engine.finish_batch(engine.take_batch(10), [failed(terminal=True), ACK, ACK], 0.0)
+    assert states(run) == ["parking", "queued", "queued"]
+    assert started(engine) == []
+    engine.parked(run[0])
+    assert started(engine) == [1, 2]
+
+
+def test_an_interruption_drains_the_partition() -> None:
+    engine = new_engine()
+    partition, other = assigned(engine, 0), assigned(engine, 1)
+    run, others = delivered(engine, partition, b"aab."), delivered(engine, other, b"a")
+    batch = engine.take_batch(10)
+    assert batch == [run[0], run[1], run[2], run[3], others[0]]
+    queued = delivered(engine, partition, b"ac")
+    effects(engine)
+    engine.finish_batch(batch, [ABANDON, ACK, failed(), ACK, ACK], 0.0)
+    assert states(run + others) == ["abandoned", "abandoned", "abandoned", "finished", "finished"]
+    assert {m.state for m in queued} == {ABANDONED}
+    abandoned, drained = effects(engine)
+    assert isinstance(abandoned, fx.Abandoned)
+    assert set(abandoned.messages) == {run[1], *queued}
+    assert isinstance(drained, fx.Drained)
+    assert (drained.partition, engine.running, partition.running, engine.flow.in_flight) == (partition, 0, 0, 2)
+    assert partition.tails == {}
+
+
+@pytest.mark.parametrize("outcome", [failed(), failed(terminal=True), ABANDON])
+def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aaab")
+    batch = engine.take_batch(10)
+    assert engine.drain(partition) == []
+    assert effects(engine) == []
+    engine.finish_batch(batch, [ACK, outcome, ACK, ACK], 0.0)
+    assert states(run) == ["finished", "abandoned", "abandoned", "finished"]
+    abandoned, drained = effects(engine)
+    assert isinstance(abandoned, fx.Abandoned)
+    assert (abandoned.messages, type(drained)) == ([run[2]], fx.Drained)
+    assert (engine.flow.in_flight, engine.running, partition.tails) == (2, 0, {})
+
+
+def test_a_drain_waits_for_the_whole_call() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aab")
+    batch = engine.take_batch(2)
+    assert engine.drain(partition) == [run[2]]
+    assert effects(engine) == []
+    engine.finish_batch(batch, [ACK, ACK], 0.0)
+    assert [type(e) for e in effects(engine)] == [fx.Drained]
+
+
+@pytest.mark.parametrize("outcome", [ACK, ABANDON, failed()])
+def test_a_fence_makes_zombies_of_all_and_their_lanes_wait_for_them(outcome: Outcome) -> None:
+    engine = new_engine()
+    old = assigned(engine)
+    run = delivered(engine, old, b"aab")
+    batch = engine.take_batch(10)
+    assert engine.lose(old) == run
+    new = assigned(engine)
+    again = delivered(engine, new, b"aabc")
+    assert started(engine) == [3]
+    effects(engine)
+    engine.finish_batch(batch, [outcome, ACK, ACK], 0.0)
+    assert [(e.message, type(e)) for e in effects(engine) if isinstance(e, fx.Zombie)] == [(m, fx.Zombie) for m in run]
+    assert (engine.zombies, states(run)) == (3, ["abandoned"] * 3)
+    assert (engine.running, new.running, old.running, engine.flow.in_flight) == (1, 1, 0, 4)
+    assert started(engine) == [0, 1, 2]
+    engine.finish_batch(again[:3], [ACK] * 3, 0.0)
+    engine.finish_batch([again[3]], [ACK], 0.0)
+    assert (new.tails, engine.running) == ({}, 0)
+
+
+@pytest.mark.parametrize(("late", "order"), [(0, [0, 5, 7]), (3, [3, 5, 7]), (6, [5, 6, 7]), (8, [5, 7, 8])])
+def test_a_late_message_goes_behind_the_batch_that_runs(late: int, order: list[int]) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 2, 4, 5, 7)
+    batch = engine.take_batch(2)
+    deliver(engine, partition, 9, key=B)
+    (message,) = deliver(engine, partition, late)
+    assert (engine.late, message.state) == (1, QUEUED)
+    engine.finish_batch(batch, [ACK, ACK], 0.0)
+    assert started(engine) == [9, *order]
+
+
+@pytest.mark.parametrize(("late", "order"), [(0, [2, 0, 4, 5]), (3, [2, 3, 4, 5]), (6, [2, 4, 5, 6])])
+def test_a_late_message_may_overtake_what_was_given_back(late: int, order: list[int]) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 2, 4, 5)
+    deliver(engine, partition, 9, key=None)
+    engine.finish_batch(engine.take_batch(3), [failed(chance=0.0), ACK, ACK], 0.0)
+    deliver(engine, partition, late)
+    assert started(engine) == [9]
+    engine.due(0.0)
+    assert started(engine) == order
+
+
+def test_a_batch_of_a_source_that_commits() -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    run = delivered(engine, partition, b"aab")
+    engine.finish_batch(engine.take_batch(10), [ACK, failed(), ACK], 0.0)
+    (settlement,) = engine.collect(0.0, everything=True)
+    assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
+    assert run[1].state == HELD
+
+
+# --- what is refused
+
+
+def test_what_does_not_run_cannot_end() -> None:
+    engine = new_engine()
+    run = delivered(engine, assigned(engine), b"aab")
+    batch = engine.take_batch(1)
+    with pytest.raises(IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued$"):
+        engine.finish_batch([*batch, run[1]], [ACK, ACK], 0.0)
+    # Nothing of it was done.
+    assert (run[0].state, engine.running) == (RUNNING, 1)
+    engine.finish_batch(batch, [ACK], 0.0)
+    with pytest.raises(IllegalTransition, match="position 0: 'finish' is not allowed while finished"):
+        engine.finish_batch(batch, [ACK], 0.0)
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_there_is_one_outcome_for_each(count: int) -> None:
+    engine = new_engine()
+    run = delivered(engine, assigned(engine), b"ab")
+    batch = engine.take_batch(2)
+    with pytest.raises(ValueError, match=f"^{count} outcomes for a batch of 2 messages: return one for each"):
+        engine.finish_batch(batch, [ACK] * count, 0.0)
+    assert (states(run), engine.running) == (["running"] * 2, 1)
+
+
+def test_single_messages_and_batches_take_turns() -> None:
+    engine = new_engine()
+    run = delivered(engine, assigned(engine), b"aaab")
+    single = take(engine)
+    assert single is run[0]
+    batch = engine.take_batch(5)
+    assert batch == [run[3]]
+    engine.finish(single, ACK, 0.0)
+    assert started(engine, 5) == [1, 2]
+    engine.finish_batch(batch, [ACK], 0.0)
+    assert engine.running == 1

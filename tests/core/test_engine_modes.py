@@ -1,0 +1,147 @@
+"""What is kept in order: keys, partitions, the whole source, nothing; and which messages share a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lanes.core import ring
+from lanes.core.engine import Engine
+from lanes.core.policy import ANY, KEY, NONE, ONE_LANE, PARTITION, SERIAL
+from lanes.core.types import ACK, Message, Partition
+from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
+
+Keys = Sequence[bytes | None]
+MIXED: Keys = [b"a", b"b", None, b"a", None]
+
+
+def delivered(engine: Engine, keys: Keys, floor: int | None = None) -> list[Message]:
+    partition = assigned(engine, len(engine.partitions), floor=floor)
+    run = [new_message(partition, position, key) for position, key in enumerate(keys)]
+    engine.receive(partition, run, len(run), 0.0)
+    return run
+
+
+def rounds(engine: Engine) -> list[list[int]]:
+    """Run everything that can start, end all of it, and so on: the positions of each round, rising."""
+    found = []
+    while batch := iter_take(engine):
+        found.append(sorted(message.position for message in batch))
+        for message in batch:
+            engine.finish(message, ACK, 0.0)
+    return found
+
+
+def iter_take(engine: Engine) -> list[Message]:
+    taken = []
+    while (message := engine.take()) is not None:
+        taken.append(message)
+    return taken
+
+
+@pytest.mark.parametrize("floor", [None, 0])
+@pytest.mark.parametrize(
+    ("order", "keyless", "expected"),
+    [
+        (KEY, ANY, [[0, 1, 2, 4], [3]]),
+        (KEY, ONE_LANE, [[0, 1, 2], [3, 4]]),
+        (PARTITION, ANY, [[0], [1], [2], [3], [4]]),
+        (PARTITION, ONE_LANE, [[0], [1], [2], [3], [4]]),
+        (SERIAL, ANY, [[0], [1], [2], [3], [4]]),
+        (NONE, ANY, [[0, 1, 2, 3, 4]]),
+        (NONE, ONE_LANE, [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_what_waits_for_what(order: str, keyless: str, expected: list[list[int]], floor: int | None) -> None:
+    engine = new_engine(order=order, keyless=keyless)
+    (partition,) = {message.partition for message in delivered(engine, MIXED, floor)}
+    assert rounds(engine) == expected
+    assert partition.tails == {}
+
+
+@pytest.mark.parametrize("order", [KEY, PARTITION, NONE])
+def test_two_partitions_share_no_lane(order: str) -> None:
+    engine = new_engine(order=order, keyless=ONE_LANE, lanes=1)
+    for _ in range(2):
+        delivered(engine, [b"a", None])
+    starts = take_all(engine)
+    assert starts.count(0) == 2
+
+
+def test_serial_refuses_a_second_partition() -> None:
+    engine = new_engine(order=SERIAL)
+    first = assigned(engine, 0)
+    with pytest.raises(ValueError, match=r'^S/1 would be a second partition: order="serial" handles one at most$'):
+        assigned(engine, 1)
+    assert (list(engine.partitions), engine.epoch) == ([first.id], 1)
+    engine.release(first)
+    assert assigned(engine, 1).live
+
+
+@pytest.mark.parametrize("order", [PARTITION, SERIAL])
+def test_a_held_message_holds_everything_in_order_behind_it(order: str) -> None:
+    engine = new_engine(order=order)
+    run = delivered(engine, MIXED)
+    engine.finish(take(engine), failed(delay=5.0), 0.0)
+    assert engine.take() is None
+    engine.due(5.0)
+    assert take(engine) is run[0]
+
+
+def test_without_order_a_held_message_holds_nothing() -> None:
+    engine = new_engine(order=NONE)
+    delivered(engine, [b"a", b"a"])
+    engine.finish(take(engine), failed(delay=5.0), 0.0)
+    assert take_all(engine) == [1]
+
+
+# --- lanes that keys share
+
+
+def folded(lanes: int, count: int = 60) -> tuple[list[bytes], dict[int, list[int]]]:
+    """Keys, and which positions go to which lane when each is one message."""
+    keys = [b"key %d" % (n % 20) for n in range(count)]
+    by_lane: dict[int, list[int]] = {}
+    for position, key in enumerate(keys):
+        by_lane.setdefault(ring.lane(key, lanes), []).append(position)
+    return keys, by_lane
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 7])
+def test_keys_of_one_lane_are_in_the_order_of_delivery(lanes: int) -> None:
+    keys, by_lane = folded(lanes)
+    assert len(by_lane) == lanes
+    engine = new_engine(lanes=lanes, concurrency=100)
+    run = delivered(engine, keys)
+    assert len(run[0].partition.tails) == lanes
+    found: dict[int, list[int]] = {}
+    for starts in rounds(engine):
+        for position in starts:
+            found.setdefault(ring.lane(keys[position], lanes), []).append(position)
+        assert len({ring.lane(keys[position], lanes) for position in starts}) == len(starts)
+    assert found == by_lane
+
+
+def test_messages_without_a_key_are_in_no_shared_lane_or_in_their_own() -> None:
+    for keyless, expected in ((ANY, [[0, 1, 2], [3]]), (ONE_LANE, [[0, 1], [2, 3]])):
+        engine = new_engine(lanes=1, keyless=keyless)
+        delivered(engine, [None, b"a", None, b"b"])
+        assert rounds(engine) == expected
+
+
+def test_a_key_is_folded_onto_a_lane_of_its_own_hash() -> None:
+    engine = new_engine(lanes=5)
+    (message,) = delivered(engine, [b"customer-42"])
+    assert message.lane == ring.lane(b"customer-42", 5)
+    assert (message.key, new_message(message.partition, 1, b"x").lane) == (b"customer-42", b"x")
+
+
+def test_a_late_message_finds_its_shared_lane() -> None:
+    engine = new_engine(lanes=1)
+    partition: Partition = assigned(engine)
+    deliver(engine, partition, 5, 7, key=b"a")
+    deliver(engine, partition, 6, key=b"b")
+    deliver(engine, partition, 8, key=b"c")
+    assert [type(e).__name__ for e in effects(engine)] == ["Redelivered"]
+    assert rounds(engine) == [[5], [6], [7], [8]]

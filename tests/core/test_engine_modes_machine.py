@@ -1,0 +1,417 @@
+"""The engine against a naive model in every mode: orders, lanes, poison policies, batches, commits, both drains.
+
+The harness plays source, shell and broker. Each partition has a log; a new assignment reads on from what the broker
+has: a committed position with a completed set, or everything that was not settled one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.lane import STATE_NAMES
+from lanes.core.policy import ANY, BLOCK, BLOCK_AND_DLQ, EXIT, KEY, NONE, ONE_LANE, PARTITION, SERIAL, SKIP, Policy
+from lanes.core.retry import RetryPolicy
+from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
+from tests.core.builders import READER
+from tests.core.naive_broker import Broker, Entry
+from tests.core.naive_modes import NaiveModes
+
+CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, MAX_AHEAD, ATTEMPTS, DELAY = 3, 20, 400, 8, 2, 1.0
+INTERVAL, COUNT, PAUSE_AFTER = 1.0, 4, 2.0
+
+KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"warm", b"", b"other", None]
+NAMES = {"done": "finished", "waiting": "new"}
+GIVING_UP = ["drain", "close", "close", "fence", "lose", "release"]
+ANSWERS = ["made", "made", "made", "not made", "made, unknown", "on the way"]
+GONE = ("waiting", "queued", "held", "parking", "archiving", "blocked", "done")
+NUMBERS = (0, 1)
+HOW: dict[str, Outcome] = {
+    "ack": ACK,
+    "fail": Failure(ValueError("no"), delay=DELAY),
+    "terminal": Failure(ValueError("no"), terminal=True),
+    "abandon": ABANDON,
+}
+# Weighted by repetition. Interruptions end whole partitions, so they are rare.
+WAYS = ["ack"] * 30 + ["fail"] * 6 + ["terminal", "abandon"]
+WHAT = ["receive"] * 5 + ["take"] * 6 + ["finish"] * 7 + ["settle"] * 5
+WHAT += ["time_passes", "time_passes", "parked", "parked", "progressed", "unblock", "park"]
+WHAT += ["hand_over", "hand_over", "give_up", "pause_or_resume"]
+# Much happens in one example: what each step does in detail is drawn from a seed, which costs Hypothesis one number.
+STEPS = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 9_999)), min_size=10, max_size=60)
+
+
+class ModesMachine(RuleBasedStateMachine):
+    """One engine, one or two partitions, any number of assignments of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine
+        self.naive: NaiveModes
+        self.brokers: dict[int, Broker] = {}
+        self.now = 0.0
+        self.partitions: list[Partition] = []  # every assignment there ever was
+        self.unread: dict[Partition, list[Entry]] = {}
+        self.confirmed: dict[Partition, int] = {}
+        self.finished: dict[Partition, set[int]] = {}  # entered into the ledger of one that commits
+        self.delivered: list[Message] = []
+        self.admitted: list[Message] = []
+        self.batches: list[list[Message]] = []
+        self.to_park: list[Message] = []
+        self.on_the_way: list[Settlement] = []
+        self.ahead: set[Partition] = set()
+        self.drained: Counter[Partition] = Counter()
+        self.expect_drained: set[Partition] = set()
+        self.before: dict[Message, str] = {}
+        self.expected: Counter[tuple[type[fx.Effect], Message]] = Counter()
+        self.dropped: list[Message] = []
+        self.halted = False
+
+    @initialize(
+        order=st.sampled_from([KEY, KEY, KEY, PARTITION, SERIAL, NONE]),
+        keyless=st.sampled_from([ANY, ONE_LANE]),
+        lanes=st.sampled_from([0, 0, 2]),
+        poison=st.sampled_from([SKIP, BLOCK, BLOCK_AND_DLQ, EXIT]),
+        commits=st.sampled_from([(True, True), (True, False), (False, True)]),
+    )
+    def start(self, order: str, keyless: str, lanes: int, poison: str, commits: tuple[bool, bool]) -> None:
+        policy = Policy(
+            concurrency=CONCURRENCY,
+            max_in_flight=MAX_IN_FLIGHT,
+            max_bytes=MAX_BYTES,
+            retry=RetryPolicy(ATTEMPTS, 1.0, 1.0),
+            poison=poison,
+            order=order,
+            keyless=keyless,
+            lanes=lanes,
+            max_ahead=MAX_AHEAD,
+            commit_interval=INTERVAL,
+            commit_count=COUNT,
+            pause_after=PAUSE_AFTER,
+        )
+        self.engine, self.naive = Engine(policy), NaiveModes(policy)
+        for number in NUMBERS[: 1 if order == SERIAL else 2]:
+            self.brokers[number] = Broker(commits[number])
+            self.assign(number)
+
+    def owned(self) -> list[Partition]:
+        return list(self.engine.partitions.values())
+
+    def broker(self, partition: Partition) -> Broker:
+        return self.brokers[partition.id.number]
+
+    def mine(self, partition: Partition, *states: str) -> list[Message]:
+        return [m for m, state in self.naive.state.items() if m.partition is partition and state in states]
+
+    # --- the source
+
+    def assign(self, number: int) -> None:
+        broker = self.brokers[number]
+        floor = broker.floor if broker.commits else None
+        partition = Partition(PartitionId("S", number), READER, floor=floor, completed=broker.completed)
+        self.engine.assign(partition)
+        self.partitions.append(partition)
+        self.unread[partition] = [e for e in broker.log if not (e[0] < broker.floor or e[0] in broker.settled)]
+        self.confirmed[partition], self.finished[partition] = broker.floor, set()
+
+    def hand_over(self, _: Random) -> None:
+        """What is over is released, and comes back; what was lost comes back."""
+        for partition in self.owned():
+            if partition.draining or not partition.live:
+                self.end(partition, "release")
+        for number in self.brokers:
+            if PartitionId("S", number) not in self.engine.partitions:
+                self.assign(number)
+
+    @rule(steps=STEPS)
+    def work(self, steps: list[tuple[str, int]]) -> None:
+        """Everything is in one rule: Hypothesis leaves whole rules out of an example."""
+        for name, seed in steps:
+            getattr(self, name)(Random(seed))
+            self.everything_holds()
+
+    def receive(self, chance: Random) -> None:
+        if not self.owned():
+            return
+        partition = chance.choice(self.owned())
+        broker, unread, room = self.broker(partition), self.unread[partition], self.engine.room()
+        count = chance.randrange(7)
+        for _ in range(count):
+            unread.append(broker.append(chance.choice([0, 0, 3]), chance.choice(KEYS), chance.randrange(30)))
+        if (partition in room.paused and chance.randrange(3)) or not partition.live:
+            return  # A source may have fetched before it paused, in one run of three.
+        entries = unread[: min(room.messages, count)]
+        del unread[: len(entries)]
+        messages = [Message(partition, *entry, None, None) for entry in entries]
+        self.engine.receive(partition, messages, sum(m.size for m in messages), self.now)
+        if partition not in self.naive.draining:
+            self.delivered += messages
+            self.naive.state |= dict.fromkeys(messages, "waiting")
+            self.naive.attempt |= dict.fromkeys(messages, 1)
+            self.admit(partition)
+
+    def admit(self, partition: Partition) -> None:
+        """What waits goes on, as far as the confirmed floor lets it."""
+        for message in self.mine(partition, "waiting"):
+            if self.broker(partition).commits and self.above(partition) >= MAX_AHEAD:
+                return
+            self.naive.state[message] = "queued"
+            self.admitted.append(message)
+            if any(start <= message.position < end for start, end in partition.completed):
+                self.expected[fx.Redelivered, message] += 1
+                self.finished[partition].add(message.position)
+                del self.naive.state[message]
+
+    def above(self, partition: Partition) -> int:
+        """How many were admitted above the confirmed floor."""
+        return sum(m.partition is partition and m.position >= self.confirmed[partition] for m in self.admitted)
+
+    def progressed(self, chance: Random) -> None:
+        """The source has read up to its next message, or behind the end of the log."""
+        partition = chance.choice(self.partitions[-3:])
+        broker, unread = self.broker(partition), self.unread[partition]
+        if not unread:
+            broker.end += chance.randrange(3)
+        self.engine.progressed(partition, unread[0][0] if unread else broker.end, self.now)
+
+    def pause_or_resume(self, chance: Random) -> None:
+        self.engine.flow.paused = chance.random() < 0.2
+
+    # --- the workers
+
+    def take(self, chance: Random) -> None:
+        engine, naive, limit = self.engine, self.naive, chance.choice([1, 1, 3, 6])
+        reachable: list[Message] = []
+        while found := naive.startable(reachable):
+            reachable += found
+        assert engine.available(limit) == min(limit, len(reachable))
+        single = limit == 1 and engine.take()
+        batch = [single] if single else engine.take_batch(limit)
+        assert len(batch) == (min(limit, len(reachable)) if len(self.batches) < CONCURRENCY else 0)
+        for index, message in enumerate(batch):
+            assert message in naive.startable(batch[:index])
+            assert message.attempt == naive.attempt[message]
+            # What was handed over as done is not run again.
+            assert not any(start <= message.position < end for start, end in message.partition.completed)
+        naive.state |= dict.fromkeys(batch, "running")
+        if batch:
+            self.batches.append(batch)
+
+    def finish(self, chance: Random) -> None:
+        if not self.batches:
+            return
+        batch = self.batches.pop(chance.randrange(len(self.batches)))
+        outcomes = [HOW[how] for how in chance.choices(WAYS, k=len(batch))]
+        self.dropped = self.naive.finish(batch, outcomes, self.now + DELAY)
+        for message in batch:
+            if self.naive.state.get(message) == "done":
+                self.broker(message.partition).succeeded.add(message.position)
+        if len(batch) == 1:
+            self.engine.finish(batch[0], outcomes[0], self.now)
+        else:
+            self.engine.finish_batch(batch, outcomes, self.now)
+
+    def time_passes(self, chance: Random) -> None:
+        self.now += chance.choice([0.0, 0.5, 1.0])
+        due_at = self.engine.next_due()
+        held = [m for m, state in self.naive.state.items() if state == "held"]
+        assert not held or (due_at is not None and due_at <= min(self.naive.until[m] for m in held))
+        self.engine.due(self.now)
+        self.again([m for m in held if self.naive.until[m] <= self.now])
+
+    def again(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.naive.state[message] = "queued"
+            self.naive.attempt[message] += 1
+
+    def unblock(self, chance: Random) -> None:
+        key = chance.choice(KEYS)
+        blocked = [m for m, state in self.naive.state.items() if state == "blocked" and m.key == key]
+        assert self.engine.unblock(key) == len(blocked)
+        self.again(blocked)
+
+    def park(self, chance: Random) -> None:
+        key = chance.choice(KEYS)
+        parked = [m for m, state in self.naive.state.items() if state in ("blocked", "held") and m.key == key]
+        assert self.engine.park(key) == len(parked)
+        self.naive.state |= dict.fromkeys(parked, "parking")
+
+    def parked(self, chance: Random) -> None:
+        if not self.to_park:
+            return
+        message = self.to_park.pop(chance.randrange(len(self.to_park)))
+        self.engine.parked(message)
+        state = self.naive.state.get(message)
+        if state == "archiving":
+            self.naive.state[message] = "blocked"
+        elif state == "parking":
+            self.naive.state[message] = "done"
+            self.broker(message.partition).succeeded.add(message.position)
+
+    # --- the settle step
+
+    def settle(self, chance: Random) -> None:
+        self.collect(everything=chance.random() < 0.5)
+        answer = chance.choice(ANSWERS)
+        if answer == "on the way" or not self.on_the_way:
+            return
+        settlement = self.on_the_way.pop(chance.randrange(len(self.on_the_way)))
+        partition = settlement.partition
+        if self.engine.partitions.get(partition.id) is partition and answer != "not made":
+            self.broker(partition).accept(settlement)
+            if answer == "made":
+                self.naive.drop(settlement.messages)
+                self.confirmed[partition] = settlement.floor or 0
+        if answer == "made":
+            self.engine.settled([settlement])
+            self.admit(partition)
+        else:
+            self.engine.unsettled([settlement])
+
+    def collect(self, *, everything: bool) -> None:
+        done = {m for m, state in self.naive.state.items() if state == "done"}
+        for message in [m for m in done if self.broker(m.partition).commits]:
+            self.finished[message.partition].add(message.position)
+            del self.naive.state[message]
+        due = self.engine.collect(self.now, everything=everything)
+        under_way = {m for s in self.on_the_way for m in s.messages}
+        collected = [m for s in due for m in s.messages]
+        assert Counter(collected) == Counter(m for m in done if m in self.naive.state and m not in under_way)
+        sending = {s.partition for s in self.on_the_way if s.floor is not None}
+        commits = {s.partition: s for s in due if s.floor is not None}
+        assert not sending & commits.keys()
+        for partition in [p for p in self.owned() if self.broker(p).commits and p not in sending]:
+            if partition in commits:
+                self.one_snapshot(partition, commits[partition])
+            else:
+                # Nothing is kept from the broker but what is not due yet.
+                assert not everything or all(self.broker(partition).done(p) for p in self.finished[partition])
+        self.on_the_way += due
+
+    def one_snapshot(self, partition: Partition, commit: Settlement) -> None:
+        """Floor and completed set say exactly what is finished."""
+        floor, completed = commit.floor, {p for start, end in commit.completed for p in range(start, end)}
+        assert floor is not None
+        finished = self.finished[partition]
+        unfinished = [m.position for m in self.delivered if m.partition is partition and m.position not in finished]
+        unread = [position for position, _, _ in self.unread[partition]]
+        assert self.confirmed[partition] <= floor <= min(unfinished + unread, default=floor)
+        assert {p for p in finished if p >= floor} <= completed
+        assert not completed & set(unfinished)
+        seeds = {p for start, end in partition.completed for p in range(start, end)}
+        assert completed & set(unread) <= seeds
+        assert all(start >= floor for start, _ in commit.completed)
+        # No higher floor would be true.
+        assert not any(floor <= p < min(unfinished, default=p + 1) for p in finished)
+
+    # --- ownership
+
+    def give_up(self, chance: Random) -> None:
+        partition, how = chance.choice(self.partitions[-2:]), chance.choice(GIVING_UP)
+        if how in ("drain", "close"):
+            ours = partition not in self.naive.fenced | self.naive.draining
+            close = how == "close" and partition.floor is not None
+            keep = self.naive.kept(partition, self.finished[partition]) if ours and close else set()
+            expected = self.naive.drain(partition, keep) if ours else []
+            found = self.engine.drain(partition, close_prefix=close)
+            assert len(found) == len(expected)
+            assert set(found) == set(expected)
+        else:
+            self.end(partition, how)
+
+    def end(self, partition: Partition, how: str) -> None:
+        ours = partition not in self.naive.fenced
+        self.naive.fenced.add(partition)
+        running = self.mine(partition, "running") if ours else []
+        self.naive.drop(m for m in self.mine(partition, *GONE) if how != "fence" or self.naive.state[m] != "done")
+        found = getattr(self.engine, how)(partition)
+        assert how == "release" or set(found) == set(running)
+        if how != "fence":
+            self.ahead.discard(partition)
+
+    # --- what holds after every step
+
+    @invariant()
+    def everything_holds(self) -> None:
+        self.effects_say_what_happened()
+        engine, naive = self.engine, self.naive
+        for message in self.delivered:
+            state = naive.state.get(message)
+            if state is not None:
+                assert STATE_NAMES[message.state] == NAMES.get(state, state)
+        assert (engine.flow.in_flight, engine.flow.bytes) == (len(naive.state), sum(m.size for m in naive.state))
+        assert engine.flow.in_flight <= MAX_IN_FLIGHT
+        assert engine.running == len(self.batches) <= CONCURRENCY
+        assert engine.halted == self.halted
+        room, stopped = engine.room(), engine.flow.paused or engine.flow.pausing
+        assert not (stopped or not engine.flow.taking) or room.messages == 0
+        assert room.paused == frozenset(self.owned() if stopped else self.ahead)
+        for partition in self.owned():
+            if self.broker(partition).commits:
+                assert (partition in self.ahead) == (self.above(partition) >= MAX_AHEAD)
+                assert self.above(partition) <= MAX_AHEAD
+
+    def effects_say_what_happened(self) -> None:
+        """One effect for each change that the shell has to know of, and no others."""
+        expected, naive = self.expected, self.naive
+        for message, old in self.before.items():
+            new = naive.failed.get(message) or naive.state.get(message, "gone")
+            if new == old:
+                continue
+            if new == "held":
+                expected[fx.Held, message] += 1
+            elif new in ("parking", "archiving"):
+                expected[fx.DeadLetterDue, message] += 1
+                self.to_park.append(message)
+            elif new == "blocked":
+                halts = naive.policy.poison == EXIT
+                self.halted |= halts
+                expected[fx.Halted if halts else fx.Blocked, message] += 1
+            elif old == "running" and new == "gone" and message.partition in naive.fenced:
+                expected[fx.Zombie, message] += 1
+        found: Counter[tuple[type[fx.Effect], Message]] = Counter()
+        dropped: list[Message] = []
+        for effect in self.engine.effects:
+            if isinstance(effect, fx.Held | fx.DeadLetterDue | fx.Halted | fx.Blocked | fx.Zombie | fx.Redelivered):
+                found[type(effect), effect.message] += 1
+            elif isinstance(effect, fx.Abandoned):
+                dropped += effect.messages
+            elif isinstance(effect, fx.Drained):
+                self.drained[effect.partition] += 1
+            elif isinstance(effect, fx.AheadReached):
+                assert effect.partition not in self.ahead
+                self.ahead.add(effect.partition)
+            elif isinstance(effect, fx.AheadLeft):
+                self.ahead.remove(effect.partition)
+        assert found == expected
+        assert Counter(dropped) == Counter(self.dropped)
+        for partition in naive.draining - naive.fenced:
+            if not self.mine(partition, "running", "queued"):
+                self.expect_drained.add(partition)
+        assert self.drained == Counter(self.expect_drained)
+        self.engine.effects.clear()  # as the shell does
+        self.before, self.expected, self.dropped, naive.failed = dict(naive.state), Counter(), [], {}
+
+    def teardown(self) -> None:
+        """Give everything up: then nothing may be remembered."""
+        engine = self.engine
+        for partition in self.owned():
+            engine.lose(partition)
+        for batch in self.batches:
+            engine.finish_batch(batch, [ACK] * len(batch), self.now)
+        chains = engine.chains
+        assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
+        assert not any((engine.committer.partitions, engine.committer.ahead))
+        assert (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
+
+
+@pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
+def test_the_engine_does_what_the_model_does_in_every_mode() -> None:
+    run_state_machine_as_test(ModesMachine, settings=settings(max_examples=120, stateful_step_count=30, deadline=None))

@@ -1,0 +1,184 @@
+"""What becomes of a message whose attempts are used up: skip, block, block and archive, exit; and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING, QUEUED, IllegalTransition
+from lanes.core.policy import BLOCK, BLOCK_AND_DLQ, EXIT, KEY, PARTITION, SKIP
+from lanes.core.types import ACK, Failure, Message
+from tests.core.builders import ATTEMPTS, assigned, deliver, effects, failed, new_engine, take, take_all
+
+A, B = b"a", b"b"
+ENDS: dict[str, tuple[type[fx.Effect], int]] = {
+    SKIP: (fx.DeadLetterDue, PARKING),
+    BLOCK: (fx.Blocked, BLOCKED),
+    BLOCK_AND_DLQ: (fx.DeadLetterDue, ARCHIVING),
+    EXIT: (fx.Halted, BLOCKED),
+}
+
+
+def told(engine: Engine) -> list[tuple[type[fx.Effect], Message, Failure]]:
+    """The effects that name a message and its failure; the list is empty afterwards."""
+    named = [e for e in effects(engine) if isinstance(e, fx.DeadLetterDue | fx.Blocked | fx.Halted)]
+    return [(type(e), e.message, e.failure) for e in named]
+
+
+def given_up(poison: str, order: str = KEY) -> tuple[Engine, list[Message], Failure]:
+    """An engine in which the first of three messages was given up; the second is of the same key."""
+    engine = new_engine(poison=poison, order=order)
+    partition = assigned(engine)
+    run = deliver(engine, partition, 0, 1, key=A) + deliver(engine, partition, 2, key=B)
+    failure = failed(terminal=True)
+    engine.finish(take(engine), failure, 0.0)
+    return engine, run, failure
+
+
+@pytest.mark.parametrize("poison", ENDS)
+def test_it_is_told_once_and_only_its_lane_waits(poison: str) -> None:
+    engine, run, failure = given_up(poison)
+    effect, state = ENDS[poison]
+    assert told(engine) == [(effect, run[0], failure)]
+    assert (run[0].state, engine.halted, engine.retries) == (state, poison == EXIT, 0)
+    assert [lane.head for lane in engine.lanes()] == [run[0]]
+    assert take_all(engine) == [2]
+    engine.due(1e9)
+    assert (take_all(engine), engine.next_due()) == ([], None)
+    assert engine.oldest() is run[0]
+
+
+@pytest.mark.parametrize("poison", ENDS)
+def test_attempts_are_used_up_first(poison: str) -> None:
+    engine = new_engine(poison=poison)
+    (message,) = deliver(engine, assigned(engine), 0)
+    failure = failed()
+    for attempt in range(1, ATTEMPTS + 1):
+        assert (take(engine).attempt, told(engine)) == (attempt, [])
+        engine.finish(message, failure, 0.0)
+        engine.due(1e9)
+    assert told(engine) == [(ENDS[poison][0], message, failure)]
+
+
+def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
+    engine, run, _ = given_up(SKIP)
+    assert engine.collect(0.0) == []
+    engine.parked(run[0])
+    assert [s.messages for s in engine.collect(0.0)] == [[run[0]]]
+    assert take_all(engine) == [2, 1]
+    with pytest.raises(IllegalTransition, match="'parked' is not allowed while finished"):
+        engine.parked(run[0])
+
+
+def test_block_and_dlq_archives_then_blocks() -> None:
+    engine, run, failure = given_up(BLOCK_AND_DLQ)
+    told(engine)
+    # While the dead letter is being written there is nothing to unblock or to park.
+    assert (engine.unblock(A), engine.park(A)) == (0, 0)
+    engine.parked(run[0])
+    assert told(engine) == [(fx.Blocked, run[0], failure)]
+    assert (run[0].state, engine.collect(0.0), take_all(engine)) == (BLOCKED, [], [2])
+    assert engine.unblock(A) == 1
+    engine.finish(take(engine), failure, 0.0)
+    assert (told(engine), run[0].state) == ([(fx.DeadLetterDue, run[0], failure)], ARCHIVING)
+
+
+@pytest.mark.parametrize("order", [KEY, PARTITION])
+def test_unblock_gives_one_more_attempt(order: str) -> None:
+    engine, run, _ = given_up(BLOCK, order)
+    take_all(engine)
+    told(engine)
+    assert (engine.unblock(B), engine.unblock(None), engine.lanes()[0].head) == (0, 0, run[0])
+    assert engine.unblock(A) == 1
+    assert (engine.lanes(), run[0].attempt, run[0].state, engine.unblock(A)) == ([], 2, QUEUED, 0)
+    assert take(engine) is run[0]
+    engine.finish(run[0], ACK, 0.0)
+    assert take(engine) is run[1]
+
+
+def test_attempts_are_kept_so_one_more_failure_blocks_again() -> None:
+    engine = new_engine(poison=BLOCK, attempts=2)
+    (message,) = deliver(engine, assigned(engine), 0)
+    for _ in range(2):
+        engine.finish(take(engine), failed(chance=0.0), 0.0)
+        engine.due(0.0)
+    for attempt in (3, 4):
+        assert engine.unblock(b"k") == 1
+        assert take(engine).attempt == attempt
+        told(engine)
+        engine.finish(message, failed(chance=0.0), 0.0)
+        assert [effect for effect, _, _ in told(engine)] == [fx.Blocked]
+        assert message.state == BLOCKED
+
+
+def test_every_blocked_lane_of_a_key_is_unblocked() -> None:
+    engine = new_engine(poison=BLOCK)
+    heads = [deliver(engine, assigned(engine, number), 0, key=None)[0] for number in range(3)]
+    take_all(engine)
+    engine.finish(heads[0], failed(terminal=True), 0.0)
+    engine.finish(heads[1], failed(terminal=True), 0.0)
+    engine.finish(heads[2], failed(), 0.0)
+    # A held one is not blocked.
+    assert engine.unblock(None) == 2
+    assert [take(engine), take(engine), engine.take()] == [heads[0], heads[1], None]
+
+
+def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
+    engine = new_engine(poison=BLOCK)
+    blocked, held, other = (deliver(engine, assigned(engine, n), 0, 1, key=A if n < 2 else B) for n in range(3))
+    take_all(engine)
+    failures = [failed(terminal=True), failed(), failed()]
+    for (message, _), failure in zip((blocked, held, other), failures, strict=True):
+        engine.finish(message, failure, 0.0)
+    told(engine)
+    assert engine.park(A) == 2
+    assert told(engine) == [(fx.DeadLetterDue, blocked[0], failures[0]), (fx.DeadLetterDue, held[0], failures[1])]
+    assert [m.state for m in (blocked[0], held[0], other[0])] == [PARKING, PARKING, HELD]
+    assert engine.park(A) == 0
+    # The hold that was under way comes to nothing.
+    engine.due(1e9)
+    assert (held[0].state, held[0].attempt, take(engine)) == (PARKING, 1, other[0])
+    engine.parked(blocked[0])
+    engine.parked(held[0])
+    assert [m.state for m in (blocked[0], held[0])] == [FINISHED, FINISHED]
+    assert [take(engine), take(engine)] == [blocked[1], held[1]]
+
+
+@pytest.mark.parametrize("poison", ENDS)
+@pytest.mark.parametrize("way", ["drain", "fence", "lose"])
+def test_giving_the_partition_up_abandons_it(poison: str, way: str) -> None:
+    engine, run, _ = given_up(poison)
+    told(engine)
+    getattr(engine, way)(run[0].partition)
+    assert ({m.state for m in run}, engine.lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
+    # What was under way comes to nothing.
+    engine.parked(run[0])
+    assert (engine.unblock(A), engine.park(A), take_all(engine), told(engine)) == (0, 0, [], [])
+    assert engine.collect(0.0) == []
+
+
+def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
+    engine = new_engine(poison=BLOCK)
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0, 1, key=A)
+    deliver(engine, partition, 2, key=B)
+    engine.finish(take(engine), failed(terminal=True), 0.0)
+    engine.finish(take(engine), ACK, 0.0)
+    (settlement,) = engine.collect(0.0, everything=True)
+    assert (settlement.floor, settlement.completed) == (0, [(2, 3)])
+    engine.park(A)
+    engine.parked(engine.lanes()[0].head)
+    engine.settled([settlement])
+    (settlement,) = engine.collect(0.0, everything=True)
+    assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
+
+
+def test_waiting_lanes_are_counted() -> None:
+    engine, run, _ = given_up(BLOCK)
+    waiting = engine.waiting
+    assert [waiting.count(state) for state in (BLOCKED, HELD)] == [1, 0]
+    assert repr(waiting) == "<Waiting 1 lanes held, blocked or parking>"
+    assert repr(engine.lanes()[0]) == "<Lane blocked at S/0 position 0>"
+    assert repr(engine.chains) == "<Chains 1 ready, 0 fenced handlers>"
+    assert run[0].partition.live

@@ -1,0 +1,289 @@
+"""Tiny members of a ``Group`` that keep every promise, commit floors, and write their history by ``lanes.History``.
+
+Everything random comes from one ``Random``, so that Hypothesis can shrink a run. Time is a number.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from lanes.core.types import Message, Partition, PartitionId, Reader
+from lanes.history import History
+from memsource import Group
+from tests.history.rows import Rows, rows_of
+from tests.history.world import KEYS
+
+
+class Assignment:
+    """One partition at one member, as long as it believes to own it."""
+
+    def __init__(self, group: Group, number: int, epoch: int) -> None:
+        floor, completed = group.committed(number)
+        self.number = number
+        self.partition = Partition(PartitionId("S", number), cast(Reader, None), floor=floor, completed=completed)
+        self.partition.epoch = epoch
+        self.read = floor
+        self.unfinished: dict[int, Message] = {}
+        self.running: dict[int, Message] = {}
+        self.parking: dict[int, Message] = {}
+        self.finished: list[int] = []
+        self.committed = floor
+        self.revoking = False
+
+    def snapshot(self) -> tuple[int, list[tuple[int, int]]]:
+        """The floor, and what is completed above it."""
+        floor = min(self.unfinished, default=self.read)
+        runs = [(position, position + 1) for position in self.finished if position >= floor]
+        above = [(max(start, self.read), end) for start, end in self.partition.completed if end > self.read]
+        return floor, sorted(runs) + above
+
+
+class Member:
+    """One process: it crashes, or stops in order."""
+
+    def __init__(self, world: CommitWorld, name: str) -> None:
+        self.world = world
+        self.group = world.group
+        self.random = world.random
+        self.name = name
+        self.bound = self.random.randint(2, 12)
+        self.history = History(world.directory, member=name)
+        self.history.open(
+            source="S", concurrency=4, max_in_flight=self.bound, max_in_flight_bytes=10**6, now=world.tick()
+        )
+        self.assignments: dict[int, Assignment] = {}
+        self.zombies: list[Message] = []
+        self.epochs = 0
+        self.group.join(name)
+
+    @property
+    def room(self) -> int:
+        return self.bound - sum(len(a.unfinished) for a in self.assignments.values()) - len(self.zombies)
+
+    def step(self) -> None:
+        self.random.choice([self.poll, self.deliver, self.start, self.start, self.end, self.end, self.commit])()
+
+    def poll(self) -> None:
+        notices = self.group.poll(self.name)
+        for index, (kind, number) in enumerate(notices):
+            if kind == "assigned":
+                self.epochs += 1
+                assignment = self.assignments[number] = Assignment(self.group, number, self.epochs)
+                self.history.assigned(assignment.partition, self.world.tick())
+            elif kind == "revoking":
+                if ("lost", number) not in notices[index:]:
+                    self.release(self.assignments[number])
+            else:
+                self.lose(self.assignments[number])
+
+    def deliver(self) -> None:
+        for number, assignment in self.assignments.items():
+            records = self.group.fetch(self.name, number, self.random.randint(0, max(0, self.room)))
+            run = [Message(assignment.partition, r.position, r.key, 10, None, None) for r in records]
+            if run:
+                self.history.delivered(run, self.world.tick())
+                known = [m for m in run if any(s <= m.position < e for s, e in assignment.partition.completed)]
+                for message in known:
+                    self.history.redelivered(message, "settled", self.world.tick())
+                assignment.finished += [message.position for message in known]
+                assignment.unfinished.update((m.position, m) for m in run if m not in known)
+            assignment.read = self.group.position(self.name, number)
+
+    def start(self) -> None:
+        for assignment in self.assignments.values():
+            busy = {(m.partition.id, m.key) for m in self.zombies}
+            for message in assignment.unfinished.values():
+                lane = (message.partition.id, message.key)
+                if message.key is None or lane not in busy:
+                    waiting = message.position in assignment.running or message.position in assignment.parking
+                    if not waiting and self.random.random() < 0.7:
+                        row = self.history.started(message, self.world.tick())
+                        self.history.flush()
+                        assert self.history.written >= row
+                        assignment.running[message.position] = message
+                busy.add(lane)
+
+    def end(self) -> None:
+        for message in list(self.zombies):
+            if self.random.random() < 0.15:
+                self.zombies.remove(message)
+                self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.world.tick())
+                self.history.zombie(message, self.world.tick())
+        for assignment in self.assignments.values():
+            for position, message in list(assignment.running.items()):
+                # A few take their time, so that others above them finish first.
+                if self.random.random() < (0.1 if position % 5 == 3 else 0.6):
+                    del assignment.running[position]
+                    self._end(assignment, message)
+            for position, message in list(assignment.parking.items()):
+                if self.random.random() < 0.6:
+                    del assignment.parking[position]
+                    self.history.dlq_confirmed(message, self.world.tick())
+                    self._finished(assignment, message)
+
+    def _end(self, assignment: Assignment, message: Message) -> None:
+        chance = self.random.random()
+        if chance < 0.7:
+            self.history.ended(message, "ok", self.world.tick())
+            self._finished(assignment, message)
+            return
+        self.history.ended(message, "error", self.world.tick(), ValueError("no"))
+        if chance < 0.85 and message.attempt < 3:
+            self.history.retry(message, 0.1, self.world.tick())
+            message.attempt += 1
+        else:
+            self.history.dlq_sent(message, self.world.tick())
+            assignment.parking[message.position] = message
+
+    @staticmethod
+    def _finished(assignment: Assignment, message: Message) -> None:
+        del assignment.unfinished[message.position]
+        assignment.finished.append(message.position)
+
+    def commit(self) -> None:
+        for assignment in self.assignments.values():
+            self._commit(assignment, self.random.choice(["ok", "ok", "ok", "refused", "unknown"]))
+
+    def _commit(self, assignment: Assignment, result: str) -> None:
+        floor, completed = assignment.snapshot()
+        if floor == assignment.committed and not completed:
+            return
+        self.history.commit_sent(assignment.partition, floor, len(completed), self.world.tick())
+        self.history.flush()
+        if result != "refused":
+            self.group.commit(self.name, assignment.number, floor, completed)
+        if result == "ok":
+            assignment.committed = floor
+            self.history.commit_ok(assignment.partition, floor, self.world.tick())
+        elif result != "crashed":
+            self.history.commit_failed(assignment.partition, floor, self.world.tick())
+
+    def release(self, assignment: Assignment) -> None:
+        """Drain in order: what runs may end, the rest is abandoned."""
+        self.history.revoking(assignment.partition, self.world.tick())
+        abandoned = [m for p, m in assignment.unfinished.items() if p not in assignment.running]
+        self.history.abandoned(abandoned, self.world.tick())
+        for message in list(assignment.running.values()):
+            result = self.random.choice(["ok", "error", "cancelled"])
+            self.history.ended(message, result, self.world.tick())
+            if result == "ok":
+                self._finished(assignment, message)
+        self.history.drained(assignment.partition, self.world.tick())
+        self._commit(assignment, "ok")
+        self.history.revoked(assignment.partition, self.world.tick())
+        self.history.flush()
+        del self.assignments[assignment.number]
+        self.group.release(self.name, assignment.number)
+
+    def lose(self, assignment: Assignment) -> None:
+        self.zombies += assignment.running.values()
+        self.history.lost(assignment.partition, self.world.tick())
+        self.history.flush()
+        del self.assignments[assignment.number]
+
+    def stop(self) -> None:
+        for assignment in list(self.assignments.values()):
+            self.release(assignment)
+        while self.zombies:
+            self.end()
+        self.history.close("drained", self.world.tick())
+        self._gone()
+
+    def crash(self) -> None:
+        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
+        if self.random.random() < 0.7:
+            for assignment in self.assignments.values():
+                self._commit(assignment, "crashed")
+        elif self.random.random() < 0.5:
+            self.history.flush()
+        assert self.history.path is not None
+        survived = self.history.path.read_bytes()
+        self.history.close("failed", self.world.tick())
+        self.history.path.write_bytes(survived + self.random.choice([b"", b'{"n":9', b"{"]))
+        self._gone()
+
+    def _gone(self) -> None:
+        self.group.leave(self.name)
+        self.world.members.remove(self)
+
+
+class CommitWorld:
+    """A topic of one or two partitions with gaps, and two members at a time, until everything is committed."""
+
+    def __init__(self, directory: Path, random: Random) -> None:
+        self.directory = directory
+        self.random = random
+        self.now = 100.0
+        self.members: list[Member] = []
+        self.group = Group(random.randint(1, 2), name="S", cooperative=random.random() < 0.5)
+        for number in self.group.topic.partitions:
+            for _ in range(random.randint(1, 25)):
+                self.group.skip(random.choice([0, 0, 0, 1, 1000]), partition=number)
+                self.group.publish(key=random.choice(KEYS), partition=number)
+            self.group.skip(random.randint(0, 2), partition=number)
+        self._born = 0
+        self._trouble = random.randint(0, 12)
+
+    def tick(self) -> float:
+        self.now += self.random.choice([0.0, 0.000001, 0.0007, 0.3])
+        return self.now
+
+    def run(self) -> None:
+        producer = History(self.directory, member="producer")
+        producer.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=self.tick())
+        for number, log in enumerate(self.group.topic.logs):
+            for record in log.records.values():
+                producer.produced(PartitionId("S", number), record.position, record.key, self.tick())
+        producer.close("drained", self.tick())
+        while self.group.unfinished:
+            while len(self.members) < 2:
+                self._born += 1
+                self.members.append(Member(self, f"m-{self._born}"))
+            for _ in range(self.random.randint(1, 12)):
+                self.random.choice(self.members).step()
+            if self._trouble:
+                self._trouble -= 1
+                self._make_trouble()
+        for member in list(self.members):
+            member.poll()
+            member.stop()
+
+    def _make_trouble(self) -> None:
+        member = self.random.choice(self.members)
+        trouble = self.random.choice(["crash", "stop", "lose", "lose", "revoke", "revoke"])
+        owned = [n for n in self.group.topic.partitions if self.group.owner(n) == member.name]
+        if trouble == "crash":
+            member.crash()
+        elif trouble == "stop":
+            member.poll()
+            member.stop()
+        elif trouble == "lose" and owned:
+            self.group.lose(member.name, owned[0])
+            # These members hear at once: what one does while it does not know is no fault of its own.
+            member.poll()
+        elif trouble == "revoke" and owned:
+            self.group.revoke(owned[0])
+
+
+@lru_cache(maxsize=512)
+def _made(seed: int) -> tuple[bytes, list[Rows]]:
+    with tempfile.TemporaryDirectory(prefix="lanes-history-") as name:
+        directory = Path(name)
+        CommitWorld(directory, Random(seed)).run()
+        files = sorted(directory.glob("*.jsonl"))
+        return b"".join(file.read_bytes() for file in files), [rows_of(file) for file in files]
+
+
+def history_of(seed: int) -> bytes:
+    """The files of a world, joined: torn lines and all."""
+    return _made(seed)[0]
+
+
+def segments_of(seed: int) -> list[Rows]:
+    """The rows of a world's segments, the caller's to change."""
+    return copy.deepcopy(_made(seed)[1])

@@ -1,0 +1,159 @@
+"""The OpenTelemetry SDK of one test, and messages and a status to tell it about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    Histogram,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    Metric,
+    NumberDataPoint,
+)
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from lanes import Message, Oldest, Partition, PartitionId, Status
+from lanes.observe import Result, Telemetry
+from lanes.status import PartitionStatus
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = ("traceparent", f"00-{TRACE}-{PARENT}-01".encode())
+CANARY = "canary-7f3a"
+# Written down: the history has the same hash for this key.
+KEY, KEY_HASH = b"customer-42", "579d61fca72136d2"
+LABELS = {
+    "messaging.system": "kafka",
+    "lanes.consumer": "billing",
+    "messaging.destination.name": "ORDERS/EU",
+    "messaging.destination.partition.id": "3",
+}
+CONSUMER_LABELS = {name: LABELS[name] for name in ("messaging.system", "lanes.consumer")}
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Reader:
+    """Raw messages are their headers, or the exception that reading them raises."""
+
+    def value(self, raw: object) -> bytes:
+        return CANARY.encode()
+
+    def headers(self, raw: object) -> Headers:
+        if isinstance(raw, Exception):
+            raise raw
+        return raw  # type: ignore[return-value]
+
+    def subject(self, raw: object) -> str:
+        return f"orders.{CANARY}"
+
+
+def message(
+    headers: object = (), *, key: bytes | None = KEY, number: int = 3, position: int = 77, source: str = "ORDERS/EU"
+) -> Message:
+    partition = Partition(PartitionId(source, number), Reader())
+    partition.epoch = 4
+    made = Message(partition, position, key, 10, headers, "token")
+    made.attempt = 2
+    return made
+
+
+def status(**changes: Any) -> Status:
+    """A status in which no two figures are equal."""
+    names = [
+        *("in_flight", "max_in_flight", "peak_in_flight", "in_flight_bytes", "max_in_flight_bytes"),
+        *("peak_in_flight_bytes", "running", "concurrency", "ready", "held", "blocked", "parking"),
+        *("settled", "retries", "dead_lettered", "zombies"),
+    ]
+    fields: dict[str, Any] = {name: 100 + number for number, name in enumerate(names)}
+    partitions = {
+        f"ORDERS/EU/{number}": PartitionStatus(
+            epoch=number,
+            floor=900 + number,
+            holes=910 + number,
+            confirmed=confirmed,
+            ahead=ahead,
+            ahead_reached=False,
+            draining=False,
+        )
+        for number, confirmed, ahead in ((3, 890, 17), (5, None, None))
+    }
+    fields |= {"taking": True, "paused": True, "partitions": partitions, "redelivered": {"held": 1}, "floors": {}}
+    fields["oldest"] = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=CANARY.encode())
+    return Status(**fields | changes)
+
+
+def count_everything(telemetry: Telemetry, one: Message) -> None:
+    """Each call that counts, once."""
+    telemetry.consumed(one.partition, 1)
+    telemetry.settled(one.partition, 1)
+    telemetry.retried(one)
+    telemetry.dead_lettered(one)
+    telemetry.zombie(one)
+    telemetry.redelivered(one, "held")
+
+
+class Sdk:
+    """The SDK of one test: what was exported so far."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.reader = InMemoryMetricReader()
+        self.tracers = TracerProvider(shutdown_on_exit=False)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.meters = MeterProvider([self.reader], shutdown_on_exit=False)
+
+    def shutdown(self) -> None:
+        self.tracers.shutdown()
+        self.meters.shutdown()
+
+    def telemetry(self, of: Callable[[], Status] = status, name: str = "billing", system: str = "kafka") -> Telemetry:
+        telemetry = Telemetry.create(name, system, of)
+        assert telemetry is not None
+        return telemetry
+
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self.exporter.get_finished_spans()
+
+    def span(self) -> ReadableSpan:
+        (span,) = self.spans()
+        return span
+
+    def metrics(self) -> dict[str, Metric]:
+        data = self.reader.get_metrics_data()
+        scopes = [] if data is None else [scope for one in data.resource_metrics for scope in one.scope_metrics]
+        return {metric.name: metric for scope in scopes for metric in scope.metrics}
+
+    def duration(self) -> tuple[Metric, HistogramDataPoint]:
+        """The one series of handler times."""
+        found = self.metrics()["messaging.process.duration"]
+        assert isinstance(found.data, Histogram)
+        (point,) = found.data.data_points
+        return found, point
+
+    def numbers(self, name: str) -> list[tuple[float, Mapping[str, Any]]]:
+        found = self.metrics().get(name)
+        points = [] if found is None else found.data.data_points
+        return [(point.value, dict(point.attributes or {})) for point in points if isinstance(point, NumberDataPoint)]
+
+
+def use(monkeypatch: pytest.MonkeyPatch, tracers: object = None, meters: object = None) -> None:
+    """Make these the providers of the process: the API lets it be done only once."""
+    if tracers is not None:
+        monkeypatch.setattr(trace, "get_tracer_provider", lambda: tracers)
+    if meters is not None:
+        monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
+
+
+def handle(
+    telemetry: Telemetry, *messages: Message, result: Result = "ack", error: BaseException | None = None
+) -> None:
+    """One call of a handler that does nothing."""
+    with telemetry.handling(messages[0]) if len(messages) == 1 else telemetry.handling_batch(messages) as handling:
+        pass
+    handling.end(result, error)
