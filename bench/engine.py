@@ -3,86 +3,183 @@
 The driver takes as many messages as ``concurrency`` allows before it finishes any, as busy workers would, and
 settles once a batch. Its loops are part of the figure; making the messages is not. The baseline is a fixed loop over
 the same messages that enters each into a dict and a queue and takes it out again: the least any consumer does.
+
+``engine … ×`` cases compare the cost of a message among many with that among few: flat is 1. Beyond ten thousand the
+processor's caches count too, so there the baseline is the growth of the bare loop over the same objects.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Final
 
 from bench.figures import Effort, Figure, Run, cost, cpu_micros, interleaved
-from bench.source import SIZE, messages_of, new_partition, runs_of
+from bench.source import SIZE, Traffic, messages_of, new_partition, runs_of
 from lanes.core.engine import Engine
 from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import ACK, Message
 
 GOAL: Final = 0.6
+FLAT_GOAL: Final = 1.2
+GROWTH_GOAL: Final = 1.3
 CONCURRENCY: Final = 100
+FEW, MANY = 100, 10_000
 
-# case -> keys, batch, messages
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is brought through the engine, and how.
+
+    ``commits``: with the ledger of a source that commits one position. ``settle_every``: batches a settle step.
+    ``stuck``: the first message never ends, and so many completed ones are above it before the measurement begins.
+    ``in_flight``: so many messages are delivered before any is taken.
+    """
+
+    keys: int = MANY
+    batch: int = 500
+    count: int = 100_000
+    traffic: Traffic = "uniform"
+    commits: bool = False
+    settle_every: int = 1
+    stuck: int | None = None
+    in_flight: int = 0
+
+
 CASES: Final = {
-    "engine uniform": (10_000, 500, 100_000),
-    "engine hot key": (1, 500, 100_000),
-    "engine batch 1": (10_000, 1, 50_000),
+    "engine uniform": Case(),
+    "engine zipf": Case(traffic="zipf"),
+    "engine hot key": Case(keys=1),
+    "engine stuck": Case(stuck=MANY),
+    "engine batch 50": Case(batch=50),
+    "engine batch 1": Case(batch=1, count=50_000, settle_every=50),
+    "engine batch 1, settled alone": Case(batch=1, count=50_000),
+    "engine commits, uniform": Case(commits=True),
+    "engine commits, zipf": Case(commits=True, traffic="zipf"),
+    "engine commits, hot key": Case(commits=True, keys=1),
+    "engine commits, stuck": Case(commits=True, stuck=MANY),
+    "engine commits, batch 50": Case(commits=True, batch=50),
 }
+
+# case -> among few, among many
+FLAT: Final = {
+    "engine keys 10⁴ ×": (Case(keys=FEW), Case(keys=MANY)),
+    "engine in flight 10⁴ ×": (Case(in_flight=FEW), Case(in_flight=MANY)),
+    "engine completed above the floor 10⁴ ×": (Case(commits=True, stuck=FEW), Case(commits=True, stuck=MANY)),
+}
+GROWTH: Final = {"engine 10⁵ ×": 100_000, "engine 10⁶ ×": 1_000_000}
 
 
 def figures(effort: Effort) -> list[Figure]:
     """All cases and their baselines, interleaved."""
     runs: list[Run] = []
-    for keys, batch, messages in CASES.values():
-        count = effort.messages(messages)
-        runs += [partial(_baseline, keys, batch, count), partial(_engine, keys, batch, count)]
+    for case in CASES.values():
+        runs += [partial(_baseline, case, effort), partial(_engine, case, effort)]
     medians = interleaved(runs, effort.repeats)
-    return [
-        cost(case, "µs CPU/message", figure, baseline, GOAL)
-        for case, baseline, figure in zip(CASES, medians[::2], medians[1::2], strict=True)
+    costs = [
+        cost(name, "µs CPU/message", figure, baseline, GOAL)
+        for name, baseline, figure in zip(CASES, medians[::2], medians[1::2], strict=True)
     ]
+    return costs + _flat(effort) + _growth(effort)
 
 
-def _engine(keys: int, batch: int, count: int) -> float:
-    policy = Policy(concurrency=CONCURRENCY, max_in_flight=2_000, max_bytes=1 << 26, retry=RetryPolicy(5, 0.2, 30.0))
+def _flat(effort: Effort) -> list[Figure]:
+    figures = []
+    for name, (few, many) in FLAT.items():
+        ratios = [_engine(many, effort) / _engine(few, effort) for _ in range(effort.repeats)]
+        figures.append(cost(name, "times the cost among 10²", median(ratios), 1.0, FLAT_GOAL))
+    return figures
+
+
+def _growth(effort: Effort) -> list[Figure]:
+    figures = []
+    small = Case(keys=MANY, in_flight=MANY)
+    for name, size in GROWTH.items():
+        case = Case(keys=size, in_flight=size, count=size)
+        engine = [_engine(case, effort) / _engine(small, effort) for _ in range(effort.repeats)]
+        bare = [_baseline(case, effort) / _baseline(small, effort) for _ in range(effort.repeats)]
+        figure = cost(name, "times the cost among 10⁴", median(engine), median(bare))
+        figures.append(figure.within(GROWTH_GOAL))
+    return figures
+
+
+def _engine(case: Case, effort: Effort) -> float:
+    policy = Policy(
+        concurrency=CONCURRENCY,
+        max_in_flight=max(2_000, 2 * case.in_flight),
+        max_bytes=1 << 40,
+        retry=RetryPolicy(5, 0.2, 30.0),
+        max_ahead=10 * MANY + case.count,
+    )
     engine = Engine(policy)
-    partition = new_partition()
+    partition = new_partition(floor=0 if case.commits else None)
     engine.assign(partition)
-    runs = runs_of(messages_of(partition, count, keys), batch)
-    micros = cpu_micros(partial(drive, engine, runs), count)
-    assert (engine.settled_count, engine.flow.in_flight) == (count, 0)
+    stuck = None if case.stuck is None else effort.messages(case.stuck)
+    first = 0 if stuck is None else stuck + 1
+    messages = messages_of(partition, first + effort.messages(case.count), case.keys, case.traffic)
+    if stuck is not None:
+        _stick(engine, messages[:first])
+    runs = runs_of(messages[first:], case.batch)
+    before = engine.settled_count
+    ahead = max(1, effort.messages(case.in_flight) // case.batch) if case.in_flight else 1
+    micros = cpu_micros(partial(drive, engine, runs, ahead, case.settle_every), len(messages) - first)
+    assert engine.settled_count - before == len(messages) - first
     return micros
 
 
-def drive(engine: Engine, runs: Sequence[list[Message]]) -> None:
-    """Bring all messages through the engine."""
+def _stick(engine: Engine, messages: Sequence[Message]) -> None:
+    """Deliver these; the first one is never finished."""
+    messages[0].key = messages[0].lane = b"stuck"
+    engine.receive(messages[0].partition, list(messages), SIZE * len(messages), 0.0)
+    assert engine.take() is messages[0]
+    while (message := engine.take()) is not None:
+        engine.finish(message, ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+
+
+def drive(engine: Engine, runs: Sequence[list[Message]], ahead: int = 1, settle_every: int = 1) -> None:
+    """Bring all messages through the engine: deliver ``ahead`` runs, then handle what is ready."""
     take, finish = engine.take, engine.finish
     running: list[Message] = []
-    for run in runs:
-        engine.receive(run[0].partition, run, SIZE * len(run), 0.0)
+    step = settle_every * len(runs[0])
+    finished = 0
+    for begin in range(0, len(runs), ahead):
+        for run in runs[begin : begin + ahead]:
+            engine.receive(run[0].partition, run, SIZE * len(run), 0.0)
         while (message := take()) is not None:
             running.append(message)
             while (message := take()) is not None:
                 running.append(message)
             for message in running:
                 finish(message, ACK, 0.0)
+            finished += len(running)
             running.clear()
-        engine.settled(engine.collect(0.0))
+            if finished >= step:
+                engine.settled(engine.collect(0.0))
+                finished = 0
+    engine.settled(engine.collect(0.0))
 
 
-def _baseline(keys: int, batch: int, count: int) -> float:
-    runs = runs_of(messages_of(new_partition(), count, keys), batch)
-    return cpu_micros(partial(least, runs), count)
+def _baseline(case: Case, effort: Effort) -> float:
+    count = effort.messages(case.count)
+    runs = runs_of(messages_of(new_partition(), count, case.keys, case.traffic), case.batch)
+    ahead = max(1, effort.messages(case.in_flight) // case.batch) if case.in_flight else 1
+    return cpu_micros(partial(least, runs, ahead), count)
 
 
-def least(runs: Sequence[list[Message]]) -> None:
+def least(runs: Sequence[list[Message]], ahead: int = 1) -> None:
     """Enter each message into a dict by position and a queue, and take it out again."""
     known: dict[int, Message] = {}
     queue: deque[Message] = deque()
-    for run in runs:
-        for message in run:
-            known[message.position] = message
-            queue.append(message)
+    for begin in range(0, len(runs), ahead):
+        for run in runs[begin : begin + ahead]:
+            for message in run:
+                known[message.position] = message
+                queue.append(message)
         while queue:
             message = queue.popleft()
             del known[message.position]

@@ -45,6 +45,10 @@ class Figure:
     goal: float | None
     holds: bool | None
 
+    def within(self, times: float) -> Figure:
+        """The same with a goal: at most so many times the baseline."""
+        return replace(self, goal=times, holds=self.ratio <= times)
+
 
 def cost(case: str, unit: str, figure: float, baseline: float, goal: float | None = None) -> Figure:
     """The figure of something that should be low."""

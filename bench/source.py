@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import anyio.lowlevel
@@ -13,6 +13,9 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits
 
 SIZE: Final = 100
+ZIPF: Final = 1.1
+
+Traffic = Literal["uniform", "zipf"]
 
 
 class NoReader:
@@ -28,16 +31,27 @@ class NoReader:
         return ""
 
 
-def new_partition() -> Partition:
-    """A partition that no engine has seen."""
-    return Partition(PartitionId("bench", 0), NoReader())
+def new_partition(floor: int | None = None) -> Partition:
+    """A partition that no engine has seen; with a ``floor``, one whose source commits."""
+    return Partition(PartitionId("bench", 0), NoReader(), floor=floor)
 
 
-def messages_of(partition: Partition, count: int, keys: int) -> list[Message]:
+def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = "uniform") -> list[Message]:
     """``count`` messages over ``keys`` keys, in the same random order every time."""
-    draw = random.Random(count).randrange
     # Every message has a key object of its own, as from a broker: none of them has been hashed before.
-    return [Message(partition, n, b"key-%d" % draw(keys), SIZE, None, None) for n in range(count)]
+    return [
+        Message(partition, position, b"key-%d" % key, SIZE, None, None)
+        for position, key in enumerate(keys_of(count, keys, traffic))
+    ]
+
+
+def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
+    """The numbers of ``count`` keys. ``zipf``: the n-th key is drawn n**-1.1 times as often as the first."""
+    chance = random.Random(count)
+    if traffic == "uniform":
+        return [chance.randrange(keys) for _ in range(count)]
+    weights = [number**-ZIPF for number in range(1, keys + 1)]
+    return chance.choices(range(keys), weights, k=count)
 
 
 def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes.core.types import Message
+from lanes.core.types import Message, Partition
 from lanes.history import History
 from memsource import CHECKERS, HistoryError, check, counts, read_bytes, render
 from tests.core.builders import new_message, new_partition
@@ -29,6 +29,14 @@ def real_lines() -> tuple[bytes, ...]:
         history.assigned(partition, 1.0)
         history.delivered(messages, 1.1)
         _lives(history, messages)
+        # Another assignment, of a source that commits.
+        committing = Partition(partition.id, partition.reader, floor=0)
+        committing.epoch = 2
+        history.assigned(committing, 2.5)
+        history.delivered([new_message(committing, 0, b"a"), new_message(committing, 1, b"b")], 2.6)
+        history.commit_sent(committing, 1, 1, 2.7)
+        history.commit_ok(committing, 1, 2.8)
+        history.commit_failed(committing, 1, 2.9)
         for row in (history.revoking, history.drained, history.revoked, history.lost):
             row(partition, 3.0)
         history.close("drained", 4.0)

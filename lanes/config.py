@@ -113,6 +113,8 @@ class Settings:
         _one_of("poison", self.poison, (*get_args(Poison), None))
         if self.timeout is not None:
             _more_than_none("timeout", self.timeout)
+        if self.max_in_flight is not None:
+            self._check_max_in_flight(self.max_in_flight)
         self._check_lanes()
         self._check_batch()
         if self.order == "serial" and self.poison in ("skip", "block_and_dlq"):
@@ -120,12 +122,12 @@ class Settings:
                 f'order="serial" with poison="{self.poison}": serial order has no message to skip; use '
                 'poison="exit" or "block", or order="partition"'
             )
-        if self.max_in_flight is None:
-            return
-        _whole("max_in_flight", self.max_in_flight, 1)
-        if self.max_in_flight < self.concurrency:
+
+    def _check_max_in_flight(self, max_in_flight: int) -> None:
+        _whole("max_in_flight", max_in_flight, 1)
+        if max_in_flight < self.concurrency:
             raise ConfigError(
-                f"max_in_flight={self.max_in_flight} is below concurrency={self.concurrency}: a handler needs a "
+                f"max_in_flight={max_in_flight} is below concurrency={self.concurrency}: a handler needs a "
                 "message in flight; raise max_in_flight or lower concurrency"
             )
 
@@ -136,7 +138,10 @@ class Settings:
         if self.lanes > LANES_LIMIT:
             raise ConfigError(f"lanes={self.lanes}: must be at most {LANES_LIMIT}; leave it out for a lane a key")
         if self.order != "key":
-            raise ConfigError(f'lanes={self.lanes} with order="{self.order}": only order="key" has lanes by key')
+            raise ConfigError(
+                f'lanes={self.lanes} with order="{self.order}": only order="key" has lanes by key; leave lanes out, '
+                "or the order"
+            )
 
     def _check_batch(self) -> None:
         if self.batch is None:
@@ -144,9 +149,13 @@ class Settings:
                 raise ConfigError(f"linger={self.linger:g} without batch: set batch=…, or leave linger out")
             return
         _whole("batch", self.batch, 1)
-        if self.max_in_flight is not None and self.batch > self.max_in_flight:
+        if self.max_in_flight is not None:
+            self._check_batch_against(self.max_in_flight)
+
+    def _check_batch_against(self, max_in_flight: int) -> None:
+        if self.batch is not None and self.batch > max_in_flight:
             raise ConfigError(
-                f"batch={self.batch} is above max_in_flight={self.max_in_flight}: it could never be full; raise "
+                f"batch={self.batch} is above max_in_flight={max_in_flight}: it could never be full; raise "
                 "max_in_flight or lower batch"
             )
 
@@ -172,7 +181,7 @@ class Settings:
     def in_flight_bound(self, allowed: int | None) -> int:
         """``max_in_flight`` in force where the broker allows ``allowed`` unsettled messages (None = any number).
 
-        Raises ``ConfigError`` when it was set above that.
+        Raises ``ConfigError`` when it was set above that, and for a ``batch`` above the bound.
         """
         if self.max_in_flight is not None:
             if allowed is not None and self.max_in_flight > allowed:
@@ -182,14 +191,14 @@ class Settings:
                 )
             return self.max_in_flight
         bound = max(DEFAULT_MAX_IN_FLIGHT, self.concurrency)
-        if allowed is None or allowed >= bound:
-            return bound
-        if allowed < self.concurrency:
+        if allowed is not None and allowed < self.concurrency:
             raise ConfigError(
                 f"concurrency={self.concurrency} is above what the broker's consumer allows to be unsettled "
                 f"({allowed}): lower concurrency, or raise the consumer's limit (max_ack_pending)"
             )
-        return allowed
+        bound = bound if allowed is None else min(bound, allowed)
+        self._check_batch_against(bound)
+        return bound
 
 
 def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:

@@ -100,5 +100,6 @@ def refuse_awaitable(handler: object, returned: object, message: Message) -> Non
             returned.close()
         raise ConfigError(
             f"handler={handler!r} is a plain function and returned something to await ({type(returned).__name__}) at "
-            f"{message.partition.id} position {message.position}, which was not handled: declare the handler, and what wraps it, as async def"
+            f"{message.partition.id} position {message.position}, which was not handled: declare the handler, and what "
+            "wraps it, as async def"
         )

@@ -62,7 +62,7 @@ class Handover:
         interrupted = partition.draining
         waiting = [lane.head.position for lane in self._engine.lanes() if lane.head.partition is partition]
         abandoned = self._engine.drain(partition, close_prefix=self._close_prefix)
-        if interrupted and not partition.running:
+        if interrupted and not partition.unended:
             # A handler that was interrupted has drained it before, and Drained has come and gone.
             self._drained[partition].set()
         if waiting:
@@ -86,7 +86,7 @@ class Handover:
     async def drain(self, partition: Partition, timeout: float) -> None:
         """Let a partition end that ``begin`` was called for, settle it and release it.
 
-        Takes at most ``timeout`` seconds plus the grace, twice.
+        Takes at most ``timeout`` seconds plus the grace, three times.
 
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
@@ -104,6 +104,11 @@ class Handover:
             self._tap.drained(partition)
             with anyio.move_on_after(max(self._grace, deadline - self._clock())):
                 await self._settler.settle_all(partition)
+            # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
+            # commit before the release has returned.
+            if partition.commits is not None:
+                partition.commits.over = True
+            with anyio.move_on_after(self._grace):
                 await self._release(partition)
         if self._owned(partition):
             engine.release(partition)

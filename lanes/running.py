@@ -204,7 +204,10 @@ class Running:
         if isinstance(event, Delivered):
             if event.partition.live and not event.partition.draining:
                 self._tap.delivered(event.partition, event.run, now)
-            engine.receive(event.partition, event.run, event.size, now)
+            try:
+                engine.receive(event.partition, event.run, event.size, now)
+            except ValueError as error:
+                raise ContractError(f"{self._name}: {error}") from error
             # At once, so that the rows of redelivered messages follow those of their run.
             self._perform()
         elif isinstance(event, Assigned):

@@ -89,16 +89,20 @@ class Settler:
             if not await self.settle():
                 await anyio.sleep(pause)
                 pause = min(pause * 2, SETTLE_RETRY[1])
-            elif not self._sending(partition):
-                return
-            else:
-                self._left = anyio.Event()
+            elif self._sending(partition):
+                if self._left.is_set():
+                    # Not while others wait for it: one event for all of them.
+                    self._left = anyio.Event()
                 await self._left.wait()
+            elif partition is None or partition.commits is None or not partition.commits.pending:
+                return
 
     def _sending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:
             return self._under_way > 0
-        return partition.commits.sending is not None
+        # The commit of a partition that was lost meanwhile is nobody's any more.
+        owned = self._engine.partitions.get(partition.id) is partition
+        return owned and partition.commits.sending is not None
 
     async def settle(self) -> bool:
         """Settle everything that is finished; False when that has to be repeated. Idempotent."""

@@ -84,8 +84,7 @@ class Tap:
             if settlement.floor is None:
                 history.acks(settlement.messages, now)
             else:
-                completed = sum(end - start for start, end in settlement.completed)
-                history.commit_sent(settlement.partition, settlement.floor, completed, now)
+                history.commit_sent(settlement.partition, settlement.floor, len(settlement.completed), now)
         history.flush()
 
     def settled(self, settlements: Sequence[Settlement]) -> None:

@@ -18,14 +18,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lanes.core.types import PartitionKey
 from memsource.topic import Record, Topic, TopicState
 
-__all__ = ["Committed", "Group", "GroupState", "Notice", "UnknownMember"]
+__all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMember"]
 
 _UNBOUNDED: Final = 1 << 62
+
+Assignor: TypeAlias = Callable[[Sequence[str | None], Sequence[str]], list[str | None]]
+"""Who is to own each partition, from who owns it now (None = nobody) and the members."""
 
 
 class Committed(NamedTuple):
@@ -74,15 +77,19 @@ class _Member:
 class Group:
     """``partitions`` numbered from 0 of one topic called ``name``, and the members that share them.
 
-    ``cooperative``: how a rebalance goes, see above. ``generation`` counts the assignments; it decides nothing and is
+    ``cooperative``: how a rebalance goes, see above. ``assignor`` says who is to own what, from the owners and the
+    members in the order in which they came; pure, one name or None for each partition. ``generation`` counts the assignments; it decides nothing and is
     no part of the state. Nothing blocks. Not thread-safe. Methods that name a partition raise ``IndexError`` for one
     that does not exist; those that name a member raise ``UnknownMember`` for one the group does not know.
     """
 
-    def __init__(self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False) -> None:
+    def __init__(
+        self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False, assignor: Assignor | None = None
+    ) -> None:
         self.topic = Topic(partitions, name)
         self.name = name
         self.cooperative = cooperative
+        self._assignor = assignor or plan
         self.generation = 0
         self._committed = [Committed()] * partitions
         self._owners: list[str | None] = [None] * partitions
@@ -316,7 +323,7 @@ class Group:
         return state
 
     def _plan(self) -> list[str | None]:
-        return plan(self._owners, list(self._members))
+        return self._assignor(self._owners, list(self._members))
 
     def _ask(self, partition: int, owner: str) -> None:
         if partition not in self._asked:

@@ -51,7 +51,7 @@ class GroupSource:
         self._hands_over = hands_over
         self._faults = Faults()
         self._owned: dict[int, Partition] = {}
-        self._turns: deque[int] = deque()  # owned and not asked for; whose turn is next is in front
+        self._turns: deque[int] = deque()  # owned; whose turn is next is in front
         self._finite = False
         self._exhausted = False
         self._wake = anyio.Event()
@@ -173,7 +173,6 @@ class GroupSource:
                 self._turns.append(number)
                 events.append(Assigned(owned))
             elif kind == "revoking":
-                self._turns.remove(number)
                 events.append(Revoking(self._owned[number], self._revoke_timeout))
             else:
                 events.append(Lost(self._forget(number), "the group gave it to another member"))
@@ -225,8 +224,7 @@ class GroupSource:
             ) from error
 
     def _forget(self, number: int) -> Partition:
-        if number in self._turns:
-            self._turns.remove(number)
+        self._turns.remove(number)
         return self._owned.pop(number)
 
     def _changed(self) -> None:

@@ -29,6 +29,10 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert settings.in_flight_bound(None) == 2_000
     assert settings.retry == Retry(attempts=5, backoff=0.2, max_backoff=30.0)
     assert (settings.drain_timeout, settings.grace) == (30.0, 2.0)
+    assert (settings.max_ahead, settings.commit_interval, settings.commit_count) == (10_000, 1.0, 5_000)
+    assert (settings.order, settings.keyless, settings.lanes) == ("key", "any", None)
+    assert (settings.batch, settings.linger, settings.timeout, settings.sync_handlers) == (None, 0.0, None, "threads")
+    assert (settings.poison, settings.unhealthy_after) == (None, 300.0)
 
 
 @pytest.mark.parametrize("kind", [Retry, Settings])
@@ -49,11 +53,12 @@ def test_every_setting_is_documented(kind: type[Retry] | type[Settings]) -> None
 # --- one setting at a time
 
 
-@pytest.mark.parametrize("name", ["concurrency", "max_in_flight", "max_in_flight_bytes"])
+@pytest.mark.parametrize("name", ["concurrency", "max_in_flight", "max_in_flight_bytes", "max_ahead", "lanes", "batch"])
 @pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
 def test_a_count_is_a_whole_number_from_1(name: str, value: Any) -> None:
-    if name == "max_in_flight" and value is None:
-        assert Settings(max_in_flight=None).max_in_flight is None
+    if name in ("max_in_flight", "lanes", "batch") and value is None:
+        nothing: dict[str, Any] = {name: None}
+        assert getattr(Settings(**nothing), name) is None
         return
     assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be a whole number, 1 or more"
 
@@ -63,11 +68,20 @@ def test_attempts_are_a_whole_number_from_1(value: Any) -> None:
     assert refusal(Retry, attempts=value) == f"Retry.attempts={value!r}: must be a whole number, 1 or more"
 
 
-@pytest.mark.parametrize("name", ["drain_timeout", "grace"])
+@pytest.mark.parametrize("name", ["drain_timeout", "grace", "linger", "commit_interval", "timeout", "unhealthy_after"])
 @pytest.mark.parametrize("value", NO_SECONDS)
 def test_a_time_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> None:
+    if name == "timeout" and value is None:
+        assert Settings(timeout=None).timeout is None
+        return
     said = f"{name}={value!r}: must be a finite number of seconds, 0 or more"
     assert refusal(Settings, **{name: value}) == said
+
+
+@pytest.mark.parametrize("name", ["timeout", "unhealthy_after"])
+@pytest.mark.parametrize("value", [0, 0.0])
+def test_a_time_that_nothing_keeps_is_refused(name: str, value: float) -> None:
+    assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be more than 0 seconds"
 
 
 @pytest.mark.parametrize("name", ["backoff", "max_backoff"])
@@ -83,15 +97,49 @@ def test_retry_is_a_retry(value: Any) -> None:
     assert said == f"retry={value!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
 
 
-@pytest.mark.parametrize("value", ["Skip", "block", "", 0, False, ["skip"]])
-def test_an_unknown_policy_is_refused(value: Any) -> None:
-    assert refusal(Settings, poison=value) == f'poison={value!r} is unknown: use "skip", "exit" or None'
+CHOICES: dict[str, tuple[list[Any], str]] = {
+    "poison": (["skip", "block", "block_and_dlq", "exit", None], '"skip", "block", "block_and_dlq", "exit" or None'),
+    "order": (["key", "partition", "serial", "none"], '"key", "partition", "serial" or "none"'),
+    "keyless": (["any", "one_lane"], '"any" or "one_lane"'),
+    "sync_handlers": (["threads", "inline"], '"threads" or "inline"'),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("value", ["Skip", "KEY", "", 0, False, ["skip"], None])
+def test_an_unknown_choice_is_refused(name: str, value: Any) -> None:
+    known, named = CHOICES[name]
+    if value in known:
+        return
+    assert refusal(Settings, **{name: value}) == f"{name}={value!r} is unknown: use {named}"
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_is_accepted_and_documented(name: str) -> None:
+    assert Settings.__doc__ is not None
+    for value in CHOICES[name][0]:
+        assert getattr(Settings(**{name: value}), name) == value
+        assert value is None or f'"{value}"' in Settings.__doc__
 
 
 def test_the_least_of_everything_is_accepted() -> None:
     retry = Retry(attempts=1, backoff=0, max_backoff=0)
-    settings = Settings(concurrency=1, max_in_flight=1, max_in_flight_bytes=1, retry=retry, drain_timeout=0, grace=0.0)
-    assert (settings.in_flight_bound(1), settings.retry.attempts) == (1, 1)
+    settings = Settings(
+        concurrency=1,
+        max_in_flight=1,
+        max_in_flight_bytes=1,
+        max_ahead=1,
+        lanes=1,
+        batch=1,
+        linger=0,
+        timeout=0.001,
+        retry=retry,
+        commit_interval=0,
+        unhealthy_after=0.001,
+        drain_timeout=0,
+        grace=0.0,
+    )
+    assert (settings.in_flight_bound(1), settings.retry.attempts, settings.commit_count) == (1, 1, 1)
 
 
 # --- settings that contradict each other
@@ -110,12 +158,63 @@ def test_a_handler_needs_a_message_in_flight() -> None:
     assert Settings(concurrency=10, max_in_flight=10).max_in_flight == 10
 
 
+def test_lanes_are_for_the_order_by_key() -> None:
+    for order in ("partition", "serial", "none"):
+        said = refusal(Settings, lanes=4, order=order)
+        assert said == f'lanes=4 with order="{order}": only order="key" has lanes by key; leave lanes out, or the order'
+    assert Settings(lanes=4).lanes == 4
+
+
+def test_there_is_a_limit_to_lanes() -> None:
+    said = refusal(Settings, lanes=2**32 + 1)
+    assert said == f"lanes={2**32 + 1}: must be at most {2**32}; leave it out for a lane a key"
+    assert Settings(lanes=2**32).lanes == 2**32
+
+
+def test_to_linger_without_batches_is_refused() -> None:
+    assert refusal(Settings, linger=0.5) == "linger=0.5 without batch: set batch=…, or leave linger out"
+    assert Settings(linger=0.5, batch=2).linger == 0.5
+
+
+def test_a_batch_that_could_never_be_full_is_refused() -> None:
+    said = refusal(Settings, batch=11, max_in_flight=10, concurrency=1)
+    assert said == ("batch=11 is above max_in_flight=10: it could never be full; raise max_in_flight or lower batch")
+    assert Settings(batch=10, max_in_flight=10, concurrency=1).batch == 10
+
+
+@pytest.mark.parametrize(("batch", "allowed", "bound"), [(2_001, None, 2_000), (2_001, 3_000, 2_000), (501, 500, 500)])
+def test_a_batch_above_the_bound_in_force_is_refused(batch: int, allowed: int | None, bound: int) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Settings(batch=batch).in_flight_bound(allowed)
+    assert f"batch={batch} is above max_in_flight={bound}" in str(refused.value)
+    assert Settings(batch=bound).in_flight_bound(allowed) == bound
+
+
+@pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
+def test_serial_order_skips_nothing(poison: Any) -> None:
+    said = refusal(Settings, order="serial", poison=poison)
+    assert said == (
+        f'order="serial" with poison="{poison}": serial order has no message to skip; use poison="exit" or "block", '
+        'or order="partition"'
+    )
+    for kept in ("exit", "block", None):
+        assert Settings(order="serial", poison=kept).poison == kept
+
+
+@pytest.mark.parametrize(("max_ahead", "count"), [(1, 1), (3, 1), (100, 50), (10_000, 5_000), (10**9, 5_000)])
+def test_a_commit_waits_for_half_of_what_may_be_ahead_at_most(max_ahead: int, count: int) -> None:
+    assert Settings(max_ahead=max_ahead).commit_count == count
+
+
 @pytest.mark.parametrize(
     ("poison", "has_dead_letters", "policy"),
     [
         (None, True, "skip"),
         (None, False, "exit"),
         ("skip", True, "skip"),
+        ("block", True, "block"),
+        ("block", False, "block"),
+        ("block_and_dlq", True, "block_and_dlq"),
         ("exit", True, "exit"),
         ("exit", False, "exit"),
     ],
@@ -124,11 +223,17 @@ def test_the_policy_in_force(poison: Any, has_dead_letters: bool, policy: str) -
     assert Settings(poison=poison).poison_policy(has_dead_letters=has_dead_letters) == policy
 
 
-def test_to_skip_without_dead_letters_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r'^poison="skip" needs dead letters.*pass dead_letters=… or use poison="exit"$'
-    ):
-        Settings(poison="skip").poison_policy(has_dead_letters=False)
+def test_the_policy_of_serial_order_is_to_stop() -> None:
+    assert Settings(order="serial").poison_policy(has_dead_letters=True) == "exit"
+    assert Settings(order="serial", poison="block").poison_policy(has_dead_letters=True) == "block"
+
+
+@pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
+def test_to_write_dead_letters_that_nobody_takes_is_refused(poison: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Settings(poison=poison).poison_policy(has_dead_letters=False)
+    assert str(refused.value).startswith(f'poison="{poison}" needs dead letters, or the message is lost: ')
+    assert str(refused.value).endswith('pass dead_letters=… or use poison="exit"')
 
 
 # --- against what the broker allows

@@ -12,10 +12,21 @@ class Commits:
     """The commits of one assignment.
 
     ``interval``: seconds a finished message waits for its commit at most; ``count``: so many do not wait.
-    ``confirmed``: the floor the broker has; ``confirmed_ordinal``: the number of the first delivery above it.
+    ``confirmed``: the floor the broker has; ``confirmed_ordinal``: the number of the first delivery above it. ``over``:
+    no commit is begun any more, whatever has changed.
     """
 
-    __slots__ = ("_count", "_interval", "_not_before", "changes", "confirmed", "confirmed_ordinal", "sending", "since")
+    __slots__ = (
+        "_count",
+        "_interval",
+        "_not_before",
+        "changes",
+        "confirmed",
+        "confirmed_ordinal",
+        "over",
+        "sending",
+        "since",
+    )
 
     def __init__(self, floor: int, interval: float, count: int) -> None:
         self._interval = interval
@@ -26,6 +37,7 @@ class Commits:
         self.changes: int = 0
         self.since: float = 0.0
         self.sending: Settlement | None = None
+        self.over: bool = False
 
     def changed(self, count: int, now: float) -> None:
         """So much was finished that the broker does not know of."""
@@ -36,7 +48,7 @@ class Commits:
     @property
     def pending(self) -> bool:
         """Whether there is something to say, and no commit on its way."""
-        return self.changes > 0 and self.sending is None
+        return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, *, urgent: bool) -> float:
         """When to commit what is pending. ``urgent``: messages wait for the floor to be confirmed."""

@@ -127,7 +127,6 @@ class Engine(Ownership):
             return None
         message = self._ready.popleft()
         message.state = RUNNING
-        message.partition.running += 1
         self.running += 1
         return message
 
@@ -144,7 +143,6 @@ class Engine(Ownership):
             message: Message | None = ready.popleft()
             while message is not None and len(batch) < limit:
                 message.state = RUNNING
-                message.partition.running += 1
                 batch.append(message)
                 message = message.next
         self.running += bool(batch)
@@ -167,13 +165,13 @@ class Engine(Ownership):
         if message.state != RUNNING:
             raise illegal(message, "finish")
         partition = message.partition
-        partition.running -= 1
         self.running -= 1
-        if outcome is not ACK or partition.draining or not partition.live:
+        if outcome is not ACK or not partition.steady:
             self._finish_slow(message, outcome, now)
             return
         message.state = FINISHED
-        if not partition.finished and not partition.resettle:
+        if not partition.dirty:
+            partition.dirty = True
             self.dirty.append(partition)
         partition.finished.append(message)
         following = message.next
@@ -204,9 +202,7 @@ class Engine(Ownership):
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
                 step(following, "return")
-                partition.running -= 1
                 following = following.next
-            partition.running -= 1
             self._finish_slow(message, outcome, now)
 
     def _finish_slow(self, message: Message, outcome: Outcome, now: float) -> None:
@@ -230,6 +226,7 @@ class Engine(Ownership):
             # A lane never goes on past an abandoned head.
             if partition.draining:
                 abandoned = self._abandon(partition, behind(message))
+                partition.unended -= len(abandoned)
             else:
                 abandoned = self._stop_starting(partition, set())
             if abandoned:
@@ -239,7 +236,8 @@ class Engine(Ownership):
             chains.free(message)
             self._released(1, message.size)
         if partition.draining:
-            self._drained_if_idle(partition)
+            partition.unended -= 1
+            self._drained_if_ended(partition)
 
     def _failed(self, message: Message, failure: Failure, now: float) -> None:
         policy, waiting = self.policy, self.waiting

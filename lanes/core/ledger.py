@@ -9,6 +9,7 @@ and a forgotten position that comes again is handled again (at least once, never
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -16,7 +17,13 @@ from lanes.core.lane import SETTLED
 from lanes.core.types import Message
 
 RUNS_LIMIT: Final = 65_536
-"""Runs of settled positions one partition remembers: about 9 MB at most."""
+"""Runs of settled positions one partition remembers: about 9 MB at most, and 5 MB of positions not entered yet."""
+
+
+LOOSE_LIMIT: Final = 65_536
+"""Settled positions that wait to be entered into the runs together: one by one each would cost a search."""
+
+_NEVER: Final = -1
 
 
 class AckLedger:
@@ -26,17 +33,21 @@ class AckLedger:
     ``highest``: the highest position delivered so far, -1 before the first.
     """
 
-    __slots__ = ("_ends", "_runs_limit", "_starts", "held", "highest")
+    __slots__ = ("_ends", "_loose", "_loose_limit", "_runs_limit", "_starts", "held", "highest")
 
-    def __init__(self, runs_limit: int = RUNS_LIMIT) -> None:
+    def __init__(self, runs_limit: int = RUNS_LIMIT, loose_limit: int = LOOSE_LIMIT) -> None:
         self.held: dict[int, Message] = {}
         self.highest: int = -1
         self._starts: list[int] = []
         self._ends: list[int] = []  # one behind the last of the run
+        self._loose: set[int] = set()  # settled, and in no run yet
         self._runs_limit = runs_limit
+        self._loose_limit = loose_limit
 
     def is_settled(self, position: int) -> bool:
         """Whether the position was settled in this assignment and is still remembered."""
+        if position in self._loose:
+            return True
         run = bisect_right(self._starts, position) - 1
         return run >= 0 and position < self._ends[run]
 
@@ -46,28 +57,60 @@ class AckLedger:
         Idempotent: a message that is not held any more, or is not *that* message, is skipped.
         """
         held = self.held
+        take_out = held.pop
         positions = []
         size = 0
         for message in messages:
             position = message.position
-            if held.get(position) is message:
-                del held[position]
+            known = take_out(position, None)
+            if known is message:
                 message.state = SETTLED
                 positions.append(position)
                 size += message.size
+            elif known is not None:
+                held[position] = known
         positions.sort()
-        index, count = 0, len(positions)
+        count = len(positions)
         if count and positions[-1] - positions[0] == count - 1:
             # Different positions without a gap are one run: the usual case.
             self._add(positions[0], positions[-1] + 1)
             return count, size
-        while index < count:
-            start = end = positions[index]
-            while index < count and positions[index] == end:
-                end += 1
-                index += 1
-            self._add(start, end)
+        self._loose.update(positions)
+        if len(self._loose) > self._loose_limit:
+            self._tidy()
         return count, size
+
+    def _tidy(self) -> None:
+        """Enter the loose positions into the runs, by one pass over them and the runs they are among."""
+        loose = sorted(self._loose)
+        if not loose:
+            return
+        self._loose.clear()
+        starts, ends = self._starts, self._ends
+        # The last run that begins below all of them may be one of them's neighbour.
+        first = max(0, bisect_right(starts, loose[0]) - 1)
+        above = deque(zip(starts[first:], ends[first:], strict=True))
+        del starts[first:], ends[first:]
+        start = end = loose[0]
+        for position in [*loose[1:], _NEVER]:
+            end += 1
+            if position == end:
+                continue
+            while above and above[0][0] < start:
+                self._append(*above.popleft())
+            self._append(start, end)
+            start = end = position
+        for run in above:
+            self._append(*run)
+        forget = max(0, len(starts) - self._runs_limit)
+        del starts[:forget], ends[:forget]
+
+    def _append(self, start: int, end: int) -> None:
+        if self._ends and self._ends[-1] == start:
+            self._ends[-1] = end
+        else:
+            self._starts.append(start)
+            self._ends.append(end)
 
     def drop(self, message: Message) -> None:
         """Hold it no more although it is unfinished: it is delivered again later."""
@@ -107,4 +150,5 @@ class AckLedger:
                 del starts[:forget], ends[:forget]
 
     def __repr__(self) -> str:
-        return f"<AckLedger {len(self.held)} held, {len(self._starts)} settled runs, highest {self.highest}>"
+        loose = f" and {len(self._loose)} positions" if self._loose else ""
+        return f"<AckLedger {len(self.held)} held, {len(self._starts)} settled runs{loose}, highest {self.highest}>"

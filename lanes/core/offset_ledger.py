@@ -166,8 +166,8 @@ class OffsetLedger:
             if end < 0:
                 end = len(opened)
             runs.append((offsets[start], offsets[end - 1] + 1))
-        # The source may have read beyond what it delivered.
-        above = max(self.highest + 1, self._floor)
+        # The source may have read beyond what it delivered, but not what waits.
+        above = max(self.highest + 1, self._floor, -1 if self.waiting else self._trailing)
         runs += [(max(start, above), end) for start, end in self._seeded if end > above]
         return runs
 

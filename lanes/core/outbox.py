@@ -35,6 +35,7 @@ class Outbox:
             settlements.append(Settlement(partition, partition.finished + partition.resettle))
             partition.finished = []
             partition.resettle = []
+            partition.dirty = False
         self.dirty.clear()
         return settlements
 
@@ -49,11 +50,13 @@ class Outbox:
         """Nothing of it is settled any more. Idempotent."""
         partition.finished.clear()
         partition.resettle.clear()
-        if partition in self.dirty:
+        if partition.dirty:
+            partition.dirty = False
             self.dirty.remove(partition)
 
     def _mark(self, partition: Partition) -> None:
-        if not partition.finished and not partition.resettle:
+        if not partition.dirty:
+            partition.dirty = True
             self.dirty.append(partition)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.committer import Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import FINISHED, QUEUED, RUNNING
+from lanes.core.lane import FINISHED, RUNNING
 from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.outbox import Outbox
@@ -44,6 +44,7 @@ class Ownership:
         self.epoch += 1
         partition.epoch = self.epoch
         partition.live = True
+        partition.steady = True
         if partition.floor is None:
             partition.ledger = AckLedger()
         else:
@@ -61,23 +62,21 @@ class Ownership:
         if partition.draining or not partition.live:
             return []
         kept = self.chains.prefix(partition) if close_prefix else set()
-        partition.closing = bool(kept)
         abandoned = self._stop_starting(partition, kept)
-        self._drained_if_idle(partition)
+        self._drained_if_ended(partition)
         return abandoned
 
     def _stop_starting(self, partition: Partition, kept: set[Message]) -> list[Message]:
         partition.draining = True
+        partition.steady = False
         unfinished = partition.ledger.unfinished()
+        partition.unended = len(kept) + sum(1 for m in unfinished if m.state == RUNNING)
         abandoned = [m for m in unfinished if m.state not in (RUNNING, FINISHED) and m not in kept]
         return self._abandon(partition, abandoned)
 
-    def _drained_if_idle(self, partition: Partition) -> None:
-        if partition.running:
-            return
-        if partition.closing and any(m.state == QUEUED for m in partition.ledger.unfinished()):
-            return
-        self.effects.append(fx.Drained(partition))
+    def _drained_if_ended(self, partition: Partition) -> None:
+        if not partition.unended:
+            self.effects.append(fx.Drained(partition))
 
     def fence(self, partition: Partition) -> list[Message]:
         """Accept no result of it any more; returns what still runs. What has finished can still be settled.
@@ -87,6 +86,7 @@ class Ownership:
         if not partition.live:
             return []
         partition.live = False
+        partition.steady = False
         unfinished = partition.ledger.unfinished()
         zombies = [m for m in unfinished if m.state == RUNNING]
         for message in zombies:

@@ -7,7 +7,7 @@ else does. Hot states and outcomes are compared by identity or as plain ints.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from lanes.core.commits import Commits
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PartitionKey = bytes | str | int
 """What a key may be: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
 
-LaneId = bytes | int | None
+LaneId: TypeAlias = bytes | int | None
 """Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
 a message whose order nobody claims."""
 
-Runs = list[tuple[int, int]]
+Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
 KEY_INT_BYTES: Final = 16
@@ -81,9 +81,9 @@ class Partition:
     """
 
     __slots__ = (
-        "closing",
         "commits",
         "completed",
+        "dirty",
         "draining",
         "epoch",
         "finished",
@@ -94,8 +94,9 @@ class Partition:
         "live",
         "reader",
         "resettle",
-        "running",
+        "steady",
         "tails",
+        "unended",
     )
 
     def __init__(
@@ -115,8 +116,9 @@ class Partition:
         self.epoch: int = 0
         self.live: bool = False
         self.draining: bool = False
-        self.closing: bool = False
-        self.running: int = 0
+        self.steady: bool = False  # live and not draining
+        self.dirty: bool = False  # has something to settle
+        self.unended: int = 0  # while it drains: handlers that have to end, those that are yet to start included
         self.tails: dict[bytes | int, Message] = {}
         self.finished: list[Message] = []
         self.resettle: list[Message] = []
@@ -125,7 +127,8 @@ class Partition:
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else "live" if self.live else "fenced"
-        return f"<Partition {self.id} epoch {self.epoch} {state}: {self.running} running>"
+        handlers = f", {self.unended} handlers to end" if self.draining else ""
+        return f"<Partition {self.id} epoch {self.epoch} {state}{handlers}>"
 
 
 class Message:

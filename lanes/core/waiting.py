@@ -37,7 +37,7 @@ class Waiting:
         over = []
         while heap and heap[0][0] <= now:
             message = heappop(heap)[2]
-            # One that was abandoned or parked stays in the heap until here; its state tells.
+            # One that was abandoned or parked stays in the heap until it is its turn; its state tells.
             if message.state == HELD:
                 step(message, "due")
                 del self.lanes[message]
@@ -47,7 +47,10 @@ class Waiting:
 
     def next_due(self) -> float:
         """When ``due`` is to be called next; infinity when nothing is held."""
-        return self._heap[0][0] if self._heap else float("inf")
+        heap = self._heap
+        while heap and heap[0][2].state != HELD:
+            heappop(heap)
+        return heap[0][0] if heap else float("inf")
 
     def unblock(self, key: bytes | None) -> list[Message]:
         """Take out the blocked heads of a key; each begins one more attempt, its attempts so far are kept."""

@@ -77,7 +77,7 @@ class NoCommitPastUnfinished:
         before = self._floors.get(assignment, row.floor)
         if row.floor < before:
             self._violation(segment, row, f"the floor fell, it was {before}")
-        self._floors[assignment] = max(before, row.floor)
+        self._floors[assignment] = row.floor
         if assignment in self._over:
             self._violation(segment, row, f"committed after its assignment was {self._over[assignment]}")
 

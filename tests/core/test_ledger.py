@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lanes.core.ledger import AckLedger
 from lanes.core.types import Message, Partition
@@ -58,7 +60,8 @@ def test_neighbours_are_one_run(order: list[list[int]], runs: int) -> None:
     for positions in order:
         ledger.settle([messages[position] for position in positions])
     assert settled(ledger, 10) == sorted(position for positions in order for position in positions)
-    assert f" {runs} settled runs" in repr(ledger)
+    ledger._tidy()
+    assert f" {runs} settled runs," in repr(ledger)
 
 
 def test_settling_again_counts_nothing() -> None:
@@ -121,9 +124,25 @@ def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
 def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
     ledger = AckLedger(runs_limit=2)
     ledger.settle(admit(ledger, 0, 2, 4))
+    ledger._tidy()
     assert settled(ledger, 9) == [2, 4]
     ledger.settle(admit(ledger, 6))
     assert settled(ledger, 9) == [4, 6]
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=20), st.integers(0, 8))
+def test_what_is_settled_is_known_whenever_it_is_entered(orders: list[list[int]], loose_limit: int) -> None:
+    ledger = AckLedger(loose_limit=loose_limit)
+    messages = admit(ledger, *range(61))
+    known: set[int] = set()
+    for positions in orders:
+        ledger.settle([messages[position] for position in positions])
+        known.update(positions)
+        assert settled(ledger, 70) == sorted(known)
+    ledger._tidy()
+    assert settled(ledger, 70) == sorted(known)
+    runs = sum(1 for position in known if position - 1 not in known)
+    assert f" {runs} settled runs," in repr(ledger)
 
 
 def test_the_number_of_runs_stays_bounded() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.lane import SETTLED
@@ -283,6 +283,7 @@ STEPS: st.SearchStrategy[tuple[str, list[int]]] = st.one_of(
 
 
 @given(floor=st.integers(0, 3), seeds=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5))), steps=st.lists(STEPS))
+@example(floor=0, seeds=[(1, 1)], steps=[("deliver", [1]), ("progressed", [3])])
 def test_it_does_what_dicts_and_sets_do(
     floor: int, seeds: list[tuple[int, int]], steps: list[tuple[str, list[int]]]
 ) -> None:

@@ -60,11 +60,11 @@ def test_a_message_shows_where_it_came_from_and_nothing_of_the_user() -> None:
 
 def test_a_partition_shows_its_state_and_counts() -> None:
     partition = new_partition(2)
-    assert repr(partition) == "<Partition S/2 epoch 0 fenced: 0 running>"
-    partition.live, partition.epoch, partition.running = True, 5, 3
-    assert repr(partition) == "<Partition S/2 epoch 5 live: 3 running>"
+    assert repr(partition) == "<Partition S/2 epoch 0 fenced>"
+    partition.live, partition.epoch, partition.unended = True, 5, 3
+    assert repr(partition) == "<Partition S/2 epoch 5 live>"
     partition.draining = True
-    assert repr(partition) == "<Partition S/2 epoch 5 draining: 3 running>"
+    assert repr(partition) == "<Partition S/2 epoch 5 draining, 3 handlers to end>"
 
 
 def test_messages_have_no_room_for_anything_else() -> None:

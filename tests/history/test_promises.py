@@ -10,12 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsource import CHECKERS, check, counts, exit_status, read_bytes
+from tests.history.commit_faults import COMMIT_FAULTS
 from tests.history.faults import FAULTS, Fault
 from tests.history.rows import encoded, violated
 from tests.history.worlds import history_of, segments_of
 
 SEEDS = range(120)
-NAMES = {"PerKeyOrder", "NoOverlap", "AtLeastOnce", "BoundedInFlight", "DeadLetterBeforeSettle", "NoSettleBeforeEnd"}
+NAMES = {
+    "PerKeyOrder",
+    "NoOverlap",
+    "AtLeastOnce",
+    "BoundedInFlight",
+    "DeadLetterBeforeSettle",
+    "NoSettleBeforeEnd",
+    "NoCommitPastUnfinished",
+}
 
 
 @given(st.integers(0, 2**32))
@@ -58,7 +67,7 @@ def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
 
 
 def test_every_checker_has_two_faults_to_find() -> None:
-    found = Counter(name for names in FAULTS.values() for name in names)
+    found = Counter(name for names in (FAULTS | COMMIT_FAULTS).values() for name in names)
     assert set(found) == NAMES
     assert min(found.values()) >= 2
 

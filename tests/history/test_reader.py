@@ -253,10 +253,11 @@ _TIMES = st.floats(0, 1e9)
 _KEYS = st.one_of(st.none(), st.binary(max_size=8))
 _POSITIONS = st.integers(0, 2**63 - 1)
 _OF_A_PARTITION = ["assigned", "revoking", "drained", "revoked", "lost"]
+_OF_A_COMMIT = ["commit_sent", "commit_ok", "commit_failed"]
 _OF_THE_FLOW = ["paused", "resumed"]
 _OF_MANY = ["delivered", "acks", "abandoned"]
 _OF_ONE = ["redelivered", "started", "ended", "retry", "dlq_sent", "dlq_confirmed", "zombie", "produced"]
-_EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_THE_FLOW + _OF_MANY + _OF_ONE)
+_EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_A_COMMIT + _OF_THE_FLOW + _OF_MANY + _OF_ONE)
 
 
 @given(st.lists(st.tuples(_EVENTS, _TIMES, _KEYS, _POSITIONS, _NAMES, st.booleans()), max_size=30))
@@ -267,7 +268,8 @@ def test_what_is_written_is_read(
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=0.0)
     expected: list[tuple[object, ...]] = []
     for event, now, key, position, name, flush in calls:
-        partition = Partition(PartitionId(name, 0), cast(Reader, None), incarnation=name)
+        begun = position if event == "assigned" and position % 2 else None
+        partition = Partition(PartitionId(name, 0), cast(Reader, None), incarnation=name, floor=begun)
         partition.epoch = position % 5
         message = Message(partition, position, key, 7, None, None)
         text, number = "", 0.0
@@ -284,6 +286,10 @@ def test_what_is_written_is_read(
             history.produced(partition.id, position, key, now)
         elif event in _OF_THE_FLOW:
             getattr(history, event)(number := 3, 4, now)
+        elif event == "commit_sent":
+            history.commit_sent(partition, position, number := 4, now)
+        elif event in _OF_A_COMMIT:
+            getattr(history, event)(partition, position, now)
         elif event in _OF_A_PARTITION:
             getattr(history, event)(partition, now)
             text = name if event == "assigned" else ""
@@ -292,7 +298,7 @@ def test_what_is_written_is_read(
         if flush:
             history.flush()
         of_partition = event not in _OF_THE_FLOW
-        of_message = of_partition and event not in _OF_A_PARTITION
+        of_message = of_partition and event not in _OF_A_PARTITION + _OF_A_COMMIT
         expected.append(
             (
                 "ack" if event == "acks" else event,
@@ -302,6 +308,7 @@ def test_what_is_written_is_read(
                 of_message and key is not None,
                 text,
                 number,
+                position if event in _OF_A_COMMIT or begun is not None else -1,
             )
         )
     history.close("drained", 1e9)
@@ -315,4 +322,4 @@ def test_what_is_written_is_read(
 
 
 def view(row: Row) -> tuple[object, ...]:
-    return row.event, row.partition, row.epoch, row.position, row.key is not None, row.text, row.number
+    return row.event, row.partition, row.epoch, row.position, row.key is not None, row.text, row.number, row.floor

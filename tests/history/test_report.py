@@ -56,6 +56,7 @@ def test_a_history_that_keeps_every_promise(tmp_path: Path) -> None:
         "passed    BoundedInFlight         1 checked, peak 1 of 100",
         "passed    DeadLetterBeforeSettle  0 checked",
         "passed    NoSettleBeforeEnd       1 checked",
+        "passed    NoCommitPastUnfinished  0 checked",
     ]
 
 

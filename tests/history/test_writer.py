@@ -114,6 +114,11 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
     history.drained(one.partition, NOW)
     history.revoked(one.partition, NOW)
     history.lost(one.partition, NOW)
+    history.commit_sent(one.partition, 9, 2, NOW)
+    history.commit_ok(one.partition, 9, NOW)
+    history.commit_failed(one.partition, 10, NOW)
+    one.partition.floor = 5
+    history.assigned(one.partition, NOW)
     history.paused(9, 90, NOW)
     history.resumed(4, 40, NOW)
 
@@ -140,6 +145,10 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
         {"event": "drained", **owned},
         {"event": "revoked", **owned},
         {"event": "lost", **owned},
+        {"event": "commit_sent", **owned, "floor": 9, "completed": 2},
+        {"event": "commit_ok", **owned, "floor": 9},
+        {"event": "commit_failed", **owned, "floor": 10},
+        {"event": "assigned", **owned, "incarnation": "i-1", "floor": 5},
         {"event": "paused", "in_flight": 9, "bytes": 90},
         {"event": "resumed", "in_flight": 4, "bytes": 40},
     ]

@@ -327,6 +327,8 @@ async def test_what_is_no_exception_stops_in_order_and_is_raised(make: Callable[
         gates.let(1, 2)
         error = await run.end()
     assert type(error) is type(make())
+    # Not an attempt that failed: it does not count.
+    assert run.consumer.status().retries == 0
     assert sorted(gates.started) == [0, 1, 2]
     assert broker.acked() == [1, 2]
     assert broker.unacked() == [0, 3]

@@ -1,0 +1,422 @@
+"""The state of an engine as a value, and an engine in that state: for whatever tries every order of events.
+
+``snapshot`` keeps what decides what the engine does next, and nothing else: counters, peaks and effects already
+performed are left out, and so is what the ledger keeps below its floor. Engines of equal snapshots behave alike.
+
+A message is named by the epoch of its assignment and its position. Times stay as they are, in seconds of the engine's
+clock. What the engine only passes on is kept by reference: the policy, readers, failures, and of each message
+``raw``, ``token``, ``data`` and ``broken``. A snapshot is hashable as far as these are.
+
+This module reads and writes the private parts of the others, so that none of them has to know of it;
+``tests/core/test_snapshot.py`` knows their slots, and fails for one that is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify
+from typing import Final, NamedTuple
+
+from lanes.core.commits import Commits
+from lanes.core.engine import Engine
+from lanes.core.lane import HELD, Lane
+from lanes.core.ledger import AckLedger
+from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.policy import Policy
+from lanes.core.types import Failure, LaneId, Message, Partition, PartitionId, Reader, Settlement
+
+_NO_DATA: Final = object()
+
+
+class MessageId(NamedTuple):
+    """Which delivery: the epoch of the assignment, and the position."""
+
+    epoch: int
+    position: int
+
+
+class MessageState(NamedTuple):
+    """One message. ``data`` is empty while it was not decoded."""
+
+    position: int
+    key: bytes | None
+    lane: LaneId
+    size: int
+    raw: object
+    token: object
+    data: tuple[object, ...]
+    broken: Exception | None
+    attempt: int
+    state: int
+    ordinal: int
+    received: float
+    next: MessageId | None
+
+
+class AckLedgerState(NamedTuple):
+    """An ``AckLedger`` without the messages it holds."""
+
+    highest: int
+    settled: tuple[tuple[int, int], ...]
+    runs_limit: int
+
+
+class OffsetLedgerState(NamedTuple):
+    """An ``OffsetLedger`` from its floor on. ``entries``: offset, whether it is unfinished, whether it is held."""
+
+    highest: int
+    floor: int
+    trailing: int
+    delivered: int
+    seeded: tuple[tuple[int, int], ...]
+    first_ordinal: int
+    entries: tuple[tuple[int, bool, bool], ...]
+
+
+class CommitsState(NamedTuple):
+    """The ``Commits`` of an assignment. ``sending``: floor, completed set and ordinal of the commit on its way."""
+
+    not_before: float
+    changes: int
+    since: float
+    confirmed: int
+    confirmed_ordinal: int
+    sending: tuple[int, tuple[tuple[int, int], ...], int] | None
+    over: bool
+
+
+class AssignmentState(NamedTuple):
+    """One assignment: owned, or given up while handlers of it run.
+
+    ``held``: what its ledger holds, in order of delivery; ``fenced``: what runs although it was fenced.
+    """
+
+    id: PartitionId
+    epoch: int
+    reader: Reader
+    incarnation: str
+    floor: int | None
+    completed: tuple[tuple[int, int], ...]
+    owned: bool
+    live: bool
+    draining: bool
+    unended: int
+    ledger: AckLedgerState | OffsetLedgerState
+    commits: CommitsState | None
+    ahead: bool
+    held: tuple[MessageState, ...]
+    fenced: tuple[MessageState, ...]
+    waiting: tuple[MessageState, ...]
+    finished: tuple[MessageId, ...]
+    resettle: tuple[MessageState, ...]
+
+
+class FlowState(NamedTuple):
+    """The budgets; ``pause_at`` is a time."""
+
+    max_in_flight: int
+    max_bytes: int
+    pause_after: float
+    in_flight: int
+    bytes: int
+    taking: bool
+    paused: bool
+    pausing: bool
+    pause_at: float
+
+
+class EngineState(NamedTuple):
+    """An engine.
+
+    ``assignments``: those owned, in the order in which they were assigned, then the others by epoch. ``lanes``: the
+    heads out of the ordinary, with why and until when; ``holds``: those with a time, by it, then as they were held.
+    """
+
+    policy: Policy
+    concurrency: int
+    epoch: int
+    running: int
+    halted: bool
+    flow: FlowState
+    assignments: tuple[AssignmentState, ...]
+    ready: tuple[MessageId, ...]
+    tails: frozenset[tuple[PartitionId, LaneId, MessageId]]
+    lanes: tuple[tuple[MessageId, Failure, float], ...]
+    holds: tuple[tuple[float, MessageId], ...]
+    dirty: tuple[int, ...]
+
+
+def message_id(message: Message) -> MessageId:
+    """How snapshots name a message."""
+    return MessageId(message.partition.epoch, message.position)
+
+
+# --- from an engine
+
+
+def snapshot(engine: Engine) -> EngineState:
+    """The state of an engine as a value. It changes nothing. O(what the engine holds).
+
+    Raises ``ValueError`` while there are effects: whoever performs them would find them gone.
+    """
+    if engine.effects:
+        raise ValueError(
+            f"{engine!r} has {len(engine.effects)} effects that nobody has performed: empty the list, then take a "
+            "snapshot"
+        )
+    chains, waiting = engine.chains, engine.waiting
+    # One that was abandoned or given up stays in the heap until its time, and is passed over then.
+    holds = sorted((until, order, message_id(m)) for until, order, m in waiting._heap if m.state == HELD)
+    return EngineState(
+        policy=engine.policy,
+        concurrency=engine.concurrency,
+        epoch=engine.epoch,
+        running=engine.running,
+        halted=engine.halted,
+        flow=_flow_state(engine),
+        assignments=tuple(_assignment_state(engine, partition) for partition in _assignments(engine)),
+        ready=tuple(message_id(message) for message in chains.ready),
+        tails=frozenset(
+            (partition_id, lane, message_id(tail))
+            for partition_id, tails in chains.tails.items()
+            for lane, tail in tails.items()
+        ),
+        lanes=tuple((message_id(head), lane.failure, lane.until) for head, lane in waiting.lanes.items()),
+        holds=tuple((until, held) for until, _, held in holds),
+        dirty=tuple(partition.epoch for partition in engine.dirty),
+    )
+
+
+def _assignments(engine: Engine) -> list[Partition]:
+    owned = list(engine.partitions.values())
+    given_up = {m.partition.epoch: m.partition for m in engine.chains.fenced if m.partition not in owned}
+    return owned + [given_up[epoch] for epoch in sorted(given_up)]
+
+
+def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
+    owned = engine.partitions.get(partition.id) is partition
+    # Nothing is left of one that was given up but the handlers that run.
+    ledger = partition.ledger if owned else _empty(partition)
+    fenced = sorted((m for m in engine.chains.fenced if m.partition is partition), key=message_id)
+    return AssignmentState(
+        id=partition.id,
+        epoch=partition.epoch,
+        reader=partition.reader,
+        incarnation=partition.incarnation,
+        floor=partition.floor,
+        completed=tuple(partition.completed) if owned else (),
+        owned=owned,
+        live=partition.live,
+        draining=partition.draining and owned,
+        unended=partition.unended if owned else 0,
+        ledger=_offset_state(ledger) if isinstance(ledger, OffsetLedger) else _ack_state(ledger),
+        commits=_commits_state(partition.commits) if owned else None,
+        ahead=partition in engine.committer.ahead,
+        held=_messages(ledger.unfinished()),
+        fenced=_messages(fenced),
+        waiting=_messages(ledger.waiting) if isinstance(ledger, OffsetLedger) else (),
+        finished=tuple(message_id(message) for message in partition.finished),
+        resettle=_messages(partition.resettle),
+    )
+
+
+def _empty(partition: Partition) -> AckLedger | OffsetLedger:
+    return AckLedger() if partition.floor is None else OffsetLedger(partition.floor)
+
+
+def _messages(messages: Iterable[Message]) -> tuple[MessageState, ...]:
+    return tuple(_message_state(message) for message in messages)
+
+
+def _message_state(message: Message) -> MessageState:
+    data = getattr(message, "data", _NO_DATA)
+    return MessageState(
+        position=message.position,
+        key=message.key,
+        lane=message.lane,
+        size=message.size,
+        raw=message.raw,
+        token=message.token,
+        data=() if data is _NO_DATA else (data,),
+        broken=message.broken,
+        attempt=message.attempt,
+        state=message.state,
+        ordinal=message.ordinal,
+        received=message.received,
+        next=None if message.next is None else message_id(message.next),
+    )
+
+
+def _ack_state(ledger: AckLedger) -> AckLedgerState:
+    settled = tuple(zip(ledger._starts, ledger._ends, strict=True))
+    return AckLedgerState(ledger.highest, settled, ledger._runs_limit)
+
+
+def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
+    floor = ledger.floor()  # which remembers where it is, and what is below it decides nothing
+    first = ledger._first
+    return OffsetLedgerState(
+        highest=ledger.highest,
+        floor=floor,
+        trailing=ledger._trailing if ledger._trailing > floor else -1,
+        delivered=ledger._delivered,
+        seeded=tuple(ledger._seeded),
+        first_ordinal=ledger.floor_ordinal,
+        entries=tuple(
+            (ledger._offsets[index], ledger._open[index] == 1, ledger._messages[index] is not None)
+            for index in range(first, len(ledger._open))
+        ),
+    )
+
+
+def _commits_state(commits: Commits | None) -> CommitsState | None:
+    if commits is None:
+        return None
+    sending = commits.sending
+    return CommitsState(
+        not_before=commits._not_before,
+        changes=commits.changes,
+        since=commits.since if commits.changes else 0.0,
+        confirmed=commits.confirmed,
+        confirmed_ordinal=commits.confirmed_ordinal,
+        sending=None if sending is None else (sending.floor or 0, tuple(sending.completed), sending.ordinal),
+        over=commits.over,
+    )
+
+
+def _flow_state(engine: Engine) -> FlowState:
+    flow = engine.flow
+    return FlowState(
+        flow.max_in_flight,
+        flow.max_bytes,
+        flow.pause_after,
+        flow.in_flight,
+        flow.bytes,
+        flow.taking,
+        flow.paused,
+        flow.pausing,
+        flow.pause_at,
+    )
+
+
+# --- to an engine
+
+
+def restore(state: EngineState) -> Engine:
+    """A new engine in that state, with partitions and messages of its own. Its counters and peaks start anew.
+
+    ``snapshot(restore(state)) == state``. What a shell had of the other engine, it finds in ``partitions`` and their
+    ledgers, ``chains.fenced`` and ``Commits.sending``.
+    """
+    engine = Engine(state.policy)
+    engine.concurrency, engine.epoch = state.concurrency, state.epoch
+    engine.running, engine.halted = state.running, state.halted
+    _restore_flow(engine, state.flow)
+    messages: dict[MessageId, Message] = {}
+    partitions = {}
+    for assignment in state.assignments:
+        partitions[assignment.epoch] = _restore_assignment(engine, assignment, messages)
+    for assignment in state.assignments:
+        for one in assignment.held + assignment.fenced:
+            if one.next is not None:
+                messages[MessageId(assignment.epoch, one.position)].next = messages[one.next]
+    engine.chains.ready.extend(messages[one] for one in state.ready)
+    for partition_id, lane, tail in state.tails:
+        assert lane is not None, "a message in no lane is no tail"
+        engine.chains.tails.setdefault(partition_id, {})[lane] = messages[tail]
+    for partition in partitions.values():
+        # Shared by all assignments of a partition, fenced ones included.
+        partition.tails = engine.chains.tails.get(partition.id, partition.tails)
+    waiting = engine.waiting
+    for head, failure, until in state.lanes:
+        waiting.lanes[messages[head]] = Lane(messages[head], failure, until)
+    waiting._heap = [(until, order, messages[head]) for order, (until, head) in enumerate(state.holds, 1)]
+    waiting._order = len(waiting._heap)
+    heapify(waiting._heap)
+    engine.dirty.extend(partitions[epoch] for epoch in state.dirty)
+    for partition in engine.dirty:
+        partition.dirty = True
+    return engine
+
+
+def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[MessageId, Message]) -> Partition:
+    partition = Partition(state.id, state.reader, state.incarnation, floor=state.floor, completed=list(state.completed))
+    partition.epoch, partition.live = state.epoch, state.live
+    partition.draining, partition.unended = state.draining, state.unended
+    partition.steady = state.live and not state.draining
+    held = _restored(partition, state.held)
+    fenced = _restored(partition, state.fenced)
+    for message in held + fenced:
+        messages[message_id(message)] = message
+    engine.chains.fenced.update(fenced)
+    if isinstance(state.ledger, OffsetLedgerState):
+        ledger = _restore_offsets(state.ledger, held)
+        ledger.waiting = _restored(partition, state.waiting)
+        partition.ledger = ledger
+        _restore_commits(engine, partition, state.commits)
+        if state.owned:
+            engine.committer.partitions[partition] = ledger
+    else:
+        partition.ledger = _restore_acks(state.ledger, held)
+    if state.ahead:
+        engine.committer.ahead.add(partition)
+    if state.owned:
+        engine.partitions[partition.id] = partition
+        partition.tails = engine.chains.tails.setdefault(partition.id, {})
+    partition.finished = [messages[one] for one in state.finished]
+    partition.resettle = _restored(partition, state.resettle)
+    return partition
+
+
+def _restored(partition: Partition, states: Iterable[MessageState]) -> list[Message]:
+    return [_restore_message(partition, state) for state in states]
+
+
+def _restore_message(partition: Partition, state: MessageState) -> Message:
+    message = Message(partition, state.position, state.key, state.size, state.raw, state.token)
+    message.lane, message.broken, message.attempt = state.lane, state.broken, state.attempt
+    message.state, message.ordinal, message.received = state.state, state.ordinal, state.received
+    if state.data:
+        message.data = state.data[0]
+    return message
+
+
+def _restore_acks(state: AckLedgerState, held: list[Message]) -> AckLedger:
+    ledger = AckLedger(state.runs_limit)
+    ledger.highest = state.highest
+    ledger._starts.extend(start for start, _ in state.settled)
+    ledger._ends.extend(end for _, end in state.settled)
+    ledger.held.update((message.position, message) for message in held)
+    return ledger
+
+
+def _restore_offsets(state: OffsetLedgerState, held: list[Message]) -> OffsetLedger:
+    ledger = OffsetLedger(state.floor, state.seeded)
+    ledger.highest, ledger._trailing, ledger._delivered = state.highest, state.trailing, state.delivered
+    ledger._base = state.first_ordinal
+    following = iter(held)
+    for offset, unfinished, is_held in state.entries:
+        ledger._open.append(unfinished)
+        ledger._offsets.append(offset)
+        ledger._messages.append(next(following) if is_held else None)
+    return ledger
+
+
+def _restore_commits(engine: Engine, partition: Partition, state: CommitsState | None) -> None:
+    if state is None:
+        return
+    policy = engine.policy
+    commits = Commits(state.confirmed, policy.commit_interval, policy.commit_count)
+    commits._not_before, commits.changes, commits.since = state.not_before, state.changes, state.since
+    commits.confirmed_ordinal, commits.over = state.confirmed_ordinal, state.over
+    if state.sending is not None:
+        floor, completed, ordinal = state.sending
+        commits.sending = Settlement(partition, [], floor, list(completed), ordinal)
+    partition.commits = commits
+
+
+def _restore_flow(engine: Engine, state: FlowState) -> None:
+    flow = engine.flow
+    flow.max_in_flight, flow.max_bytes, flow.pause_after = state.max_in_flight, state.max_bytes, state.pause_after
+    flow.in_flight, flow.bytes = state.in_flight, state.bytes
+    flow.taking, flow.paused, flow.pausing, flow.pause_at = state.taking, state.paused, state.pausing, state.pause_at

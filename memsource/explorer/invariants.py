@@ -1,0 +1,230 @@
+"""What must hold whatever the order of events, each as a function that raises ``Broken``.
+
+The number in a docstring is that of the promise in the catalogue of `docs/design.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Never
+
+from lanes.core.lane import QUEUED, RUNNING, SETTLED
+from lanes.core.snapshot import AssignmentState, EngineState, MessageId
+from lanes.core.types import Message
+from memsource.explorer.search import Broken
+
+__all__ = [
+    "ahead_bounded",
+    "clean_rebalance_repeats_nothing",
+    "commit_names_what_is_assigned",
+    "commit_only_what_is_done",
+    "commits_rise",
+    "committed_never_falls",
+    "drain_starts_nothing_above",
+    "first_come_first_taken",
+    "former_ended_first",
+    "in_flight_bounded",
+    "nothing_stands_still",
+    "one_commit_under_way",
+    "one_handler_a_key",
+    "one_owner",
+    "only_its_lane_waits",
+    "other_partitions_untouched",
+    "released_when_drained",
+    "replay_from_the_committed",
+    "starts_in_order",
+    "stop_keeps_what_is_done",
+    "zombie_changes_nothing",
+]
+
+Commit = tuple[int, tuple[tuple[int, int], ...]]
+"""A floor, and what is completed above it as runs."""
+
+
+def covered(commit: Commit, positions: Iterable[int]) -> set[int]:
+    """Which of these positions a commit says are finished."""
+    floor, completed = commit
+    return {p for p in positions if p < floor or any(start <= p < end for start, end in completed)}
+
+
+def broken(invariant: Callable[..., None], text: str) -> Never:
+    raise Broken(invariant.__name__, text)
+
+
+# --- order and exclusion
+
+
+def one_handler_a_key(running: Collection[tuple[object, ...]]) -> None:
+    """1: at most one handler of a key runs at any time. ``running``: one entry a handler, equal for the same key."""
+    if len(set(running)) < len(running):
+        broken(one_handler_a_key, f"two handlers of one key run at once: {sorted(map(str, running))}")
+
+
+def starts_in_order(message: Message, last: int | None) -> None:
+    """2: within an assignment the handlers of a key start in rising order; only a retry starts the same again."""
+    position = message.position
+    if last is not None and (position < last or (position == last and message.attempt == 1)):
+        broken(starts_in_order, f"position {position} starts after {last} of the same key")
+
+
+def former_ended_first(position: int, unfinished: Collection[int]) -> None:
+    """3: nothing starts before all that is before it in its key has ended well. ``unfinished``: what has not."""
+    if unfinished:
+        broken(former_ended_first, f"position {position} starts while {sorted(unfinished)} of its key are unfinished")
+
+
+# --- commits
+
+
+def commit_only_what_is_done(commit: Commit, unfinished: Collection[int]) -> None:
+    """8: every position that a commit says is finished was handled to its end, or its dead letter confirmed."""
+    if wrong := covered(commit, unfinished):
+        broken(commit_only_what_is_done, f"commit {commit} says that {sorted(wrong)} are finished, and they are not")
+
+
+def commits_rise(commit: Commit, before: Commit | None, positions: Sequence[int]) -> None:
+    """9: within an assignment no commit says less than the one before."""
+    if before is not None and (commit[0] < before[0] or covered(before, positions) - covered(commit, positions)):
+        broken(commits_rise, f"commit {commit} is sent after {before}")
+
+
+def committed_never_falls(commit: Commit, before: Commit, positions: Sequence[int]) -> None:
+    """9, at the broker: without a lost member what is committed never says less than before."""
+    if commit[0] < before[0] or covered(before, positions) - covered(commit, positions):
+        broken(committed_never_falls, f"{commit} is committed after {before}")
+
+
+def one_commit_under_way(commit: Commit, under_way: Commit | None) -> None:
+    """10: two commits of a partition are never under way at once, for they may cross."""
+    if under_way is not None:
+        broken(one_commit_under_way, f"commit {commit} is sent while {under_way} is under way")
+
+
+def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
+    """11, 12: commits are of the current assignment; nothing is committed behind a release or a loss."""
+    if not owned:
+        broken(commit_names_what_is_assigned, f"commit {commit} of an assignment that was released or lost")
+
+
+# --- bounds and flow
+
+
+def in_flight_bounded(state: EngineState) -> None:
+    """25: what is in flight is what is counted, and never more than ``max_in_flight``."""
+    flow = state.flow
+    held = [m for a in state.assignments for m in a.held + a.fenced + a.waiting if m.state != SETTLED]
+    if len(held) != flow.in_flight or flow.in_flight > flow.max_in_flight:
+        broken(in_flight_bounded, f"{len(held)} in flight, {flow.in_flight} counted, bound {flow.max_in_flight}")
+
+
+def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:
+    """27: from the floor that the broker confirmed up to what starts there are ``max_ahead`` messages at most."""
+    ahead = sum(confirmed <= position <= started for position in positions)
+    if ahead > bound:
+        broken(ahead_bounded, f"position {started} starts {ahead} ahead of the confirmed {confirmed}; bound {bound}")
+
+
+def only_its_lane_waits(state: EngineState) -> None:
+    """29: a lane waits for its own head alone; a message that is not admitted waits for ``max_ahead``, which is said."""
+    running_elsewhere = {(a.id, m.lane) for a in state.assignments for m in a.fenced}
+    for assignment in state.assignments:
+        if assignment.draining or not assignment.live:
+            continue
+        if assignment.waiting and not assignment.ahead:
+            broken(only_its_lane_waits, f"{len(assignment.waiting)} messages wait, and max_ahead is not reached")
+        lanes = set()
+        for message in assignment.held:
+            head = message.lane not in lanes
+            lanes.add(message.lane)
+            name = MessageId(assignment.epoch, message.position)
+            fenced = (assignment.id, message.lane) in running_elsewhere
+            if head and message.state == QUEUED and not fenced and name not in state.ready:
+                broken(only_its_lane_waits, f"position {message.position} is the first of its lane and is not ready")
+
+
+def first_come_first_taken(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
+    """30: what is ready stays in its turn; whatever becomes ready takes its place behind."""
+    stayed = [one for one in before if one not in gone]
+    if list(after[: len(stayed)]) != stayed:
+        broken(first_come_first_taken, f"the queue was {list(before)} and is {list(after)}")
+
+
+# --- reassignment
+
+
+def released_when_drained(held: Collection[int], running: Collection[int], unfinished_below: Collection[int]) -> None:
+    """36: drained is: nothing runs; and where the completed set is not handed over, no hole below what has finished."""
+    if running:
+        broken(released_when_drained, f"drained while {sorted(running)} run")
+    if unfinished_below:
+        broken(released_when_drained, f"drained with {sorted(unfinished_below)} unfinished below {sorted(held)}")
+
+
+def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
+    """37: a drain starts nothing; if it closes the prefix, nothing above the highest that has started before."""
+    if draining and (not closing or position > highest):
+        broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")
+
+
+def other_partitions_untouched(before: EngineState, after: EngineState, given_up: Collection[int]) -> None:
+    """41: giving one partition up changes nothing of the others. ``given_up``: numbers of the partitions."""
+    for old, new in zip(_others(before, given_up), _others(after, given_up), strict=True):
+        if old != new:
+            broken(other_partitions_untouched, f"giving up {sorted(given_up)} changed {new} from {old}")
+
+
+def _others(state: EngineState, given_up: Collection[int]) -> list[object]:
+    kept = [a for a in state.assignments if a.id.number not in given_up and a.owned]
+    epochs = {a.epoch for a in kept}
+    return [kept, [one for one in state.ready if one.epoch in epochs]]
+
+
+def one_owner(owners: Mapping[int, Collection[str]]) -> None:
+    """43: unless a member was lost, nobody starts anything of a partition that another one works on."""
+    for number, names in owners.items():
+        if len(names) > 1:
+            broken(one_owner, f"partition {number} is worked on by {', '.join(sorted(names))}")
+
+
+def clean_rebalance_repeats_nothing(position: int, *, done: bool) -> None:
+    """44: without a fault nothing that has finished runs again."""
+    if done:
+        broken(clean_rebalance_repeats_nothing, f"position {position} had finished, and runs again without a fault")
+
+
+def replay_from_the_committed(message: Message) -> None:
+    """56: an assignment runs nothing that its predecessors said was finished."""
+    partition = message.partition
+    if covered((partition.floor or 0, tuple(partition.completed)), [message.position]):
+        broken(replay_from_the_committed, f"position {message.position} runs again although it was committed")
+
+
+# --- outcomes and lifetime
+
+
+def zombie_changes_nothing(before: EngineState, after: EngineState) -> None:
+    """40, 53: a handler that ends behind its fence changes no ledger, no commit and nothing to settle."""
+    changed = [new for old, new in zip(_ledgers(before), _ledgers(after), strict=True) if old != new]
+    if changed:
+        broken(zombie_changes_nothing, f"the end of a fenced handler changed {changed}")
+
+
+def _ledgers(state: EngineState) -> list[object]:
+    return [(a.ledger, a.commits, a.finished, a.resettle, len(a.held)) for a in state.assignments if a.owned]
+
+
+def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
+    """54: when a partition is released in order, everything that has finished is committed."""
+    if lacking := set(done) - covered(commit, done):
+        broken(stop_keeps_what_is_done, f"released with {commit} committed, and {sorted(lacking)} had finished too")
+
+
+def nothing_stands_still(lacking: Collection[int]) -> None:
+    """56, 14: when nothing is left to happen, everything is handled, and committed."""
+    if lacking:
+        broken(nothing_stands_still, f"nothing more happens, and {sorted(lacking)} are not handled or not committed")
+
+
+def running_of(assignment: AssignmentState) -> list[int]:
+    """The positions of an assignment whose handlers run."""
+    return [m.position for m in assignment.held + assignment.fenced if m.state == RUNNING]

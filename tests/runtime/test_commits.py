@@ -1,0 +1,334 @@
+"""When a consumer commits, what a failing broker changes, and what ``max_ahead`` holds back."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import anyio
+import pytest
+
+from lanes import Consumer, Message, Settings, SourceError
+from memsource import Group, GroupSource
+from memsource.group import Committed
+from tests.runtime.grouped import ONCE, HandClock, commits, group_of, member
+from tests.runtime.support import Gated, started, turns, until
+
+# --- when
+
+
+@pytest.mark.anyio
+async def test_what_has_finished_is_committed_and_never_more() -> None:
+    group = group_of("abacd")
+    source = GroupSource(group, "m")
+    handler = Gated()
+    async with started(member(source, handler)) as run:
+        await until(lambda: sorted(handler.started) == [0, 1, 3, 4])
+        handler.let(1, 3)
+        await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))))
+        handler.let(0)
+        await until(lambda: group.committed(0) == Committed(2, ((3, 4),)))
+        handler.let(4)
+        await until(lambda: group.committed(0) == Committed(2, ((3, 5),)))
+        handler.let(2)
+        await until(lambda: group.committed(0) == Committed(5))
+        assert commits(source) == sorted(commits(source))
+        assert await run.stop() is None
+    assert group.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_commit_waits_for_its_interval() -> None:
+    group = group_of("abc")
+    source = GroupSource(group, "m")
+    clock = HandClock()
+    handler = Gated(free=[b"a", b"b"])
+    settings = Settings(concurrency=4, retry=ONCE, commit_interval=0.05)
+    async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
+        await until(lambda: handler.ended == [0, 1] and run.consumer.status().settled == 2)
+        # Its time passes for the loop, and not for the clock that decides.
+        await anyio.sleep(0.1)
+        assert commits(source) == []
+        clock.now += 0.05
+        await until(lambda: commits(source) == [2])
+        await turns()
+        assert commits(source) == [2]
+        handler.let(2)
+        assert await run.stop() is None
+    assert commits(source) == [2, 3]
+
+
+@pytest.mark.anyio
+async def test_many_finished_messages_do_not_wait_for_the_interval() -> None:
+    group = group_of(map(str, range(40)))
+    source = GroupSource(group, "m")
+    handler = Gated(free=[str(number).encode() for number in range(40) if number not in (9, 39)])
+    consumer = member(source, handler, max_ahead=60, commit_interval=3600.0, concurrency=40)
+    async with started(consumer) as run:
+        # 38 have finished, and half of max_ahead is 30.
+        await until(lambda: group.committed(0).offset == 9)
+        assert sum(end - start for start, end in group.committed(0).completed) >= 21
+        handler.let(9)
+        await until(lambda: run.consumer.status().settled == 39)
+        await turns()
+        assert len(commits(source)) == 1
+        handler.let(39)
+        assert await run.stop() is None
+    assert group.committed(0) == Committed(40)
+
+
+@pytest.mark.anyio
+async def test_gaps_at_the_end_are_committed_too() -> None:
+    group = group_of("ab")
+    group.skip(5)
+    source = GroupSource(group, "m")
+    async with started(member(source, Gated(free=[b"a", b"b"]))) as run:
+        await until(lambda: group.committed(0) == Committed(7))
+        group.skip(3)
+        await until(lambda: group.committed(0) == Committed(10))
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_stop_commits_everything_at_once() -> None:
+    group = group_of("abcabc", partitions=3)
+    source = GroupSource(group, "m")
+    source.finish()
+    consumer = member(source, Gated(free=[b"a", b"b", b"c"]), commit_interval=3600.0)
+    await consumer.run()
+    assert group.unfinished == 0
+    assert [call.name for call in source.calls][-1] == "aclose"
+
+
+@pytest.mark.anyio
+async def test_a_run_that_is_cancelled_commits_what_had_finished() -> None:
+    group = group_of("aba")
+    source = GroupSource(group, "m")
+    handler = Gated(free=[b"b"])
+    async with started(member(source, handler, commit_interval=3600.0)) as run:
+        await until(lambda: handler.ended == [1])
+        run.scope.cancel()
+        await run.end()
+    assert group.committed(0) == Committed(0, ((1, 2),))
+
+
+# --- failing commits
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("done", [False, True], ids=["not made", "made all the same"])
+async def test_a_commit_that_may_not_have_been_made_is_repeated(done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.01, 0.01))
+    group = group_of("aab")
+    source = GroupSource(group, "m")
+    source.fail("settle", SourceError("timed out", retryable=True), times=2, done=done)
+    handler = Gated(free=[b"a"])
+    async with started(member(source, handler)) as run:
+        await until(lambda: len(commits(source)) >= 3)
+        assert run.consumer.status().partitions["memory/0"].confirmed in (0, 2)
+        await until(lambda: run.consumer.status().partitions["memory/0"].confirmed == 2)
+        assert commits(source) == sorted(commits(source))
+        assert group.committed(0) == Committed(2)
+        handler.let(2)
+        assert await run.stop() is None
+    assert group.committed(0) == Committed(3)
+
+
+@pytest.mark.anyio
+async def test_a_failing_commit_does_not_stop_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.01, 0.01))
+    group = group_of(["a"] * 20)
+    source = GroupSource(group, "m")
+    source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
+    handler = Gated(free=[b"a"])
+    async with started(member(source, handler)) as run:
+        await until(lambda: len(handler.ended) == 20)
+        await until(lambda: run.consumer.status().partitions["memory/0"].floor == 20)
+        status = run.consumer.status().partitions["memory/0"]
+        assert (status.confirmed, status.ahead, status.holes) == (0, 20, 0)
+        run.scope.cancel()
+        await run.end()
+    assert group.committed(0) == Committed(0)
+
+
+@pytest.mark.anyio
+async def test_an_error_of_a_commit_that_is_final_stops_everything() -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "m")
+    error = SourceError("fenced for good")
+    source.fail("settle", error, times=100)
+    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.0, grace=0.05)) as run:
+        assert await run.end() is error
+
+
+@pytest.mark.anyio
+async def test_one_commit_of_a_partition_at_a_time() -> None:
+    group = group_of("abcd")
+    source = GroupSource(group, "m")
+    source.block("settle")
+    handler = Gated(free=[b"a"])
+    async with started(member(source, handler)) as run:
+        await until(lambda: commits(source) == [1])
+        handler.let(1, 2)
+        await until(lambda: run.consumer.status().settled == 3)
+        await turns()
+        assert commits(source) == [1]
+        source.unblock("settle")
+        await until(lambda: group.committed(0) == Committed(3))
+        assert commits(source) == [1, 3]
+        handler.let(3)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_drains_wait_for_commits_that_are_under_way() -> None:
+    group = group_of("abcdefgh", partitions=3)
+    assert len({group.publish(key=key).partition for key in "abcdefgh"}) == 3
+    source = GroupSource(group, "m")
+    source.block("settle")
+    handler = Gated(free=[key.encode() for key in "abcdefgh"])
+    async with started(member(source, handler, grace=3600.0, drain_timeout=3600.0)) as run:
+        await until(lambda: len(handler.ended) == 16)
+        await until(
+            lambda: {each.partition.id.number for c in source.called("settle") for each in c.commits} == {0, 1, 2}
+        )
+        run.consumer.stop()
+        await turns()
+        source.unblock("settle")
+        assert await run.end() is None
+    assert group.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_what_finished_beside_a_commit_is_committed_before_the_release() -> None:
+    group = Group(2)
+    for key, partition in (("x", 0), ("y", 0), ("z", 1)):
+        group.publish(key=key, partition=partition)
+    source = GroupSource(group, "m")
+    source.block("settle")
+    clock = HandClock()
+    running: set[bytes] = set()
+    gate = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        assert message.key is not None
+        running.add(message.key)
+        if message.key != b"x":
+            await gate.wait()
+
+    settings = Settings(concurrency=4, retry=ONCE, commit_interval=0.02, grace=3600.0)
+    async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
+        await until(lambda: running == {b"x", b"y", b"z"} and run.consumer.status().settled == 1)
+        clock.now += 0.02
+        await until(lambda: commits(source) == [1])
+        run.consumer.stop()
+        await turns()
+        # Neither is due yet: it is the drains that commit them, beside the commit that hangs.
+        gate.set()
+        await turns()
+        source.unblock("settle")
+        assert await run.end() is None
+    assert group.unfinished == 0
+    for number in (0, 1):
+        release = next(i for i, call in enumerate(source.calls) if call.partition == number)
+        later = [each for call in source.calls[release:] for each in call.commits]
+        assert number not in [each.partition.id.number for each in later]
+
+
+@pytest.mark.anyio
+async def test_a_partition_is_released_although_its_commit_hangs() -> None:
+    group = group_of("a")
+    source = GroupSource(group, "m")
+    source.block("settle")
+    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
+        await until(lambda: source.called("settle"))
+        group.revoke(0)
+        await until(lambda: [call.partition for call in source.called("release")] == [0])
+        await until(lambda: run.consumer.active)
+        source.unblock("settle")
+        assert await run.stop() is None
+    assert group.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.001))
+    group = Group(2)
+    group.publish(key="a", partition=0)
+    source = GroupSource(group, "m")
+    source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
+    source.block("release")
+    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.3)) as run:
+        await until(lambda: source.called("settle"))
+        group.revoke(0)
+        await until(lambda: source.called("release"))
+        before = len(source.calls)
+        for _ in range(3):
+            group.publish(key="a", partition=1)
+            await anyio.sleep(0.01)
+        later = [each.partition.id.number for call in source.calls[before:] for each in call.commits]
+        assert set(later) == {1}
+        run.scope.cancel()
+        await run.end()
+
+
+# --- max_ahead
+
+
+@pytest.mark.anyio
+async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(caplog: pytest.LogCaptureFixture) -> None:
+    group = group_of(["stuck", *map(str, range(50))])
+    source = GroupSource(group, "m", batch=7)
+    handler = Gated(free=[str(number).encode() for number in range(50)])
+    with caplog.at_level(logging.WARNING, "lanes"):
+        async with started(member(source, handler, max_ahead=10)) as run:
+            consumer = run.consumer
+            await until(lambda: len(handler.ended) == 9)
+            await turns()
+            assert len(handler.ended) == 9
+            status = consumer.status()
+            assert (status.partitions["memory/0"].ahead, status.partitions["memory/0"].ahead_reached) == (10, True)
+            assert (status.partitions["memory/0"].holes, status.partitions["memory/0"].confirmed) == (1, 0)
+            (reason,) = consumer.health().reasons
+            assert reason.startswith("memory/0 has reached max_ahead=10, held by memory/0 position 0, key ")
+            assert "stuck" not in reason
+            warning = next(record.getMessage() for record in caplog.records if "max_ahead" in record.getMessage())
+            assert "memory/0: max_ahead=10 is reached" in warning
+            assert "until position 0 is finished" in warning
+            handler.let(0)
+            await until(lambda: group.committed(0) == Committed(51))
+            assert consumer.healthy
+            assert not consumer.status().partitions["memory/0"].ahead_reached
+            assert await run.stop() is None
+    assert Counter(handler.ended) == Counter(range(51))
+
+
+@pytest.mark.anyio
+async def test_another_partition_goes_on_while_one_has_reached_its_bound() -> None:
+    group = Group(2)
+    for number in range(30):
+        group.publish(key=f"s{number}" if number else "stuck", partition=0)
+        group.publish(key=f"f{number}", partition=1)
+    source = GroupSource(group, "m", batch=5)
+    free = [f"{kind}{number}".encode() for kind in "sf" for number in range(30)]
+    handler = Gated(free=free)
+    # What one partition holds back and a batch of the other fill the bound.
+    async with started(member(source, handler, max_ahead=5, max_in_flight=10)) as run:
+        await until(lambda: group.committed(1) == Committed(30))
+        assert group.committed(0).offset == 0
+        handler.let(0)
+        await until(lambda: group.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_at_the_bound_a_commit_waits_for_nothing() -> None:
+    group = group_of(map(str, range(100)))
+    source = GroupSource(group, "m", batch=9)
+    source.finish()
+    handler = Gated(free=[str(number).encode() for number in range(100)])
+    consumer = member(source, handler, max_ahead=4, commit_interval=3600.0)
+    with anyio.fail_after(20):
+        await consumer.run()
+    assert group.unfinished == 0
+    assert Counter(handler.ended) == Counter(range(100))

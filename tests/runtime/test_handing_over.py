@@ -1,0 +1,251 @@
+"""What the next owner of a partition repeats, when members come and go, and which sources are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import ConfigError, Consumer, ContractError, History, Message, Retry
+from lanes.source import Assigned, SourceEvent
+from memsource import Group, GroupSource
+from memsource.group import Committed
+from tests.runtime.grouped import commits, epochs, group_of, member
+from tests.runtime.support import Gated, started, turns, until
+from tests.runtime.threaded import assert_kept
+
+# --- handing over
+
+
+@pytest.mark.anyio
+async def test_the_next_owner_repeats_nothing_that_had_finished() -> None:
+    group = group_of("abcabcabc")
+    first = GroupSource(group, "first")
+    handler = Gated(free=[b"b"])
+    # 0 runs, 2 has finished, all of b has finished: 1, 4, 7.
+    async with started(member(first, handler, drain_timeout=0.02, grace=0.05, commit_interval=3600.0)) as run:
+        handler.let(2)
+        await until(lambda: sorted(handler.ended) == [1, 2, 4, 7])
+        assert await run.stop() is None
+    assert group.committed(0) == Committed(0, ((1, 3), (4, 5), (7, 8)))
+    second = GroupSource(group, "second")
+    second.finish()
+    again = Gated(free=[b"a", b"b", b"c"])
+    consumer = member(second, again)
+    await consumer.run()
+    assert sorted(again.started) == [0, 3, 5, 6, 8]
+    assert consumer.status().redelivered == {"settled": 4}
+    assert group.committed(0) == Committed(9)
+
+
+@pytest.mark.anyio
+async def test_without_a_completed_set_what_is_below_the_highest_is_run_before_the_release() -> None:
+    group = group_of("aabbcd")
+    first = GroupSource(group, "first", hands_over=False)
+    handler = Gated(free=[b"c"])
+    async with started(member(first, handler, concurrency=3)) as run:
+        await until(lambda: handler.ended == [4] and sorted(handler.started) == [0, 2, 4, 5])
+        run.consumer.stop()
+        await turns()
+        handler.let(0, 2)
+        # 1 and 3 had not started, and 4 above them had finished.
+        await until(lambda: sorted(handler.started) == [0, 1, 2, 3, 4, 5])
+        handler.let(1, 3, 5)
+        assert await run.end() is None
+    assert group.committed(0) == Committed(6)
+
+
+@pytest.mark.anyio
+async def test_without_a_completed_set_nothing_above_the_highest_is_run() -> None:
+    group = group_of("abab")
+    handler = Gated(free=[b"b"])
+    async with started(member(GroupSource(group, "first", hands_over=False), handler, concurrency=1)) as run:
+        await until(lambda: handler.started == [0])
+        run.consumer.stop()
+        await turns()
+        handler.let(0)
+        assert await run.end() is None
+    assert handler.started == [0]
+    assert group.committed(0) == Committed(1)
+
+
+@pytest.mark.anyio
+async def test_what_waits_is_left_to_the_next_owner() -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "first")
+
+    async def handler(message: Message) -> None:
+        if message.key == b"a":
+            raise ValueError("poison")
+
+    async with started(member(source, handler, retry=Retry(attempts=9, backoff=60.0, max_backoff=60.0))) as run:
+        await until(lambda: run.consumer.active and run.consumer.status().settled == 1)
+        with anyio.fail_after(10):
+            assert await run.stop() is None
+    assert group.committed(0) == Committed(0, ((1, 2),))
+
+
+# --- rebalance
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
+@pytest.mark.parametrize("hands_over", [True, False], ids=["map", "no map"])
+async def test_members_that_come_and_go_repeat_nothing(cooperative: bool, hands_over: bool, tmp_path: Path) -> None:
+    group = Group(4, cooperative=cooperative)
+    keys = [f"k{number % 13}" for number in range(400)]
+    handled: Counter[tuple[int, int]] = Counter()
+
+    async def handler(message: Message) -> None:
+        await turns(message.position % 7)
+        handled[message.partition.id.number, message.position] += 1
+
+    def one(name: str) -> Consumer:
+        source = GroupSource(group, name, batch=5, hands_over=hands_over)
+        return member(source, handler, history=History(tmp_path, member=name), max_ahead=40)
+
+    async def publish() -> None:
+        for number, key in enumerate(keys):
+            group.publish(key=key)
+            if number % 11 == 0:
+                group.skip(2, partition=number % 4)
+                await turns(3)
+
+    async with started(one("m-1")) as first, started(one("m-2")) as second:
+        await publish()
+        async with started(one("m-3")) as third:
+            await until(lambda: len(handled) > 150)
+            assert await first.stop() is None
+            await until(lambda: len(handled) > 300)
+            assert await third.stop() is None
+        await until(lambda: group.unfinished == 0)
+        assert await second.stop() is None
+    assert max(handled.values()) == 1
+    assert len(handled) == 400
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_member_that_is_gone_repeats_what_was_not_committed(tmp_path: Path) -> None:
+    group = group_of(["a", "b", "c", "d"] * 10)
+    source = GroupSource(group, "m-1")
+    handler = Gated(free=[b"a", b"b"])
+    consumer = member(source, handler, history=History(tmp_path, member="m-1"), grace=0.05)
+    async with started(consumer) as run:
+        await until(lambda: group.committed(0).completed[-1:] == ((36, 38),))
+        group.crash("m-1")
+        group.publish(key="a")
+        # It finds out by its next commit or receive, and joins again.
+        await until(lambda: epochs(run) == [2])
+        assert sorted(handler.cancelled) == [2, 3]
+        handler.let(*range(50))
+        await until(lambda: group.committed(0) == Committed(41))
+        assert await run.stop() is None
+    counts = Counter(handler.ended)
+    assert set(counts) == set(range(41))
+    assert max(counts.values()) == 1
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_nothing_of_a_lost_partition_is_committed(tmp_path: Path) -> None:
+    group = group_of("abc")
+    source = GroupSource(group, "m-1")
+    handler = Gated(free=[b"a"])
+    consumer = member(source, handler, history=History(tmp_path, member="m-1"), commit_interval=3600.0, grace=0.05)
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.active and run.consumer.status().settled == 1)
+        group.lose("m-1", 0)
+        await until(lambda: not run.consumer.active)
+        await until(lambda: sorted(handler.cancelled) == [1, 2])
+        assert await run.stop() is None
+        assert commits(source) == []
+    assert run.consumer.status().zombies == 2
+    assert group.committed(0) == Committed(0)
+    assert_kept(tmp_path, left=True)
+
+
+@pytest.mark.anyio
+async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "m-1")
+    source.block("settle")
+    async with started(member(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
+        await until(lambda: commits(source))
+        group.revoke(0)
+        await until(lambda: run.consumer.status().partitions["memory/0"].draining)
+        group.lose("m-1", 0)
+        await until(lambda: epochs(run) == [2])
+        source.unblock("settle")
+        assert await run.stop() is None
+
+
+# --- what a source must not do
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("floor", [None, 0])
+async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of("a")
+    source = GroupSource(group, "m-1")
+    receive = source.receive
+
+    async def without(room: Any) -> list[SourceEvent]:
+        events = list(await receive(room))
+        for event in events:
+            if isinstance(event, Assigned):
+                event.partition.floor = floor
+        return events
+
+    monkeypatch.setattr(source, "receive", without)
+    source.finish()
+    consumer = member(source, Gated(free=[b"a"]))
+    if floor is None:
+        with pytest.raises(ContractError, match="assigned with floor=None, but the source settles by a position"):
+            await consumer.run()
+    else:
+        await consumer.run()
+
+
+@pytest.mark.anyio
+async def test_positions_that_do_not_rise_are_a_bug_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "m-1")
+    read = group.fetch
+    monkeypatch.setattr(group, "fetch", lambda *args: read(*args)[::-1])
+    with pytest.raises(ContractError, match="position 0 after 1"):
+        await member(source, Gated()).run()
+
+
+@pytest.mark.anyio
+async def test_serial_order_handles_one_partition() -> None:
+    source = GroupSource(group_of("ab", partitions=2), "m-1")
+    with pytest.raises(ConfigError, match=r'order="serial" handles one partition, and memory/1 is a second one: use'):
+        await member(source, Gated(free=[b"a", b"b"]), order="serial").run()
+
+
+@pytest.mark.anyio
+async def test_serial_order_is_one_at_a_time_and_waits_for_retries(tmp_path: Path) -> None:
+    group = group_of("abcab")
+    source = GroupSource(group, "m-1")
+    source.finish()
+    running = peak = 0
+    order: list[int] = []
+
+    async def handler(message: Message) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await turns(5)
+        running -= 1
+        if message.position == 2 and message.attempt == 1:
+            raise ValueError("once more")
+        order.append(message.position)
+
+    retry = Retry(attempts=2, backoff=0.001)
+    await member(source, handler, order="serial", retry=retry, history=History(tmp_path, member="m-1")).run()
+    assert (order, peak) == ([0, 1, 2, 3, 4], 1)
+    assert_kept(tmp_path)
