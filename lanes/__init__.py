@@ -8,31 +8,37 @@ from lanes.config import Retry, Settings
 from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, PartitionId, PartitionKey
 from lanes.dead_letter import DeadLetter
-from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, Nak, SourceError, Term
-from lanes.handlers import Handler
+from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, MessageError, Nak, SourceError, Term
+from lanes.handlers import BatchOutcomes, Decode, Handler
+from lanes.health import Health
 from lanes.history import History
 from lanes.process import main, run, serve
 from lanes.source import DeadLetters, Source, SourceTraits
-from lanes.status import Oldest, Status
+from lanes.status import Oldest, PartitionStatus, Status
 
 __version__ = version("lanes-runtime")
 
 __all__ = [
+    "BatchOutcomes",
     "ConfigError",
     "Consumer",
     "ContractError",
     "DeadLetter",
     "DeadLetters",
+    "Decode",
     "Handler",
     "HandlerHalted",
+    "Health",
     "History",
     "LanesError",
     "Message",
+    "MessageError",
     "Nak",
     "Oldest",
     "Partition",
     "PartitionId",
     "PartitionKey",
+    "PartitionStatus",
     "Retry",
     "Settings",
     "Source",

@@ -78,9 +78,10 @@ class Group:
     """``partitions`` numbered from 0 of one topic called ``name``, and the members that share them.
 
     ``cooperative``: how a rebalance goes, see above. ``assignor`` says who is to own what, from the owners and the
-    members in the order in which they came; pure, one name or None for each partition. ``generation`` counts the assignments; it decides nothing and is
-    no part of the state. Nothing blocks. Not thread-safe. Methods that name a partition raise ``IndexError`` for one
-    that does not exist; those that name a member raise ``UnknownMember`` for one the group does not know.
+    members in the order in which they came; pure, a name or None for each partition. ``generation`` counts the
+    assignments; it decides nothing and is no part of the state. Nothing blocks. Not thread-safe. Methods that name a
+    partition raise ``IndexError`` for one that does not exist; those that name a member raise ``UnknownMember`` for
+    one the group does not know.
     """
 
     def __init__(

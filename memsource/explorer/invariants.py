@@ -6,7 +6,7 @@ The number in a docstring is that of the promise in the catalogue of `docs/desig
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Never
+from typing import Never, TypeAlias
 
 from lanes.core.lane import QUEUED, RUNNING, SETTLED
 from lanes.core.snapshot import AssignmentState, EngineState, MessageId
@@ -14,30 +14,35 @@ from lanes.core.types import Message
 from memsource.explorer.search import Broken
 
 __all__ = [
+    "Commit",
     "ahead_bounded",
     "clean_rebalance_repeats_nothing",
     "commit_names_what_is_assigned",
     "commit_only_what_is_done",
     "commits_rise",
     "committed_never_falls",
+    "covered",
     "drain_starts_nothing_above",
+    "drained_when_nothing_runs",
     "first_come_first_taken",
     "former_ended_first",
     "in_flight_bounded",
+    "keeps_its_turn",
     "nothing_stands_still",
     "one_commit_under_way",
     "one_handler_a_key",
     "one_owner",
     "only_its_lane_waits",
     "other_partitions_untouched",
-    "released_when_drained",
+    "prefix_closed",
     "replay_from_the_committed",
+    "running_of",
     "starts_in_order",
     "stop_keeps_what_is_done",
     "zombie_changes_nothing",
 ]
 
-Commit = tuple[int, tuple[tuple[int, int], ...]]
+Commit: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """A floor, and what is completed above it as runs."""
 
 
@@ -125,7 +130,7 @@ def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound:
 
 
 def only_its_lane_waits(state: EngineState) -> None:
-    """29: a lane waits for its own head alone; a message that is not admitted waits for ``max_ahead``, which is said."""
+    """29: a lane waits for its own head alone; what is not admitted waits for ``max_ahead``, which is said."""
     running_elsewhere = {(a.id, m.lane) for a in state.assignments for m in a.fenced}
     for assignment in state.assignments:
         if assignment.draining or not assignment.live:
@@ -142,22 +147,33 @@ def only_its_lane_waits(state: EngineState) -> None:
                 broken(only_its_lane_waits, f"position {message.position} is the first of its lane and is not ready")
 
 
-def first_come_first_taken(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
-    """30: what is ready stays in its turn; whatever becomes ready takes its place behind."""
+def first_come_first_taken(taken: MessageId, ready: Sequence[MessageId]) -> None:
+    """30: the head that has been ready for longest is taken, so none starves."""
+    if taken != ready[0]:
+        broken(first_come_first_taken, f"position {taken.position} is taken before {ready[0].position}")
+
+
+def keeps_its_turn(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
+    """30: what is ready keeps its turn; whatever becomes ready takes its place behind."""
     stayed = [one for one in before if one not in gone]
     if list(after[: len(stayed)]) != stayed:
-        broken(first_come_first_taken, f"the queue was {list(before)} and is {list(after)}")
+        broken(keeps_its_turn, f"the queue was {list(before)} and is {list(after)}")
 
 
 # --- reassignment
 
 
-def released_when_drained(held: Collection[int], running: Collection[int], unfinished_below: Collection[int]) -> None:
-    """36: drained is: nothing runs; and where the completed set is not handed over, no hole below what has finished."""
+def drained_when_nothing_runs(running: Collection[int]) -> None:
+    """36: a partition is drained when nothing of it runs."""
     if running:
-        broken(released_when_drained, f"drained while {sorted(running)} run")
-    if unfinished_below:
-        broken(released_when_drained, f"drained with {sorted(unfinished_below)} unfinished below {sorted(held)}")
+        broken(drained_when_nothing_runs, f"drained while {sorted(running)} run")
+
+
+def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
+    """36: where the completed set is not handed over, a drain leaves no hole below what has finished."""
+    holes = [p for p in positions if p < max(done, default=-1) and p not in done]
+    if holes:
+        broken(prefix_closed, f"drained with {sorted(done)} finished and {holes} not")
 
 
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:

@@ -218,16 +218,15 @@ class Actor:
         now = snapshot(self.engine)
         stayed = {one for a in now.assignments for m in a.held for one in [MessageId(a.epoch, m.position)]}
         gone = {one for one in self._before.ready if one not in stayed or one in self._taken(now)}
-        self._check(invariants.first_come_first_taken, self._before.ready, now.ready, gone)
+        self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
 
     def _taken(self, now: EngineState) -> set[MessageId]:
         return {MessageId(a.epoch, position) for a in now.assignments for position in running_of(a)}
 
     def _drained(self, partition: Partition) -> None:
-        ledger = partition.ledger
-        finished = [m.position for m in partition.finished]
-        running = [m.position for m in ledger.unfinished() if m.state == RUNNING]
-        self._check(invariants.released_when_drained, finished, running, ())
+        running = [m.position for m in partition.ledger.unfinished() if m.state == RUNNING]
+        self._check(invariants.drained_when_nothing_runs, running)
+        self.outputs.append(("drained", partition.id.number))
         self.engine.fence(partition)
         self._know(partition.epoch, drained=True)
 
@@ -245,8 +244,7 @@ class Actor:
         assert message is not None, "it was ready"
         partition, position = message.partition, message.position
         shell = self._known[partition.epoch]
-        if self._before.ready[0] != (partition.epoch, position):
-            self._check(invariants.first_come_first_taken, self._before.ready[:1], (), ())
+        self._check(invariants.first_come_first_taken, MessageId(partition.epoch, position), self._before.ready)
         started = dict(shell.started)
         self._check(invariants.starts_in_order, message, started.get(message.key))
         highest = max(started.values(), default=-1)
@@ -367,7 +365,9 @@ class Actor:
 
     def _expelled(self) -> None:
         for partition in list(self.engine.partitions.values()):
-            self._lose(partition)
+            self.engine.lose(partition)
+        # What the old session has sent is refused.
+        self._known.clear()
 
     def _lose(self, partition: Partition) -> None:
         self.engine.lose(partition)
@@ -432,9 +432,7 @@ class Actor:
     def _running(self, epoch: int, position: int) -> Message:
         everything = [m for p in self.engine.partitions.values() for m in p.ledger.unfinished()]
         everything += self.engine.chains.fenced
-        return next(
-            m for m in everything if (m.partition.epoch, m.position, m.state) == (epoch, position, RUNNING)
-        )
+        return next(m for m in everything if (m.partition.epoch, m.position, m.state) == (epoch, position, RUNNING))
 
 
 def act(scope: Scope, positions: Positions, member: Member, event: Event) -> tuple[Member, list[Output]]:

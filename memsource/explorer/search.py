@@ -74,7 +74,7 @@ def search(world: World[S], *, max_states: int | None = None) -> Exploration:
     first = world.start()
     known = {first: 0}
     states = [first]
-    parents = [(-1, str)]
+    parents: list[tuple[int, Callable[[], str]]] = [(-1, str)]
     depths = [0]
     steps = at = 0
     violation = None
