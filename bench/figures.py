@@ -16,6 +16,9 @@ OUT: Final = Path(__file__).parent / "out"
 Run = Callable[[], float]
 """Does the work once; returns the figure of that once."""
 
+Pair = tuple[float, float]
+"""A figure and its baseline, from one run or from two that followed each other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
@@ -73,6 +76,22 @@ def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
             gc.collect()
             values.append(run())
     return [median(values) for values in measured]
+
+
+def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
+    """So many measurements of each, in turns."""
+    measured = []
+    for _ in range(count):
+        gc.collect()
+        before = baseline()
+        gc.collect()
+        measured.append((figure(), before))
+    return measured
+
+
+def middle(measured: Sequence[Pair]) -> Pair:
+    """The pair whose ratio is the median; of an even number, the upper one."""
+    return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 
 def cpu_micros(work: Callable[[], object], messages: int) -> float:

@@ -1,7 +1,8 @@
-"""The runtime on an in-process source: a handler that does nothing, and a plain one that sleeps, in threads.
+"""The runtime on an in-process source: a handler that does nothing, sleeping ones (`bench.waiting`), and threads.
 
 No-op: microseconds of CPU a message. The figure holds everything from ``run()`` to its return, the event loop
-included. The baseline awaits the same handler on the same messages in a bare loop.
+included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same
+run without one.
 
 Threads: messages a second, everything from ``run()`` to its return. The baseline maps the same handler over the same
 messages in a bare thread pool of as many threads.
@@ -14,11 +15,13 @@ import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Final
 
+from bench import waiting
 from bench.figures import Effort, Figure, cost, interleaved, rate
 from bench.source import FiniteSource, messages_of, new_partition
-from lanes import Consumer, Settings
+from lanes import Consumer, History, Settings
 from lanes.core.types import Message
 
 GOAL: Final = 2.0
@@ -39,18 +42,37 @@ def sleep(message: Message) -> None:
 def figures(effort: Effort) -> list[Figure]:
     """The cases, each interleaved with its baseline."""
     count = effort.messages(MESSAGES)
-    baseline, figure = interleaved([partial(_bare, count), partial(_runtime, count)], effort.repeats)
-    count = effort.messages(THREADS_MESSAGES)
-    pool, threads = interleaved([partial(_pool, count), partial(_threads, count)], effort.repeats)
+    baseline, figure, commits, history = interleaved(
+        [partial(_bare, count), partial(_runtime, count), partial(_commits, count), partial(_history, count)],
+        effort.repeats,
+    )
+    threads_count = effort.messages(THREADS_MESSAGES)
+    pool, threads = interleaved([partial(_pool, threads_count), partial(_threads, threads_count)], effort.repeats)
+    unit = "µs CPU/message"
     return [
-        cost("runtime no-op", "µs CPU/message", figure, baseline, GOAL),
+        cost("runtime no-op", unit, figure, baseline, GOAL),
+        cost("runtime no-op, commits", unit, commits, baseline, GOAL),
+        cost("runtime no-op, history on", unit, history, figure),
+        *waiting.figures(effort),
         rate("runtime threads", "messages/s", threads, pool, THREADS_GOAL),
     ]
 
 
 def _runtime(count: int) -> float:
-    source = FiniteSource(count, KEYS, BATCH)
-    consumer = Consumer(source, nothing, settings=Settings())
+    return _consume(FiniteSource(count, KEYS, BATCH), count)
+
+
+def _commits(count: int) -> float:
+    return _consume(FiniteSource(count, KEYS, BATCH, commits=True), count)
+
+
+def _history(count: int) -> float:
+    with TemporaryDirectory() as folder:
+        return _consume(FiniteSource(count, KEYS, BATCH), count, History(folder))
+
+
+def _consume(source: FiniteSource, count: int, history: History | None = None) -> float:
+    consumer = Consumer(source, nothing, settings=Settings(), history=history)
     micros = asyncio.run(_timed(consumer.run(), count))
     assert source.settled == count
     return micros

@@ -1,8 +1,9 @@
-"""Messages made beforehand, and a source that only hands them over: what is measured is `lanes`, not a broker."""
+"""Messages made beforehand, and sources that only hand them over: what is measured is `lanes`, not a broker."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -60,39 +61,64 @@ def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:
 
 
 class FiniteSource:
-    """Delivers ``count`` messages in runs of ``batch`` at most, as far as there is room, and then ends."""
+    """Delivers ``count`` messages in runs of ``batch`` at most, as far as there is room, and then ends.
 
-    def __init__(self, count: int, keys: int, batch: int) -> None:
-        self.messages = messages_of(new_partition(), count, keys)
+    ``commits``: it commits one position instead of settling each message. ``per_second``: it delivers no faster.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        keys: int,
+        batch: int,
+        traffic: Traffic = "uniform",
+        *,
+        commits: bool = False,
+        per_second: float | None = None,
+    ) -> None:
+        self.messages = messages_of(new_partition(floor=0 if commits else None), count, keys, traffic)
         self.settled = 0
+        self._commits = commits
         self._batch = batch
+        self._per_second = per_second
+        self._began = 0.0
         self._next = 0
         self._assigned = False
 
     async def open(self) -> SourceTraits:
         """There is nothing to open."""
-        return SourceTraits(name="bench")
+        return SourceTraits(name="bench", settles="cumulative" if self._commits else "individual")
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """The next run; waits for ever when there is no room."""
         partition = self.messages[0].partition
         if not self._assigned:
             self._assigned = True
+            self._began = time.perf_counter()
             return [Assigned(partition)]
         if self._next == len(self.messages):
             return [Exhausted()]
         count = min(room.messages, self._batch)
-        if count <= 0:
+        if count <= 0 or partition in room.paused:
             await anyio.sleep_forever()
-        # A source that never suspends would starve the workers; real ones wait for a socket.
-        await anyio.lowlevel.checkpoint()
+        if self._per_second is None:
+            # A source that never suspends would starve the workers; real ones wait for a socket.
+            await anyio.lowlevel.checkpoint()
+        else:
+            last = min(self._next + self._batch, len(self.messages))
+            await anyio.sleep(max(0.0, self._began + last / self._per_second - time.perf_counter()))
         run = self.messages[self._next : self._next + count]
         self._next += len(run)
         return [Delivered(partition, run, SIZE * len(run))]
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Count."""
-        self.settled += sum(len(settlement.messages) for settlement in settlements)
+        for settlement in settlements:
+            if settlement.floor is None:
+                self.settled += len(settlement.messages)
+            else:
+                # Positions count from 0 without a gap.
+                self.settled = settlement.floor
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """There is no timer to extend."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Final, Literal, Self, cast
 
 import anyio
-from anyio.abc import TaskGroup
 
 from lanes.batches import BatchWorkers
 from lanes.clock import Clock, monotonic
@@ -21,6 +22,7 @@ from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_h
 from lanes.health import Health, examine
 from lanes.history import History
 from lanes.observe import Telemetry
+from lanes.outcomes import cancellation_of
 from lanes.running import Running
 from lanes.settling import Shell
 from lanes.source import DeadLetters, Source
@@ -79,7 +81,7 @@ class Consumer:
         self._engine: Engine
         self._tap: Tap
         self._running: Running
-        self._block: TaskGroup
+        self._block: AbstractAsyncContextManager[None]
         self._failure: BaseException | None = None
 
     # --- running
@@ -102,13 +104,17 @@ class Consumer:
             self._state = "running"
             await self._running.run()
             reason = "drained" if self._running.stopping else "stopped"
+        except Exception as error:
+            self._failure = error
+            raise
         finally:
             self._state = "stopped"
             with anyio.CancelScope(shield=True):
                 await self._close(reason)
             self._ended.set()
         if self._running.fatal is not None:
-            raise self._running.fatal
+            self._failure = self._running.fatal
+            raise self._failure
 
     def stop(self) -> None:
         """Stop in order: take nothing more, let running handlers end, settle, release; then ``run`` returns.
@@ -126,35 +132,42 @@ class Consumer:
             await self._ended.wait()
 
     async def __aenter__(self) -> Self:
-        self._block = anyio.create_task_group()
+        self._block = self._beside()
         await self._block.__aenter__()
-        self._block.start_soon(self._run_beside)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        if error is None:
-            self.stop()
-            await self._ended.wait()
-        if self._failure is None:
-            return await self._block.__aexit__(kind, error, traceback)
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-        await self._block.__aexit__(*((kind, error, traceback) if cancelled else (None, None, None)))
-        if error is None or cancelled:
-            raise self._failure
-        return False
+        return await self._block.__aexit__(kind, error, traceback)
 
-    async def _run_beside(self) -> None:
-        try:
-            await self.run()
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as error:
-            # Raised at the end of the block: in here a task group would wrap it.
-            self._failure = error
-            self._ended.set()
-            self._block.cancel_scope.cancel()
+    @asynccontextmanager
+    async def _beside(self) -> AsyncIterator[None]:
+        """Run beside the block. What ends the block, or the run, is raised as it is: a task group would wrap it."""
+        failure: BaseException | None = None
+
+        async def run() -> None:
+            nonlocal failure
+            try:
+                await self.run()
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            try:
+                yield
+                await self.drain()
+            except BaseException as error:
+                if cancellation_of(error) is not None:
+                    raise
+                failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     # --- what a user asks and orders
 
@@ -180,8 +193,8 @@ class Consumer:
         Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
         """
         if self._state != "running":
-            fatal = self._running.fatal if hasattr(self, "_running") else self._failure
-            return Health(reasons=() if fatal is None else (f"stopped by {type(fatal).__qualname__}",))
+            failure = self._failure
+            return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
         now = self._clock()
         timeout = self._settings.timeout
         stuck = self._threads.stuck(now, timeout) if self._threads is not None and timeout is not None else []
@@ -215,9 +228,10 @@ class Consumer:
     def unblock(self, key: PartitionKey | None) -> int:
         """Let the blocked lanes of a key go on with one more attempt of their heads; returns how many there were.
 
-        None = messages without a key. The attempts so far are kept. Does not block.
+        None = messages without a key. The attempts so far are kept. Does not block. Raises ``LanesError`` before and
+        after ``run``.
         """
-        self._started("unblock a key")
+        self._at_work("unblock a key")
         count = self._engine.unblock(None if key is None else key_bytes(key))
         self._running.after()
         return count
@@ -226,11 +240,11 @@ class Consumer:
         """Give the blocked and held heads of a key up to the dead letters; returns how many there were.
 
         None = messages without a key. Does not block; the lanes go on when the letters are confirmed. Raises
-        ``ConfigError`` without dead letters.
+        ``ConfigError`` without dead letters, ``LanesError`` before and after ``run``.
         """
         if self._dead_letters is None:
             raise ConfigError("park needs dead letters, or the message is lost: pass dead_letters=… to the consumer")
-        self._started("park a key")
+        self._at_work("park a key")
         count = self._engine.park(None if key is None else key_bytes(key))
         self._running.after()
         return count
@@ -238,6 +252,11 @@ class Consumer:
     def _started(self, what: str) -> None:
         if not hasattr(self, "_running"):
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
+
+    def _at_work(self, what: str) -> None:
+        self._started(what)
+        if self._state == "stopped":
+            raise LanesError(f"the consumer has stopped: {what} while it runs; what is unsettled comes again")
 
     # --- start and end
 

@@ -227,48 +227,41 @@ class JetStreamSource:
 
     # --- messages
 
-    def _deliver(self, partition: Partition, arrived: list[Msg]) -> list[SourceEvent]:
-        """Messages for what arrived, up to the first sign that a delivery was lost on the way."""
-        for index, raw in enumerate(arrived):
-            delivery = sequences(raw.reply)[1]
-            if self._expected is not None and delivery != self._expected:
-                # Something the server counts as delivered did not arrive and will come back behind newer ones.
-                # Everything from here on is dropped: the takeover brings it back in order.
-                self._pulls.broken = f"delivery {self._expected} missing, got {delivery}"
-                arrived = arrived[:index]
-                break
-            self._expected = delivery + 1
-        return self._delivered(partition, arrived)
+    def _delivered(self, partition: Partition, arrived: list[Msg], expected: int | None) -> list[SourceEvent]:
+        """One run of messages, as far as their delivery numbers go on from ``expected`` (None = in any order).
 
-    def _delivered(self, partition: Partition, arrived: list[Msg]) -> list[SourceEvent]:
-        """One run of messages; one whose key cannot be had ends it, and is raised by the next ``receive``."""
+        One whose key cannot be had ends the run, and is raised by the next call, or by this one when it is the first.
+        """
         run: list[Message] = []
+        size, highest, key = 0, self._highest, self._key
         for raw in arrived:
-            position = sequences(raw.reply)[0]
+            position, delivery = sequences(raw.reply)
+            if expected is not None:
+                if delivery != expected:
+                    # Something the server counts as delivered did not arrive and will come back behind newer ones.
+                    # Everything from here on is dropped: the takeover brings it back in order.
+                    self._pulls.broken = f"delivery {expected} missing, got {delivery}"
+                    break
+                expected += 1
             try:
-                run.append(self._message(partition, raw, position))
-            except SourceError as error:
-                self._failure = error
+                found = None if key is None else key(raw)
+                lane = None if found is None else key_bytes(found)
+            except Exception as error:
+                self._failure = SourceError(
+                    f"{self._name}: key=… failed at sequence {position} with {type(error).__name__}: {error}; correct "
+                    "the key function, or exclude such messages with filter_subject"
+                )
+                self._failure.__cause__ = error
                 break
-            self._highest = max(self._highest, position)
+            bytes_of = size_of(raw)
+            run.append(Message(partition, position, lane, bytes_of, raw, raw.reply))
+            size += bytes_of
+            if position > highest:
+                highest = position
+        self._highest = highest
         if not run and self._failure is not None:
             raise self._failure
-        return [Delivered(partition, run, sum(message.size for message in run))] if run else []
-
-    def _message(self, partition: Partition, raw: Msg, position: int) -> Message:
-        return Message(partition, position, self._key_of(raw, position), size_of(raw), raw, raw.reply)
-
-    def _key_of(self, raw: Msg, position: int) -> bytes | None:
-        if self._key is None:
-            return None
-        try:
-            key = self._key(raw)
-            return None if key is None else key_bytes(key)
-        except Exception as error:
-            raise SourceError(
-                f"{self._name}: key=… failed at sequence {position} with {type(error).__name__}: {error}; correct the "
-                "key function, or exclude such messages with filter_subject"
-            ) from error
+        return [Delivered(partition, run, size)] if run else []
 
     # --- start
 

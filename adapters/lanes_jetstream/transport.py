@@ -57,6 +57,7 @@ class Pulls:
         self._outstanding = 0
         self._average_size = 256.0
         self._oversized = False
+        self._heard = False
         self._last_sign = 0.0
         self._last_look = 0.0
         self._reconnects = 0
@@ -139,6 +140,10 @@ class Pulls:
         if self.failure is not None:
             raise self.failure
         arrived, self._arrived = self._arrived, []
+        if arrived:
+            # As if each one had moved the average by a twentieth towards its size.
+            size = sum(map(size_of, arrived)) / len(arrived)
+            self._average_size += (size - self._average_size) * (1.0 - 0.95 ** len(arrived))
         return arrived
 
     def check(self) -> str | None:
@@ -153,21 +158,22 @@ class Pulls:
         return self.broken
 
     def _check_heartbeat(self, now: float) -> None:
-        if now - self._last_look > HEARTBEAT / 2:
-            # Nobody looked for so long: this loop was blocked, and what the server sent waits to be read.
+        if self._heard or now - self._last_look > HEARTBEAT / 2:
+            # Or nobody looked for so long: this loop was blocked, and what the server sent waits to be read.
+            self._heard = False
             self._last_sign = now
         elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
             self.broken = "no heartbeat from the server"
         self._last_look = now
 
     async def _receive(self, message: Msg) -> None:
-        self._last_sign = monotonic()
+        # For every message: whatever can be done once for many is done by ``take`` and ``check``.
+        self._heard = True
         if message.subject.startswith(self._inbox):
             self._status(message)
         else:
             self._arrived.append(message)
             self._outstanding -= 1
-            self._average_size += (size_of(message) - self._average_size) * 0.05
         self._wake.set()
 
     def _status(self, message: Msg) -> None:
@@ -211,11 +217,16 @@ def sequences(reply: str) -> tuple[int, int]:
     for any other.
     """
     tokens = reply.split(".")
-    first = {9: 5, 11: 7, 12: 7}.get(len(tokens), 0)
-    numbers = tokens[first : first + 2]
+    count = len(tokens)
+    first = 5 if count == 9 else 7 if count in (11, 12) else 0
+    stream, consumer = tokens[first : first + 2] if first else ("", "")
     # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
-    if not first or not all(number.isascii() and number.isdigit() and len(number) <= 20 for number in numbers):
+    if not (_is_number(stream) and _is_number(consumer)):
         raise SourceError(
             f"a delivery with the reply subject {reply!r:.200}: not one of JetStream's; is it the server?"
         )
-    return int(numbers[0]), int(numbers[1])
+    return int(stream), int(consumer)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20

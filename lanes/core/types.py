@@ -24,6 +24,20 @@ a message whose order nobody claims."""
 Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
+LaneId = bytes | int | None
+"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
+a message whose order nobody claims."""
+
+Runs = list[tuple[int, int]]
+"""Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
+
+LaneId = bytes | int | None
+"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
+a message whose order nobody claims."""
+
+Runs = list[tuple[int, int]]
+"""Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
+
 KEY_INT_BYTES: Final = 16
 
 

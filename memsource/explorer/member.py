@@ -201,6 +201,10 @@ class Actor:
         word, *about = event
         getattr(self, "_" + str(word).replace(" ", "_"))(*about)
         self._perform()
+        now = snapshot(self.engine)
+        kept = {(a.epoch, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
+        gone = {one for one in self._before.ready if one not in kept}
+        self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
 
     def _check(self, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         wanted = self._scope.invariants
@@ -215,13 +219,6 @@ class Actor:
             self.outputs.append(("note", _NOTES[type(effect)]))
             if isinstance(effect, fx.Drained):
                 self._drained(effect.partition)
-        now = snapshot(self.engine)
-        stayed = {one for a in now.assignments for m in a.held for one in [MessageId(a.epoch, m.position)]}
-        gone = {one for one in self._before.ready if one not in stayed or one in self._taken(now)}
-        self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
-
-    def _taken(self, now: EngineState) -> set[MessageId]:
-        return {MessageId(a.epoch, position) for a in now.assignments for position in running_of(a)}
 
     def _drained(self, partition: Partition) -> None:
         running = [m.position for m in partition.ledger.unfinished() if m.state == RUNNING]
@@ -361,6 +358,7 @@ class Actor:
                 self.outputs.append(("released", number))
             elif kind == "lost" and owned is not None:
                 self._lose(owned)
+            self._perform()
         self._check(invariants.other_partitions_untouched, self._before, self._now(), {n for _, n, _ in notices})
 
     def _expelled(self) -> None:

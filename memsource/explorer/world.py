@@ -169,8 +169,8 @@ class GroupWorld:
             if state.failures == scope.failures:
                 return None
             state = state._replace(failures=state.failures + 1)
-        elif word == "made" and all(m[0] != name for m in self._groups[state.group].members):
-            return None  # The group knows it no more: it is answered, when the member hears of that.
+        elif word == "made" and not self._is_known(state, name):
+            return None
         elif word == "leaves":
             group = self._call(state.group, "leave", name)
             return _with(state, index, _DOWN)._replace(group=group)
@@ -245,7 +245,8 @@ class GroupWorld:
                 committed = self._groups[state.group].committed[number]
                 if not (state.excused or state.faults):
                     self._check(invariants.stop_keeps_what_is_done, committed, self._done(state, number))
-                state = state._replace(group=self._call(state.group, "release", name, number))
+                if self._is_known(state, name):
+                    state = state._replace(group=self._call(state.group, "release", name, number))
         return state
 
     def _started(self, state: State, number: int, position: int) -> None:
@@ -283,6 +284,9 @@ class GroupWorld:
         wanted = self._scope.invariants
         if wanted is None or invariant in wanted:
             invariant(*args, **kwargs)
+
+    def _is_known(self, state: State, name: str) -> bool:
+        return any(member[0] == name for member in self._groups[state.group].members)
 
     def _done(self, state: State, number: int) -> set[int]:
         return {p for p in self._positions[number] if state.done & self._bits[number, p]}

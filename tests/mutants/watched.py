@@ -16,7 +16,8 @@ Find = Callable[[str, str], None]
 
 
 class Watched:
-    """Hands everything on to ``inner``. ``paused``: whether the user stopped the intake.
+    """Hands everything on to ``inner``. ``paused``: whether the user stopped the intake. ``leaving``: it stops, so that
+    what it releases goes back to its group when it leaves: before that it would be given to itself again.
 
     After ``cut`` nothing that the consumer says reaches the broker: it waits for ever.
     """
@@ -24,6 +25,7 @@ class Watched:
     def __init__(self, inner: MemorySource | GroupSource, find: Find) -> None:
         self.inner = inner
         self.paused = False
+        self.leaving = False
         self._find = find
         self._cut = False
         self._newest: dict[tuple[Partition, int], object] = {}
@@ -70,7 +72,8 @@ class Watched:
 
     async def release(self, partition: Partition) -> None:
         await self._reach()
-        await self.inner.release(partition)
+        if not (self.leaving and partition.floor is not None):
+            await self.inner.release(partition)
 
     async def aclose(self) -> None:
         await self.inner.aclose()

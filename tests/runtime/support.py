@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -83,6 +85,17 @@ async def turns(count: int = 50) -> None:
     """Let everything that could happen now happen."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
+
+
+def living() -> int:
+    """Tasks of this loop, and threads of this process."""
+    if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
+        tasks = len(asyncio.all_tasks())
+    else:
+        import trio
+
+        tasks = trio.lowlevel.current_statistics().tasks_living
+    return tasks + threading.active_count()
 
 
 def consumer_of(

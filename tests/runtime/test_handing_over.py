@@ -14,7 +14,7 @@ from lanes.source import Assigned, SourceEvent
 from memsource import Group, GroupSource
 from memsource.group import Committed
 from tests.runtime.grouped import commits, epochs, group_of, member
-from tests.runtime.support import Gated, started, turns, until
+from tests.runtime.support import Gated, living, started, turns, until
 from tests.runtime.threaded import assert_kept
 
 # --- handing over
@@ -175,11 +175,15 @@ async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() 
     source.block("settle")
     async with started(member(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
         await until(lambda: commits(source))
+        before = living()
         group.revoke(0)
         await until(lambda: run.consumer.status().partitions["memory/0"].draining)
+        await turns()
         group.lose("m-1", 0)
         await until(lambda: epochs(run) == [2])
         source.unblock("settle")
+        # The commit has ended, and the drain with it, long before its time is over.
+        await until(lambda: living() < before)
         assert await run.stop() is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from typing import Literal
 
 import anyio
@@ -15,22 +14,11 @@ from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Set
 from lanes.source import SourceEvent
 from memsource.broker import MemoryBroker
 from memsource.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+from tests.runtime.support import Gated, consumer_of, living, published, started, turns, until
 
 
 async def acknowledge(message: Message) -> None:
     """Handle nothing, well."""
-
-
-def living() -> int:
-    """Tasks of this loop, and threads of this process."""
-    if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
-        tasks = len(asyncio.all_tasks())
-    else:
-        import trio
-
-        tasks = trio.lowlevel.current_statistics().tasks_living
-    return tasks + threading.active_count()
 
 
 # --- errors of the source

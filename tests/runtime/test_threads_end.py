@@ -129,7 +129,6 @@ async def test_a_drain_takes_back_what_no_thread_has_begun(late: type[Late]) -> 
 async def test_a_stop_waits_for_the_handlers_and_leaves_no_thread() -> None:
     broker = published("a", "b", "a")
     handler = Gates()
-    before = threading.active_count()
     async with started(consumer_of(MemorySource(broker), handler)) as run:
         await until(lambda: handler.running == 2)
         run.consumer.stop()
@@ -137,7 +136,7 @@ async def test_a_stop_waits_for_the_handlers_and_leaves_no_thread() -> None:
         assert not run.ended.is_set()
         handler.let(0, 1)
         assert await run.end() is None
-        assert threading.active_count() == before
+        assert threads() == []
     assert broker.acked() == [0, 1]
     assert broker.unacked() == [2]
 

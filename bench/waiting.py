@@ -1,0 +1,146 @@
+"""The runtime with handlers that wait, as most do: how near it gets to what waiting allows, and who waits for whom.
+
+10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages
+from one iterator and await the same handler.
+
+Zipf: messages a second over keys of which one gets a seventh of the traffic. A key is handled one message at a time,
+so nothing can be faster than the busiest key: the baseline is 1 / (its share × the mean time of a handler), both of
+the same run.
+
+Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
+the p99 of the time from the delivery to the end of the other keys' messages; the baseline is that without the hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from bench.figures import Effort, Figure, Pair, cost, interleaved, middle, pairs, rate
+from bench.source import FiniteSource, messages_of, new_partition
+from lanes import Consumer, Settings
+from lanes.clock import monotonic
+from lanes.core.types import Message
+
+BATCH: Final = 500
+
+WAITING_GOAL: Final = 0.95
+WAITING_KEYS, WAITING_MESSAGES = 10_000, 200_000
+CONCURRENCY, IN_FLIGHT, WAIT = 1_000, 2_000, 0.010
+
+ZIPF_GOAL: Final = 0.9
+ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 20_000, 0.001
+
+STUCK_GOAL: Final = 1.25
+STUCK_PAIRS_MORE: Final = 2
+"""Pairs beyond the usual number of repeats: the tail of a distribution is less steady than its mean."""
+# All keys are alike, so the one that is stuck has a hundredth of the traffic: below ``max_in_flight`` to the end.
+STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, STUCK_BATCH, PER_SECOND = 100, 10_000, 0.001, 20, 5_000.0
+STUCK_KEY: Final = b"key-0"
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each with its baseline."""
+    count = effort.messages(WAITING_MESSAGES)
+    tasks, lanes = interleaved([partial(_tasks, count), partial(_waiting, count)], effort.repeats)
+    zipf = middle([_zipf(effort.messages(ZIPF_MESSAGES)) for _ in range(effort.repeats)])
+    count = effort.messages(STUCK_MESSAGES)
+    stuck = middle(
+        pairs(partial(_p99, count, hangs=True), partial(_p99, count, hangs=False), effort.repeats + STUCK_PAIRS_MORE)
+    )
+    name = f"runtime stuck key with {100 / STUCK_KEYS:g} % of the traffic"
+    return [
+        rate("runtime 10 ms handler", "messages/s", lanes, tasks, WAITING_GOAL),
+        rate("runtime zipf", "messages/s", *zipf, ZIPF_GOAL),
+        cost(name, "ms to the end, p99 of the others", *stuck).within(STUCK_GOAL),
+    ]
+
+
+# --- 10 ms handler
+
+
+async def _wait(message: Message) -> None:
+    await asyncio.sleep(WAIT)
+
+
+def _waiting(count: int) -> float:
+    source = FiniteSource(count, WAITING_KEYS, BATCH)
+    settings = Settings(concurrency=CONCURRENCY, max_in_flight=IN_FLIGHT)
+    begin = time.perf_counter()
+    asyncio.run(Consumer(source, _wait, settings=settings).run())
+    seconds = time.perf_counter() - begin
+    assert source.settled == count
+    return count / seconds
+
+
+def _tasks(count: int) -> float:
+    messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
+    begin = time.perf_counter()
+    asyncio.run(_bare(messages))
+    return count / (time.perf_counter() - begin)
+
+
+async def _bare(messages: Iterator[Message]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CONCURRENCY):
+            tasks.create_task(_each(messages))
+
+
+async def _each(messages: Iterator[Message]) -> None:
+    for message in messages:
+        await _wait(message)
+
+
+# --- one busy key
+
+
+def _zipf(count: int) -> Pair:
+    """Messages a second, and what the busiest key allows."""
+    source = FiniteSource(count, ZIPF_KEYS, BATCH, "zipf")
+    busiest = max(Counter(message.key for message in source.messages).values())
+    handling = 0.0
+
+    async def handler(message: Message) -> None:
+        nonlocal handling
+        begin = time.perf_counter()
+        await asyncio.sleep(ZIPF_WAIT)
+        handling += time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    asyncio.run(Consumer(source, handler, settings=Settings()).run())
+    seconds = time.perf_counter() - begin
+    assert source.settled == count
+    return count / seconds, 1 / (busiest / count * handling / count)
+
+
+# --- one stuck key
+
+
+def _p99(count: int, *, hangs: bool) -> float:
+    """Milliseconds from delivery to end, of the keys that are not stuck."""
+    source = FiniteSource(count, STUCK_KEYS, STUCK_BATCH, per_second=PER_SECOND)
+    others = sum(message.key != STUCK_KEY for message in source.messages)
+    times: list[float] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def handler(message: Message) -> None:
+            if message.key == STUCK_KEY and hangs:
+                await ended.wait()
+                return
+            await asyncio.sleep(STUCK_WAIT)
+            if message.key != STUCK_KEY:
+                times.append(monotonic() - message.received)
+                if len(times) == others:
+                    ended.set()
+
+        await Consumer(source, handler, settings=Settings()).run()
+
+    asyncio.run(main())
+    assert source.settled == count
+    return 1_000 * sorted(times)[len(times) * 99 // 100]

@@ -1,0 +1,241 @@
+"""A consumer as an async context manager: it runs while the block does, and errors come out as they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from lanes import Consumer, HandlerHalted, LanesError, Message, Settings, SourceError
+from memsource import MemorySource
+from tests.runtime.grouped import ONCE
+from tests.runtime.support import Gated, living, published, turns, until
+
+
+def beside(source: MemorySource, handler: Gated, *, grace: float = 2.0) -> Consumer:
+    """A consumer that never retries."""
+    return Consumer(source, handler, settings=Settings(concurrency=4, retry=ONCE, grace=grace))
+
+
+async def block(consumer: Consumer, body: Callable[[Consumer], Awaitable[None]]) -> None:
+    """Run a body beside a consumer."""
+    async with consumer:
+        await body(consumer)
+
+
+async def wait(consumer: Consumer) -> None:
+    """For ever."""
+    await anyio.sleep_forever()
+
+
+class Failing(Gated):
+    """A handler that fails when the test lets a message end."""
+
+    async def __call__(self, message: Message) -> None:
+        await super().__call__(message)
+        raise ValueError("poison")
+
+
+@pytest.mark.anyio
+async def test_it_runs_while_the_block_does_and_drains_at_its_end() -> None:
+    before = living()
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"a"])
+    async with beside(source, handler) as consumer:
+        await until(lambda: broker.acked() == [0] and handler.running == 1)
+        assert (consumer.ready, consumer.active) == (True, True)
+
+        async def end() -> None:
+            await until(lambda: consumer.status().partitions["memory/0"].draining)
+            handler.let(1)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            consumer.stop()
+    assert broker.unfinished == 0
+    assert [call.name for call in source.calls][-2:] == ["release", "aclose"]
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_block_that_does_nothing_is_a_run_that_ends() -> None:
+    source = MemorySource(published("a"))
+    async with beside(source, Gated(free=[b"a"])):
+        pass
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
+    before = living()
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"a"])
+    error = KeyError("of the block")
+
+    async def body(consumer: Consumer) -> None:
+        await until(lambda: handler.ended == [0] and handler.running == 1)
+        raise error
+
+    with pytest.raises(KeyError) as caught:
+        await block(beside(source, handler), body)
+    assert caught.value is error
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    # At once, and yet in order.
+    assert handler.cancelled == [1]
+    assert broker.acked() == [0]
+    assert source.called("aclose")
+    assert living() == before
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(3), ExceptionGroup("own", [ValueError(), OSError()])]
+)
+async def test_an_error_of_the_block_of_any_kind(error: BaseException) -> None:
+    source = MemorySource(published("a"))
+
+    async def body(consumer: Consumer) -> None:
+        await until(lambda: consumer.active)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await block(beside(source, Gated()), body)
+    assert caught.value is error
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_an_error_of_the_consumer_cancels_the_block_and_comes_out_as_it_is() -> None:
+    before = living()
+    source = MemorySource(published("a"))
+    handler = Failing(free=[b"a"])
+    consumer = beside(source, handler)
+    with pytest.raises(HandlerHalted) as caught:
+        await block(consumer, wait)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert consumer.health().reasons == ("stopped by HandlerHalted",)
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_an_error_at_the_start_comes_out_as_it_is() -> None:
+    source = MemorySource(published("a"))
+    error = SourceError("no server")
+    source.fail("open", error)
+    with pytest.raises(SourceError) as caught:
+        await block(beside(source, Gated()), wait)
+    assert caught.value is error
+
+
+@pytest.mark.anyio
+async def test_an_error_while_the_end_of_the_block_drains() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.block("release")
+    handler = Gated(free=[b"a"])
+    error = RuntimeError("a bug in the adapter")
+
+    async def body(consumer: Consumer) -> None:
+        await until(lambda: broker.acked() == [0])
+        source.fail("release", error)
+        source.unblock("release")
+
+    with pytest.raises(RuntimeError) as caught:
+        await block(beside(source, handler), body)
+    assert caught.value is error
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_an_error_that_the_block_did_not_hear_of() -> None:
+    before = living()
+    source = MemorySource(published("a"))
+    consumer = beside(source, Failing(free=[b"a"]))
+
+    async def body(consumer: Consumer) -> None:
+        with anyio.CancelScope(shield=True):
+            await until(lambda: not consumer.healthy)
+            await turns()
+
+    with pytest.raises(HandlerHalted):
+        await block(consumer, body)
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_an_error_of_both_is_that_of_the_block(caplog: pytest.LogCaptureFixture) -> None:
+    source = MemorySource(published("a"))
+    consumer = beside(source, Failing(free=[b"a"]))
+
+    async def body(consumer: Consumer) -> None:
+        with anyio.CancelScope(shield=True):
+            await until(lambda: not consumer.healthy)
+        raise KeyError("of the block")
+
+    with caplog.at_level(logging.INFO, "lanes"), pytest.raises(KeyError):
+        await block(consumer, body)
+    assert "stopping: HandlerHalted" in caplog.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("where", ["in the block", "at its end"])
+async def test_a_cancelled_block_stops_at_once(where: str) -> None:
+    before = living()
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handler = Gated(free=[b"a"])
+    ended = False
+    with anyio.CancelScope() as scope:
+        async with beside(source, handler) as consumer:
+            await until(lambda: handler.ended == [0] and handler.running == 1)
+
+            def cancel() -> None:
+                scope.cancel()
+
+            if where == "in the block":
+                cancel()
+                await anyio.sleep(30)
+            else:
+
+                async def later() -> None:
+                    await until(lambda: consumer.status().partitions["memory/0"].draining)
+                    cancel()
+
+                tasks = anyio.create_task_group()
+                await tasks.__aenter__()
+                tasks.start_soon(later)
+                consumer.stop()
+                await tasks.__aexit__(None, None, None)
+        ended = True
+    assert scope.cancelled_caught
+    assert not ended
+    assert handler.cancelled == [1]
+    assert broker.acked() == [0]
+    assert source.called("aclose")
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_a_cancellation_of_something_inside_the_block_is_none_of_the_consumers() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    async with beside(source, Gated(free=[b"a"])):
+        with anyio.move_on_after(0.001):
+            await anyio.sleep(30)
+        await until(lambda: broker.acked() == [0])
+
+
+@pytest.mark.anyio
+async def test_a_finite_source_may_end_before_the_block() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    async with beside(source, Gated(free=[b"a"])) as consumer:
+        await until(lambda: broker.unfinished == 0 and not consumer.ready)
+        await turns()
+    with pytest.raises(LanesError, match="stopped already"):
+        await block(consumer, wait)

@@ -1,0 +1,437 @@
+"""What a user asks a consumer and orders it: readiness, health, status, pause, drain, and running beside a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Settings, SourceError
+from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.runtime.grouped import ONCE, HandClock, group_of
+from tests.runtime.support import Gated, living, published, started, turns, until
+
+
+async def acknowledge(message: Message) -> None:
+    """Handle nothing, well."""
+
+
+async def acknowledge_all(batch: list[Message]) -> None:
+    """Handle nothing, well."""
+
+
+async def fail(message: Message) -> None:
+    """Handle nothing, badly."""
+    raise ValueError("poison")
+
+
+def consumer_of(source: Any, handler: Any, **arguments: Any) -> Consumer:
+    """A consumer that never retries, unless told so."""
+    names = ("dead_letters", "decode", "clock")
+    given = {name: arguments.pop(name) for name in names if name in arguments}
+    settings = Settings(**{"concurrency": 4, "retry": ONCE, **arguments})
+    return Consumer(source, handler, settings=settings, **given)
+
+
+def state(consumer: Consumer) -> tuple[bool, bool, bool]:
+    """What a probe asks."""
+    return consumer.ready, consumer.active, consumer.healthy
+
+
+# --- ready, active, healthy
+
+
+@pytest.mark.anyio
+async def test_it_is_ready_once_open_and_active_while_it_owns_a_partition() -> None:
+    group = Group(1)
+    source = GroupSource(group, "m")
+    source.block("open")
+    consumer = consumer_of(source, acknowledge)
+    assert state(consumer) == (False, False, True)
+    async with started(consumer) as run:
+        await until(lambda: source.called("open"))
+        assert state(consumer) == (False, False, True)
+        source.unblock("open")
+        await until(lambda: consumer.ready)
+        await until(lambda: consumer.active)
+        async with started(consumer_of(GroupSource(group, "other"), acknowledge)) as other:
+            await until(lambda: other.consumer.active or not consumer.active)
+            await turns()
+            # One partition for two: a hot standby is ready and healthy.
+            states = sorted([state(consumer), state(other.consumer)])
+            assert states == [(True, False, True), (True, True, True)]
+            assert await other.stop() is None
+        await until(lambda: consumer.active)
+        assert await run.stop() is None
+    assert state(consumer) == (False, False, True)
+
+
+@pytest.mark.anyio
+async def test_an_unfinished_message_that_is_too_old_makes_it_unhealthy() -> None:
+    clock = HandClock()
+    handler = Gated()
+    consumer = consumer_of(MemorySource(published("secret", "b")), handler, clock=clock, unhealthy_after=10.0)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 2)
+        assert consumer.healthy
+        clock.now += 10.0
+        assert consumer.health().reasons == ()
+        clock.now += 0.5
+        (reason,) = consumer.health().reasons
+        assert reason.startswith("the oldest unfinished message is too old: memory/0 position 0, key ")
+        assert reason.endswith(", attempt 1, 10.5 s old")
+        assert "secret" not in repr(consumer.health())
+        assert (bool(consumer.health()), consumer.healthy) == (False, False)
+        handler.let(0)
+        await until(lambda: handler.ended == [0])
+        (reason,) = consumer.health().reasons
+        assert "position 1" in reason
+        handler.let(1)
+        await until(lambda: consumer.healthy)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_blocked_lanes_make_it_unhealthy() -> None:
+    clock = HandClock()
+    consumer = consumer_of(MemorySource(published("a", "b", "a")), fail, clock=clock, poison="block")
+    async with started(consumer) as run:
+        await until(lambda: consumer.ready and consumer.status().blocked == 2)
+        (reason,) = consumer.health().reasons
+        assert reason.startswith("2 lanes blocked, the first: memory/0 position 0, key ")
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
+async def test_letters_that_cannot_be_written_make_it_unhealthy(poison: Any) -> None:
+    broker = published("a")
+    letters = MemoryDeadLetters(broker)
+    letters.block("put")
+    consumer = consumer_of(MemorySource(broker), fail, dead_letters=letters, poison=poison)
+    async with started(consumer) as run:
+        await until(lambda: letters.called("put"))
+        assert consumer.status().parking == 1
+        (reason,) = consumer.health().reasons
+        assert reason.startswith("1 lanes parking, the first: memory/0 position 0, key ")
+        letters.unblock("put")
+        await until(lambda: consumer.status().parking == 0)
+        assert consumer.healthy == (poison == "skip")
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failing", ["handler", "open", "letters"])
+async def test_what_stopped_it_is_its_health_from_then_on(failing: str) -> None:
+    broker = published("a")
+    source, letters = MemorySource(broker), MemoryDeadLetters(broker)
+    if failing == "open":
+        source.fail("open", SourceError("no server"))
+    elif failing == "letters":
+        letters.fail("open", SourceError("no server"))
+    consumer = consumer_of(source, fail, dead_letters=letters, poison="exit")
+    error = HandlerHalted if failing == "handler" else SourceError
+    with pytest.raises(error):
+        await consumer.run()
+    assert consumer.health().reasons == (f"stopped by {error.__name__}",)
+
+
+# --- status
+
+
+@pytest.mark.anyio
+async def test_the_status_of_a_source_that_commits() -> None:
+    group = group_of("abcd", partitions=1)
+    handler = Gated(free=[b"b"])
+    consumer = consumer_of(GroupSource(group, "m"), handler, max_ahead=100, commit_interval=0.0)
+    async with started(consumer) as run:
+        await until(lambda: group.committed(0).completed == ((1, 2),))
+        status = consumer.status()
+        partition = status.partitions["memory/0"]
+        assert (partition.epoch, partition.floor, partition.holes, partition.draining) == (1, 0, 3, False)
+        assert (partition.confirmed, partition.ahead, partition.ahead_reached) == (0, 4, False)
+        assert (status.paused, status.blocked, status.settled) == (False, 0, 1)
+        run.consumer.stop()
+        assert consumer.status().partitions["memory/0"].draining
+        handler.let(0, 2, 3)
+        assert await run.end() is None
+    assert consumer.status().partitions == {}
+
+
+@pytest.mark.anyio
+async def test_the_status_of_a_source_that_acknowledges() -> None:
+    broker = published("a", "b")
+    handler = Gated(free=[b"a"])
+    consumer = consumer_of(MemorySource(broker), handler)
+    async with started(consumer) as run:
+        await until(lambda: broker.acked() == [0] and consumer.status().partitions["memory/0"].floor == 1)
+        partition = consumer.status().partitions["memory/0"]
+        assert (partition.confirmed, partition.ahead, partition.ahead_reached) == (None, None, False)
+        assert (partition.holes, partition.epoch) == (1, 1)
+        assert "b'" not in repr(consumer.status())
+        handler.let(1)
+        assert await run.stop() is None
+
+
+# --- pause and resume
+
+
+@pytest.mark.anyio
+async def test_a_paused_consumer_takes_nothing_more() -> None:
+    broker = published("a")
+    handler = Gated(free=[b"a", b"b"])
+    consumer = consumer_of(MemorySource(broker), handler)
+    async with started(consumer) as run:
+        await until(lambda: broker.acked() == [0])
+        consumer.pause()
+        consumer.pause()
+        assert consumer.status().paused
+        await turns()
+        broker.publish(key="b")
+        await turns()
+        assert handler.started == [0]
+        consumer.resume()
+        await until(lambda: broker.acked() == [0, 1])
+        assert not consumer.status().paused
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_what_is_in_flight_goes_on_while_paused() -> None:
+    broker = published("a", "a")
+    handler = Gated()
+    consumer = consumer_of(MemorySource(broker), handler)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 1)
+        consumer.pause()
+        handler.let(0, 1)
+        await until(lambda: broker.acked() == [0, 1])
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_paused_before_it_runs_it_begins_paused() -> None:
+    broker = published("a")
+    handler = Gated(free=[b"a"])
+    consumer = consumer_of(MemorySource(broker), handler)
+    consumer.pause()
+    async with started(consumer) as run:
+        await until(lambda: consumer.active)
+        await turns()
+        assert handler.started == []
+        consumer.resume()
+        await until(lambda: broker.acked() == [0])
+        assert await run.stop() is None
+    other = consumer_of(MemorySource(published("a")), acknowledge)
+    other.pause()
+    other.resume()
+    async with started(other) as run:
+        await until(lambda: other.active and other.status().settled == 1)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_pause_outlives_assignments() -> None:
+    group = Group(2)
+    for number, key in enumerate("ab"):
+        group.publish(key=key, partition=number)
+    source = GroupSource(group, "m")
+    handler = Gated(free=[b"a", b"b"])
+    consumer = consumer_of(source, handler, commit_interval=0.0)
+    consumer.pause()
+    async with started(consumer) as run:
+        await until(lambda: consumer.active and len(consumer.status().partitions) == 2)
+        group.rebalance()
+        await until(lambda: [p.epoch for p in consumer.status().partitions.values()] == [3, 4])
+        await turns()
+        assert handler.started == []
+        # A client that prefetches is told which partitions to pause.
+        rooms = [call.room for call in source.called("receive") if call.room is not None]
+        assert {partition.epoch for partition in rooms[-1].paused} == {3, 4}
+        consumer.resume()
+        await until(lambda: group.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_drain_ignores_the_pause() -> None:
+    broker = published("a", "b")
+    handler = Gated()
+    consumer = consumer_of(MemorySource(broker), handler)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 2)
+        consumer.pause()
+        handler.let(0, 1)
+        assert await run.stop() is None
+    assert broker.unfinished == 0
+
+
+# --- drain
+
+
+@pytest.mark.anyio
+async def test_drain_waits_until_everything_has_ended() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Gated()
+    consumer = consumer_of(source, handler)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 1)
+        with anyio.move_on_after(0.01) as waited:
+            await consumer.drain()
+        assert waited.cancelled_caught
+        # It goes on although nobody waits for it.
+        assert consumer.status().partitions["memory/0"].draining
+        handler.let(0)
+        await consumer.drain()
+        assert source.called("aclose")
+        assert not consumer.ready
+        await consumer.drain()
+        assert await run.end() is None
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_drain_before_the_run_lets_it_end_at_once() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    consumer = consumer_of(source, acknowledge)
+    with anyio.fail_after(5):
+        await consumer.drain()
+        await consumer.run()
+        await consumer.drain()
+    assert broker.unfinished == 1
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_a_drain_of_what_failed_to_start_returns() -> None:
+    source = MemorySource(published("a"))
+    source.fail("open", SourceError("no server"))
+    consumer = consumer_of(source, acknowledge)
+    with pytest.raises(SourceError):
+        await consumer.run()
+    with anyio.fail_after(5):
+        await consumer.drain()
+
+
+# --- unblock and park: what is refused
+
+
+@pytest.mark.anyio
+async def test_unblock_and_park_are_for_a_running_consumer() -> None:
+    broker = published("a")
+    consumer = consumer_of(MemorySource(broker), fail, poison="block", dead_letters=MemoryDeadLetters(broker))
+    with pytest.raises(LanesError, match="has not started: unblock a key after run"):
+        consumer.unblock("a")
+    with pytest.raises(LanesError, match="has not started: park a key after run"):
+        consumer.park("a")
+    async with started(consumer) as run:
+        await until(lambda: consumer.active and consumer.status().blocked)
+        with pytest.raises(TypeError, match="a key must be"):
+            consumer.unblock(1.5)  # type: ignore[arg-type]
+        assert (consumer.unblock("b"), consumer.park("b"), consumer.park(None)) == (0, 0, 0)
+        # At once: the lanes are still there, and nobody works for them any more.
+        run.scope.cancel()
+        await run.end()
+    with pytest.raises(LanesError, match="has stopped: unblock a key while it runs"):
+        consumer.unblock("a")
+    with pytest.raises(LanesError, match="has stopped: park a key while it runs"):
+        consumer.park("a")
+    assert broker.dead_letters == []
+
+
+@pytest.mark.anyio
+async def test_to_park_without_dead_letters_is_refused() -> None:
+    consumer = consumer_of(MemorySource(published("a")), fail, poison="block")
+    with pytest.raises(ConfigError, match="park needs dead letters, or the message is lost: pass dead_letters="):
+        consumer.park("a")
+
+
+# --- several in one process
+
+
+@pytest.mark.anyio
+async def test_several_consumers_run_in_one_process() -> None:
+    before = living()
+    brokers = [published(*"abcabc") for _ in range(3)]
+    sources = [MemorySource(broker) for broker in brokers]
+    halted = published("a", "b")
+    async with (
+        started(consumer_of(MemorySource(halted), fail)) as failing,
+        started(consumer_of(sources[0], acknowledge)) as one,
+        started(consumer_of(sources[1], lambda message: None)) as two,
+        started(consumer_of(sources[2], acknowledge_all, batch=3)) as three,
+    ):
+        # One that fails is no business of the others.
+        assert isinstance(await failing.end(), HandlerHalted)
+        await until(lambda: not any(broker.unfinished for broker in brokers))
+        for run in (one, two, three):
+            await until(lambda run=run: run.consumer.status().settled == 6)  # type: ignore[misc]
+            assert await run.stop() is None
+    assert [broker.acked() for broker in brokers] == [[0, 1, 2, 3, 4, 5]] * 3
+    assert living() == before
+
+
+# --- the settings reach it
+
+
+@pytest.mark.anyio
+async def test_a_batch_above_what_the_broker_allows_is_refused_before_the_first_message() -> None:
+    broker = MemoryBroker(max_unacked=5)
+    broker.publish()
+    source = MemorySource(broker)
+    with pytest.raises(ConfigError, match="batch=6 is above max_in_flight=5"):
+        await consumer_of(source, acknowledge, batch=6).run()
+    assert broker.deliveries(0) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_keys_that_share_a_lane_wait_for_each_other(lanes: int) -> None:
+    keys = [f"k{number}" for number in range(12)]
+    broker = published(*keys)
+    handler = Gated()
+    consumer = consumer_of(MemorySource(broker), handler, lanes=lanes, concurrency=12)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == lanes)
+        await turns()
+        assert handler.running == lanes
+        handler.let(*range(12))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("settings", "running"),
+    [
+        ({}, [0, 1, 3, 4]),
+        ({"keyless": "one_lane"}, [0, 1, 3]),
+        ({"order": "partition"}, [0]),
+        ({"order": "none"}, [0, 1, 2, 3, 4]),
+    ],
+)
+async def test_what_waits_for_what(settings: dict[str, Any], running: list[int]) -> None:
+    broker = published("a", "b", "a", None, None)
+    handler = Gated()
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=9, **settings)) as run:
+        await until(lambda: len(handler.started) == len(running))
+        await turns()
+        assert sorted(handler.started) == running
+        handler.let(*range(5))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+def test_a_timeout_that_nothing_can_keep_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'timeout=1 with sync_handlers="inline": .*; use sync_handlers="threads"'):
+        consumer_of(MemorySource(MemoryBroker()), lambda message: None, timeout=1.0, sync_handlers="inline")
+    consumer_of(MemorySource(MemoryBroker()), acknowledge, timeout=1.0, sync_handlers="inline")
+
+
+@pytest.mark.parametrize("decode", [5, acknowledge])
+def test_decode_is_a_plain_function(decode: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^decode=.*: pass a plain function of one message$"):
+        consumer_of(MemorySource(MemoryBroker()), acknowledge, decode=decode)
