@@ -1,8 +1,11 @@
-"""JetStream, on a real server: messages a second with a handler that does nothing.
+"""JetStream, on a real server, with a handler that does nothing: messages a second, and what a history costs.
 
-The baseline is what a program can get out of the same client without `lanes`: overlapped raw pulls on an inbox of its
-own, the stream sequence parsed, every message acknowledged by a raw publish. Both have as many messages in flight.
-Time runs from the first message until the server has read the last acknowledgement.
+No-op: the baseline is what a program can get out of the same client without `lanes`: overlapped raw pulls on an inbox
+of its own, the stream sequence parsed, every message acknowledged by a raw publish. Both have as many messages in
+flight. Time runs from the first message until the server has read the last acknowledgement.
+
+History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
+without a history.
 """
 
 from __future__ import annotations
@@ -13,24 +16,26 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count as count_from
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
-from bench.figures import Effort, Figure, interleaved, rate
-from lanes import Consumer, Message, Settings
+from bench.figures import Effort, Figure, cost, interleaved, rate
+from lanes import Consumer, History, Message, Settings
 from lanes_jetstream import JetStreamSource, subject_token
 from tests.components import running
 
 GOAL: Final = 0.8
+HISTORY_GOAL: Final = 1.3
 STREAM: Final = "BENCH"
 KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The case, interleaved with its baseline, on a server of its own."""
+    """The cases, each interleaved with its baseline, on a server of their own."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:
@@ -41,8 +46,13 @@ def figures(effort: Effort) -> list[Figure]:
             durable = f"durable-{next(number)}"
             return asyncio.run(_connected(url, lambda client: consume(client, durable, count)))
 
-        baseline, figure = interleaved([partial(measured, _raw), partial(measured, _lanes)], effort.repeats)
-    return [rate("jetstream no-op", "messages/s", figure, baseline, GOAL)]
+        baseline, figure, without, history = interleaved(
+            [partial(measured, case) for case in (_raw, _lanes, _without_history, _history)], effort.repeats
+        )
+    return [
+        rate("jetstream no-op", "messages/s", figure, baseline, GOAL),
+        cost("jetstream history on", "µs CPU/message", history, without).within(HISTORY_GOAL),
+    ]
 
 
 async def _connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
@@ -71,6 +81,25 @@ async def _fill(url: str, count: int) -> None:
 
 
 async def _lanes(client: Client, durable: str, count: int) -> float:
+    begin = await _consume(client, durable, count)
+    return count / (time.perf_counter() - begin)
+
+
+async def _without_history(client: Client, durable: str, count: int) -> float:
+    begin = time.thread_time_ns()
+    await _consume(client, durable, count)
+    return (time.thread_time_ns() - begin) / 1_000 / count
+
+
+async def _history(client: Client, durable: str, count: int) -> float:
+    with TemporaryDirectory() as folder:
+        begin = time.thread_time_ns()
+        await _consume(client, durable, count, History(folder))
+        return (time.thread_time_ns() - begin) / 1_000 / count
+
+
+async def _consume(client: Client, durable: str, count: int, history: History | None = None) -> float:
+    """Handle ``count`` messages; when the first one was handled, in seconds of ``perf_counter``."""
     handled = 0
     first = 0.0
 
@@ -83,10 +112,10 @@ async def _lanes(client: Client, durable: str, count: int) -> float:
             consumer.stop()
 
     source = JetStreamSource(client, stream=STREAM, durable=durable, key=subject_token(1))
-    consumer = Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT))
+    consumer = Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT), history=history)
     # Returns when everything is acknowledged and the server has read it.
     await consumer.run()
-    return count / (time.perf_counter() - first)
+    return first
 
 
 async def _raw(client: Client, durable: str, count: int) -> float:

@@ -56,6 +56,7 @@ def _lives(history: History, messages: list[Message]) -> None:
     history.retry(second, 0.1, 1.7)
     history.dlq_sent(second, 1.8)
     history.dlq_confirmed(second, 1.9)
+    history.archived(second, 1.9)
     history.paused(3, 30, 2.0)
     history.resumed(1, 10, 2.1)
     history.started(third, 2.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from fuzz import engine, history, ledger, offset_map, reply
+from fuzz import engine, history, ledger, letter, offset_map, reply
 from fuzz.running import Target
 
 
@@ -27,5 +27,6 @@ TARGETS: Final = {
         _target(history, 300),
         _target(reply, 600),
         _target(offset_map, 300),
+        _target(letter, 300),
     )
 }

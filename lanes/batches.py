@@ -1,6 +1,10 @@
 """Workers for a handler of batches: one call of it is one execution of every lane in the batch.
 
 A batch is taken when it can be full, or when its first message has waited for ``linger`` seconds.
+
+In the history the messages of a lane follow each other: the first has its ``started`` row before the call, and what
+follows it in the batch when the call has ended, each behind the end of the one before. What does not count because one
+before it failed has no rows of this call.
 """
 
 from __future__ import annotations
@@ -10,15 +14,16 @@ from typing import cast
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from lanes.batch_threads import BatchThreads
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, QUEUED
-from lanes.core.types import ABANDON, ACK, Failure, LaneId, Message, Outcome, Partition, PartitionId
+from lanes.core.types import ABANDON, ACK, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
+from lanes.history import History
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
 from lanes.settling import Shell
@@ -26,11 +31,10 @@ from lanes.tap import Tap
 
 
 class _Worker:
-    __slots__ = ("batch", "cancelled", "scope")
+    __slots__ = ("batch", "scope")
 
     def __init__(self) -> None:
         self.batch: list[Message] = []
-        self.cancelled = False
         self.scope: anyio.CancelScope
 
 
@@ -38,7 +42,8 @@ class BatchWorkers:
     """The workers of one consumer whose handler takes up to ``size`` messages.
 
     A plain function runs in a thread, or on the event loop with ``inline``. Cancelling a partition cancels the calls
-    that any of its messages is in: what of them belongs to other partitions was interrupted, and drains these.
+    that any of its messages is in: what of them belongs to other partitions was interrupted, and drains these. Calls in
+    threads go on. ``timeout`` and ``grace`` (seconds): see ``Settings``.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class BatchWorkers:
         size: int,
         linger: float,
         timeout: float | None,
+        grace: float,
         inline: bool,
         decode: Decode | None,
     ) -> None:
@@ -64,14 +70,16 @@ class BatchWorkers:
         self._size = size
         self._linger = linger
         self._timeout = timeout
-        self._inline = inline
         self._decode = decode
-        self._threads = anyio.CapacityLimiter(engine.concurrency)
+        in_threads = not self._awaits and not inline
+        self._threads = BatchThreads(handler, clock, timeout=timeout, grace=grace) if in_threads else None
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._wake = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
         """Start the worker tasks; they run until the task group is cancelled."""
+        if self._threads is not None:
+            self._threads.start(tasks)
         for worker in self._workers:
             tasks.start_soon(self._work, worker)
 
@@ -83,14 +91,16 @@ class BatchWorkers:
         """Cancel the calls that messages of a partition are in."""
         for worker in self._workers:
             if any(message.partition is partition for message in worker.batch):
-                worker.cancelled = True
                 worker.scope.cancel()
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """The first message of each call that runs in a thread for ``timeout`` seconds or longer."""
+        return [] if self._threads is None else self._threads.stuck(now, timeout)
 
     async def _work(self, worker: _Worker) -> None:
         while True:
             batch = await self._take()
             worker.batch = batch
-            worker.cancelled = False
             with anyio.CancelScope() as worker.scope:
                 await self._handle(worker, batch)
             self._shell.after()
@@ -120,8 +130,10 @@ class BatchWorkers:
             handling = tap.telemetry.handling_batch(batch)
         try:
             if tap.history is not None:
+                heads = _heads(batch)
                 for message in batch:
-                    tap.history.started(message, self._clock())
+                    if message in heads:
+                        tap.history.started(message, self._clock())
                 # In the file before the handler is called, as a whole.
                 tap.history.flush()
             if handling is None:
@@ -130,7 +142,7 @@ class BatchWorkers:
                 with handling:
                     outcomes = await self._outcomes(batch)
         except BaseException as error:
-            cancelled = worker.cancelled or anyio.current_effective_deadline() == float("-inf")
+            cancelled = anyio.current_effective_deadline() == float("-inf")
             cancellation = cancellation_of(error) if cancelled else None
             if cancellation is not None:
                 self._finish(worker, [ABANDON] * len(batch), "cancelled", error, handling)
@@ -147,11 +159,11 @@ class BatchWorkers:
 
     async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
         """Call the handler with what can be read. Behind a message of a lane that cannot, that lane waits."""
-        unreadable: dict[tuple[PartitionId, LaneId], None] = {}
+        unreadable: set[_Lane] = set()
         outcomes: dict[Message, Outcome] = {}
         sound = []
         for message in batch:
-            lane = (message.partition.id, message.lane)
+            lane = (message.partition, message.lane)
             if message.lane is not None and lane in unreadable:
                 outcomes[message] = ABANDON  # Behind one that is no ack: the engine gives it back to its lane.
                 continue
@@ -162,7 +174,7 @@ class BatchWorkers:
                     decoded(message, self._decode)
             except MessageError as error:
                 outcomes[message] = failure(error)
-                unreadable[lane] = None
+                unreadable.add(lane)
             else:
                 sound.append(message)
         if sound:
@@ -171,16 +183,13 @@ class BatchWorkers:
         return [outcomes[message] for message in batch]
 
     async def _call(self, batch: list[Message]) -> object:
-        with anyio.move_on_after(self._timeout):
-            if self._awaits:
+        if self._awaits:
+            with anyio.move_on_after(self._timeout):
                 return await cast(Awaitable[object], self._handler(batch))
-            if self._inline:
-                returned = self._handler(batch)
-            else:
-                returned = await anyio.to_thread.run_sync(self._handler, batch, limiter=self._threads)
-            refuse_awaitable(self._handler, returned, batch[0])
-            return returned
-        raise TimeoutError(f"the handler did not end within timeout={self._timeout} s")
+            raise TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
+        returned = self._handler(batch) if self._threads is None else await self._threads.call(batch)
+        refuse_awaitable(self._handler, returned, batch[0])
+        return returned
 
     def _finish(
         self,
@@ -192,16 +201,47 @@ class BatchWorkers:
     ) -> None:
         batch, worker.batch = worker.batch, []
         now = self._clock()
-        self._engine.finish_batch(batch, outcomes, now)
         if self._tap.history is not None:
-            for message, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, Failure):
-                    self._tap.history.ended(message, "error", now, outcome.error)
-                elif outcome is ACK and message.state != QUEUED:
-                    self._tap.history.ended(message, "ok", now)
-                else:
-                    # Behind one that was no ack: whatever came of it does not count, and it runs again.
-                    self._tap.history.ended(message, "cancelled" if result == "ok" else result, now, error)
+            self._note(self._tap.history, batch, outcomes, result, error, now)
+        self._engine.finish_batch(batch, outcomes, now)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
+
+    @staticmethod
+    def _note(
+        history: History,
+        batch: list[Message],
+        outcomes: list[Outcome],
+        result: str,
+        error: BaseException | None,
+        now: float,
+    ) -> None:
+        """The rows of a call that ended, lane by lane as far as its outcomes count."""
+        heads = _heads(batch)
+        over: set[_Lane] = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            lane = (message.partition, message.lane)
+            if message not in heads:
+                if lane in over or not message.partition.live:
+                    continue
+                history.started(message, now)
+            if outcome is ACK:
+                history.ended(message, "ok", now)
+                continue
+            over.add(lane)
+            if isinstance(outcome, Failure):
+                history.ended(message, "error", now, outcome.error)
+            else:
+                history.ended(message, result, now, error)
+
+
+_Lane = tuple[Partition, LaneId]
+
+
+def _heads(batch: list[Message]) -> set[Message]:
+    """The first message of each lane; one that is in no lane is its own."""
+    lanes: dict[_Lane, Message] = {}
+    for message in batch:
+        lanes.setdefault((message.partition, message.lane), message)
+    return {*lanes.values(), *(message for message in batch if message.lane is None)}

@@ -77,7 +77,7 @@ class Consumer:
         self._stopping = False
         self._paused = False
         self._ended = anyio.Event()
-        self._threads: ThreadWorkers | None = None
+        self._threads: ThreadWorkers | BatchWorkers | None = None
         self._engine: Engine
         self._tap: Tap
         self._running: Running
@@ -316,7 +316,7 @@ class Consumer:
         settings, engine, clock, tap = self._settings, self._engine, self._clock, self._tap
         inline = settings.sync_handlers == "inline"
         if settings.batch is not None:
-            return BatchWorkers(
+            self._threads = BatchWorkers(
                 engine,
                 cast(BatchHandler, self._handler),
                 shell,
@@ -325,9 +325,11 @@ class Consumer:
                 size=settings.batch,
                 linger=settings.linger,
                 timeout=settings.timeout,
+                grace=settings.grace,
                 inline=inline,
                 decode=self._decode,
             )
+            return self._threads
         if is_async(self._handler) or inline:
             handler = async_handler(self._handler, self._decode)
             return Workers(engine, handler, shell, clock, tap, settings.timeout)

@@ -54,6 +54,8 @@ def decoded(message: Message, decode: Decode) -> None:
     """Fill ``message.data``. Raises ``MessageError`` when ``decode`` fails: another attempt would fail as well."""
     try:
         message.data = decode(message)
+    except MessageError:
+        raise
     except Exception as error:
         raise MessageError(
             f"decode failed at {message.partition.id} position {message.position} with {type(error).__qualname__}"

@@ -237,6 +237,10 @@ class History:
         """The broker confirmed its dead letter."""
         self._message("dlq_confirmed", message, self._stamp(now))
 
+    def archived(self, message: Message, now: float) -> None:
+        """The broker confirmed its dead letter, and it stays unfinished: its lane is blocked."""
+        self._message("archived", message, self._stamp(now))
+
     def acks(self, messages: Sequence[Message], now: float) -> None:
         """They are finished and about to be settled. The caller flushes before the settlement leaves."""
         stamp = self._stamp(now)

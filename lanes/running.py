@@ -57,6 +57,7 @@ class Running:
         workers: Callable[[Shell], Workforce],
     ) -> None:
         self._engine = engine
+        self._effects, self._dirty, self._ready = engine.effects, engine.dirty, engine.chains.ready
         self._source = source
         self._extend_interval = traits.extend_interval
         self._commits = traits.settles == "cumulative"
@@ -139,12 +140,12 @@ class Running:
 
         ``taking``: how many ready lanes the caller will take itself, without being woken.
         """
-        engine = self._engine
-        if engine.effects:
+        # After every message: these are the engine's own lists, which it keeps for its whole life.
+        if self._effects:
             self._perform()
-        if engine.dirty:
+        if self._dirty and self._settler.idle:
             self._settler.wake()
-        if engine.ready > taking:
+        if len(self._ready) > taking:
             self._workers.wake()
         if self._exhausted:
             self._stop_when_exhausted()

@@ -30,6 +30,8 @@ class Shell(Protocol):
 class Settler:
     """The settle step of one consumer: at most one settlement of a partition is on its way at any time.
 
+    ``idle``: it waits, and has to be woken for what is finished.
+
     What a source settles message by message goes out as soon as the one before has left. Where it ``commits``, what
     has finished enters the ledger at once, and commits go out when they are due, beside that.
     """
@@ -41,7 +43,7 @@ class Settler:
         self._clock = clock
         self._tap = tap
         self._commits = commits
-        self._idle = False
+        self.idle = False
         self._failed = False
         self._under_way = 0
         self._left = anyio.Event()
@@ -66,16 +68,16 @@ class Settler:
         if engine.dirty:
             return
         self._wake = anyio.Event()
-        self._idle = True
+        self.idle = True
         at = engine.commit_at()
         with anyio.move_on_after(None if at == INFINITY else max(0.0, at - self._clock())):
             await self._wake.wait()
-        self._idle = False
+        self.idle = False
 
     def wake(self) -> None:
         """Something is finished. Cheap when it is known already."""
-        if self._idle:
-            self._idle = False
+        if self.idle:
+            self.idle = False
             self._wake.set()
 
     async def settle_all(self, partition: Partition | None = None) -> None:
@@ -111,6 +113,9 @@ class Settler:
             return not settlements or await self._send(settlements)
 
     def _collect(self, *, everything: bool) -> list[Settlement]:
+        if self._commits:
+            for partition in self._engine.dirty:
+                self._tap.completed(partition, len(partition.finished))
         settlements = self._engine.collect(self._clock(), everything=everything)
         if self._commits:
             # What has finished left the bounds: the source may have room now.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from lanes.clock import Clock
 from lanes.core.effects import Redelivered
+from lanes.core.lane import ARCHIVING
 from lanes.core.types import Message, Partition, Settlement
 from lanes.history import History
 from lanes.observe import Telemetry
@@ -56,7 +57,8 @@ class Tap:
     def parked(self, message: Message) -> None:
         """Its dead letter is confirmed."""
         if self.history is not None:
-            self.history.dlq_confirmed(message, self._clock())
+            note = self.history.archived if message.state == ARCHIVING else self.history.dlq_confirmed
+            note(message, self._clock())
         if self.telemetry is not None:
             self.telemetry.dead_lettered(message)
 

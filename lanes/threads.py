@@ -105,8 +105,8 @@ class ThreadWorkers:
     def start(self, tasks: TaskGroup) -> None:
         """Start taking messages, until the task group is cancelled. Starts no thread yet."""
         self._wake = anyio.Event()
-        self._context = _context()
-        self._call_on_loop = _entry_of_loop()
+        self._context = handler_context()
+        self._call_on_loop = entry_of_loop()
         tasks.start_soon(self._run)
         if self._timeout is not None:
             tasks.start_soon(self._watch, self._timeout)
@@ -235,7 +235,7 @@ class ThreadWorkers:
                     continue
                 if now - running[1] >= timeout:
                     worker.reported = running
-                    _report_stuck(running[0], now - running[1], timeout)
+                    report_stuck(running[0], now - running[1], timeout)
                 else:
                     due = min(due, running[1] + timeout)
             # Not 0, whatever a subtraction of floats leaves: this task must not spin.
@@ -267,7 +267,7 @@ class ThreadWorkers:
                 worker.thread.join()
         left = self._running()
         if left:
-            _report_left(left)
+            report_left(left)
 
     def _running(self) -> list[Message]:
         running = [worker.now for worker in self._workers]
@@ -327,7 +327,7 @@ class ThreadWorkers:
         self._wake.set()
 
 
-def _context() -> contextvars.Context:
+def handler_context() -> contextvars.Context:
     """A copy of the current context, in which no event loop runs as far as the libraries for that can tell."""
     context = contextvars.copy_context()
     try:
@@ -340,7 +340,7 @@ def _context() -> contextvars.Context:
     return context
 
 
-def _entry_of_loop() -> Callable[[Callable[[], None]], object]:
+def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     """What calls a function on the running event loop, from any thread; ``RuntimeError`` when the loop is gone."""
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return asyncio.get_running_loop().call_soon_threadsafe
@@ -349,7 +349,7 @@ def _entry_of_loop() -> Callable[[Callable[[], None]], object]:
     return trio.lowlevel.current_trio_token().run_sync_soon
 
 
-def _report_stuck(message: Message, age: float, timeout: float) -> None:
+def report_stuck(message: Message, age: float, timeout: float) -> None:
     log.error(
         "%s position %d attempt %d: its handler has been running for %.1f s in a thread, handler timeout %g s. A "
         "thread cannot be cancelled: its lane and its thread stay taken until it returns",
@@ -361,7 +361,7 @@ def _report_stuck(message: Message, age: float, timeout: float) -> None:
     )
 
 
-def _report_left(messages: list[Message]) -> None:
+def report_left(messages: list[Message]) -> None:
     named = ", ".join(f"{message.partition.id} position {message.position}" for message in messages[:_NAMED_LIMIT])
     log.warning(
         "%d threads left behind, whose handlers did not end: what they do does not count any more, and they end with "

@@ -84,11 +84,12 @@ class Workers:
         self._timeout = timeout
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._idle: list[_Worker] = []
+        self._latest: _Worker | None = None
         self._waking = 0
         # With a history those that start together share one write, so they are woken together.
         self._waking_limit = _WAKING_LIMIT if tap.history is None else engine.concurrency
         self._round = 0
-        self._slice_start = clock()
+        self._slice_start = self._looked = clock()
         self._stride = 1
         self._countdown = 1
 
@@ -103,6 +104,8 @@ class Workers:
         """Wake idle workers for the lanes that are ready."""
         # Those woken before and not running yet will take their share, and wake the next ones: where handlers do
         # not suspend, the first few do all the work, and waking a worker costs more than a message.
+        if not self._idle or self._waking >= self._waking_limit:
+            return
         for _ in range(min(len(self._idle), self._engine.ready - self._waking, self._waking_limit - self._waking)):
             self._waking += 1
             self._idle.pop().wake.set()
@@ -126,7 +129,8 @@ class Workers:
                     worker.scope.cancel()
             # Whatever starts from now on has not used up its time when the first of these has.
             starts = [worker.started for worker in running if not worker.cancelled]
-            await anyio.sleep(max(0.0, min(starts, default=now) + timeout - now))
+            # Not 0, whatever a subtraction of floats leaves: this task must not spin.
+            await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
 
     async def _work(self, worker: _Worker) -> None:
         again = True
@@ -148,9 +152,13 @@ class Workers:
                 self._idle.append(worker)
                 await worker.wake.wait()
                 self._waking -= 1
+                if len(self._idle) + self._waking + 1 == len(self._workers):
+                    # All of them slept: what the loop did meanwhile is not of their slice.
+                    self._slice_start = self._looked = self._clock()
                 self.wake()
                 continue
             worker.message = message
+            self._latest = worker
             if timed:
                 worker.started = self._clock()
             if telemetry is not None:
@@ -195,6 +203,8 @@ class Workers:
                     handling.end(RESULTS[message.state])
             # One ready lane is what this worker takes itself: waking another for it costs more than the message.
             shell.after(taking=1)
+            if self._latest is not worker:
+                continue  # Others ran meanwhile, so the handler has suspended, and the loop has had its turn.
             self._countdown -= 1
             if self._countdown <= 0 and self._slice_used():
                 before = self._round
@@ -202,16 +212,18 @@ class Workers:
                 if self._round == before:
                     # The first worker of the next round of the loop: a new slice for all of them.
                     self._round += 1
-                    self._slice_start = self._clock()
+                    self._slice_start = self._looked = self._clock()
         return True
 
     def _slice_used(self) -> bool:
-        elapsed = self._clock() - self._slice_start
-        if elapsed >= TIME_SLICE:
+        now = self._clock()
+        left = self._slice_start + TIME_SLICE - now
+        if left <= 0.0:
             self._stride = self._countdown = 1
             return True
         # Look again after as many messages as are sure to fit, as far as the last ones tell.
-        self._stride = min(self._stride * 2, _STRIDE_LIMIT) if elapsed < TIME_SLICE / 4 else 1
+        took, self._looked = now - self._looked, now
+        self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride
         return False
 

@@ -30,6 +30,7 @@ _MESSAGE: Final[dict[str, tuple[str, str]]] = {
     "retry": ("", "delay"),
     "dlq_sent": ("", ""),
     "dlq_confirmed": ("", ""),
+    "archived": ("", ""),
     "ack": ("", ""),
     "abandoned": ("", ""),
     "zombie": ("", ""),

@@ -55,7 +55,7 @@ def test_a_falsifying_example_is_printed(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ledgre"], "fuzz: unknown target 'ledgre': known are engine, ledger, history, reply, offset_map"),
+        (["ledgre"], "fuzz: unknown target 'ledgre': known are engine, ledger, history, reply, offset_map, letter"),
         (["--seconds", "-1"], "fuzz: --seconds -1.0: must be a finite number, 0 or more"),
         (["--seconds", "nan"], "fuzz: --seconds nan: must be a finite number, 0 or more"),
     ],

@@ -46,6 +46,18 @@ URLS = [
     "nats://{user}:{secret}@127.0.0.1:99999",
     "nats://{user}:{secret}@[",
     "http://{user}:{secret}@{here}",
+    "nats://{user}:{secret}",
+    "{user}:{secret}",
+    "nats://{user}:{secret}/",
+    "nats://{user}:x,{secret}",
+    "nats://{here},nats://{user}:{secret}",
+    "nats://{here}/{secret}",
+    "nats://{here}?token={secret}",
+    "nats://{here}#{secret}",
+    "nats://{here}:{secret}",
+    "nats://{user}:x@{here}/{secret}?x={secret}#{secret}",
+    "nats://{user}:{secret}@",
+    "{secret}://{user}:x@{here}",
 ]
 
 

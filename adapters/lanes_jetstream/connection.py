@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,6 +32,13 @@ RECONNECT_WAIT: Final = 0.25
 
 FLUSH_PATIENCE: Final = 86_400
 """Seconds the client itself waits for a flush: longer than any server stays frozen. See ``Connection.flush``."""
+
+
+_SCHEME: Final = re.compile(r"(nats|tls|ws|wss)://")
+_SERVER: Final = re.compile(
+    r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
+)
+"""A server of a URL: its scheme, its host and port, and what is not shown."""
 
 
 class ApiError(Exception):
@@ -67,12 +75,19 @@ class Connection:
 
     @property
     def servers(self) -> str:
-        """The servers without credentials, for messages."""
+        """Scheme, host and numeric port of the servers, for messages; … for what may be anything else."""
         if self._url is None:
             return "the given connection"
-        scheme, found, rest = self._url.rpartition("@")
+        scheme = _SCHEME.match(self._url)
+        shown = []
         # A password may hold any character: nothing before the last @ of all is shown.
-        return f"{scheme.partition('://')[0]}://{rest}" if found and "://" in scheme else rest or scheme
+        for server in self._url.rpartition("@")[2].split(","):
+            found = _SERVER.fullmatch(server)
+            if found is None:
+                # With the host forgotten it is the password, or a part of it.
+                return f"{scheme[0]}…" if scheme else "…"
+            shown.append(found[2])
+        return (scheme[0] if scheme else "") + ",".join(shown)
 
     async def open(self) -> None:
         """Connect if a URL was given, else check that the client is connected. Idempotent.
@@ -113,9 +128,11 @@ class Connection:
             # One that was refused before its first attempt, such as a bad URL, has nothing to close and says so.
             with contextlib.suppress(AssertionError):
                 await client.close()
+            # A URL that cannot be parsed is quoted by what refuses it.
+            why = "" if isinstance(cause, ValueError) else f": {cause}"
             raise SourceError(
                 f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
-                f"({type(cause).__name__}: {cause}): start it, or correct the URL or the credentials"
+                f"({type(cause).__name__}{why}): start it, or correct the URL or the credentials"
             ) from None
         self.client = client
 

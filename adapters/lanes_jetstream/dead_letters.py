@@ -13,14 +13,12 @@ import nats.errors
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
+from lanes_jetstream.letters import ORIGIN, RESERVED
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header name that any client sends: a token of RFC 9110."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-
-_RESERVED: Final = ("nats-", "lanes-")
-"""Header names with a meaning to the server or to ``lanes``; an original header so named is kept under a prefix."""
 
 
 class JetStreamDeadLetters:
@@ -31,6 +29,7 @@ class JetStreamDeadLetters:
     headers: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text
     (percent-encoded), Epoch, Time (seconds since the epoch). An original header whose name starts with ``Nats-``
     or ``Lanes-`` is kept as ``Lanes-Origin-<name>``: left as it was it could change how the letter is stored.
+    ``read_letter`` makes a record of such a message again.
     """
 
     def __init__(self, where: Where, subject: str) -> None:
@@ -115,8 +114,9 @@ def letter_headers(letter: DeadLetter) -> dict[str, str]:
     for name, value in letter.headers:
         if not _NAME.fullmatch(name):
             # The client refuses to send such a name, and a letter that cannot be sent would park its lane for ever.
-            name = f"Lanes-Origin-{quote(name, safe='')}"
-        kept = f"Lanes-Origin-{name}" if name.lower().startswith(_RESERVED) else name
+            kept = ORIGIN + quote(name, safe="")
+        else:
+            kept = ORIGIN + name if name.lower().startswith(RESERVED) else name
         headers[kept] = _CONTROL.sub(" ", value.decode("utf-8", "replace"))
     headers["Nats-Msg-Id"] = letter.id
     headers["Lanes-Source"] = letter.source

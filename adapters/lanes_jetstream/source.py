@@ -13,7 +13,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement, key_bytes
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError, MessageError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from lanes_jetstream.connection import Connection, NoAnswer, Where
 from lanes_jetstream.durable import LEAST_ACK_WAIT, Durable
@@ -44,7 +44,8 @@ class JetStreamSource:
 
     ``where``: the URL of a server, a connected nats client, or its JetStream context. A connection that is
     passed in is never closed. ``key``: where the partition key comes from: ``subject_token(n)``,
-    ``header(name)``, ``whole_subject``, or a function of the client's message; None = no keys, no order.
+    ``header(name)``, ``whole_subject``, or a function of the client's message; None = no keys, no order. A message that
+    it raises at, or returns no key for, is not handled: it goes to the poison policy at once, as a ``MessageError``.
 
     A consumer that does not exist is made with ``filter_subject`` (None = everything), ``ack_wait`` (seconds, 1
     or more) and ``max_ack_pending``; one that exists is adopted as it is, checked, and refused with the remedy
@@ -101,7 +102,6 @@ class JetStreamSource:
         self._highest = 0
         self._waited = False
         self._taken_over = False
-        self._failure: SourceError | None = None
         self._acks: deque[str] = deque(maxlen=_ACKS_KEPT)
         self._acks_reconnects = 0
 
@@ -141,8 +141,6 @@ class JetStreamSource:
             self._assigned = True
             return [Assigned(partition)]
         while True:
-            if self._failure is not None:
-                raise self._failure
             if not self._taken_over or self._pulls.check() is not None:
                 # A state of its own: a cancelled takeover is started again, whatever the connection says then.
                 self._taken_over = False
@@ -152,10 +150,10 @@ class JetStreamSource:
                 if collected:
                     # By sequence, so not in the order of their deliveries; these end at the highest.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
-                    return self._delivered(partition, collected)
+                    return self._delivered(partition, collected, collected=True)
             arrived = self._pulls.take()
             if arrived:
-                events = self._deliver(partition, arrived)
+                events = self._delivered(partition, arrived)
                 if events:
                     return events
                 continue
@@ -174,9 +172,10 @@ class JetStreamSource:
         publish = self._connection.client.publish
         try:
             for settlement in settlements:
-                for message in settlement.messages:
-                    token = str(message.token)
-                    self._acks.append(token)
+                tokens = [str(message.token) for message in settlement.messages]
+                # Before the first of them leaves: all are of finished messages, so none may be repeated too early.
+                self._acks.extend(tokens)
+                for token in tokens:
                     await publish(token, b"+ACK")
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self._name}: the connection is closed") from None
@@ -227,41 +226,50 @@ class JetStreamSource:
 
     # --- messages
 
-    def _delivered(self, partition: Partition, arrived: list[Msg], expected: int | None) -> list[SourceEvent]:
-        """One run of messages, as far as their delivery numbers go on from ``expected`` (None = in any order).
+    def _delivered(self, partition: Partition, arrived: list[Msg], *, collected: bool = False) -> list[SourceEvent]:
+        """One run of messages, up to the first sign that a delivery was lost on the way.
 
-        One whose key cannot be had ends the run, and is raised by the next call, or by this one when it is the first.
+        ``collected``: by a takeover, so not in the order of their deliveries. A message whose key cannot be had has
+        none, and is ``broken``.
         """
         run: list[Message] = []
         size, highest, key = 0, self._highest, self._key
+        expected = None if collected else self._expected
         for raw in arrived:
             position, delivery = sequences(raw.reply)
-            if expected is not None:
-                if delivery != expected:
+            if not collected:
+                if expected is not None and delivery != expected:
                     # Something the server counts as delivered did not arrive and will come back behind newer ones.
                     # Everything from here on is dropped: the takeover brings it back in order.
                     self._pulls.broken = f"delivery {expected} missing, got {delivery}"
                     break
-                expected += 1
-            try:
-                found = None if key is None else key(raw)
-                lane = None if found is None else key_bytes(found)
-            except Exception as error:
-                self._failure = SourceError(
-                    f"{self._name}: key=… failed at sequence {position} with {type(error).__name__}: {error}; correct "
-                    "the key function, or exclude such messages with filter_subject"
-                )
-                self._failure.__cause__ = error
-                break
+                expected = delivery + 1
+            lane, broken = None, None
+            if key is not None:
+                try:
+                    found = key(raw)
+                    lane = None if found is None else key_bytes(found)
+                except Exception as error:
+                    broken = MessageError(
+                        f"key=… failed at {self._stream} sequence {position} with {type(error).__name__}: correct the "
+                        "key function, or exclude such messages with filter_subject"
+                    )
+                    broken.__cause__ = error
             bytes_of = size_of(raw)
-            run.append(Message(partition, position, lane, bytes_of, raw, raw.reply))
+            message = Message(partition, position, lane, bytes_of, raw, raw.reply)
+            if broken is not None:
+                message.broken = broken
+            run.append(message)
             size += bytes_of
             if position > highest:
                 highest = position
         self._highest = highest
-        if not run and self._failure is not None:
-            raise self._failure
-        return [Delivered(partition, run, size)] if run else []
+        if not collected:
+            self._expected = expected
+        if not run:
+            return []
+        self._pulls.learn(len(run), size)
+        return [Delivered(partition, run, size)]
 
     # --- start
 
@@ -299,7 +307,3 @@ class _Reader:
 
 
 _READER: Final = _Reader()
-
-
-def _delivered(partition: Partition, run: list[Message]) -> Delivered:
-    return Delivered(partition, run, sum(message.size for message in run))

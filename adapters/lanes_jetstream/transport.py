@@ -140,11 +140,12 @@ class Pulls:
         if self.failure is not None:
             raise self.failure
         arrived, self._arrived = self._arrived, []
-        if arrived:
-            # As if each one had moved the average by a twentieth towards its size.
-            size = sum(map(size_of, arrived)) / len(arrived)
-            self._average_size += (size - self._average_size) * (1.0 - 0.95 ** len(arrived))
         return arrived
+
+    def learn(self, count: int, size: int) -> None:
+        """So many messages, one or more, had so many bytes together: what is asked for is bounded by their average."""
+        # As if each one had moved it by a twentieth towards its size.
+        self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
     def check(self) -> str | None:
         """Why the pulls have to be renewed, or None."""
@@ -167,14 +168,16 @@ class Pulls:
         self._last_look = now
 
     async def _receive(self, message: Msg) -> None:
-        # For every message: whatever can be done once for many is done by ``take`` and ``check``.
+        # For every message: whatever can be done once for many is done by ``check`` and ``learn``.
         self._heard = True
         if message.subject.startswith(self._inbox):
             self._status(message)
-        else:
-            self._arrived.append(message)
-            self._outstanding -= 1
-        self._wake.set()
+            self._wake.set()
+            return
+        if not self._arrived:
+            self._wake.set()
+        self._arrived.append(message)
+        self._outstanding -= 1
 
     def _status(self, message: Msg) -> None:
         headers = message.headers or {}
@@ -221,12 +224,9 @@ def sequences(reply: str) -> tuple[int, int]:
     first = 5 if count == 9 else 7 if count in (11, 12) else 0
     stream, consumer = tokens[first : first + 2] if first else ("", "")
     # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
-    if not (_is_number(stream) and _is_number(consumer)):
+    both = stream + consumer
+    if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):
         raise SourceError(
             f"a delivery with the reply subject {reply!r:.200}: not one of JetStream's; is it the server?"
         )
     return int(stream), int(consumer)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20

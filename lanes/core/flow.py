@@ -1,8 +1,9 @@
 """The budgets of what is in flight: messages and bytes, with a high and a low water mark.
 
 *In flight* is everything delivered and not settled. Taking stops at the high mark (a bound is reached) and
-starts again only when both budgets are at or below their low mark, half of the bound: two transitions a
-crossing, however fast messages come and go.
+starts again only when both budgets are at or below their low mark: two transitions a crossing, however fast messages
+come and go. The low mark is half of the bound; of messages, half of what is beyond the handlers that run, because with
+less than that in flight some of them would have nothing to do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from lanes.core.types import Room
 
 
 class Flow:
-    """The budgets of one consumer.
+    """The budgets of one consumer; ``concurrency`` of the messages in flight run.
 
     ``taking`` says whether a source may deliver, ``paused`` whether the user stopped that. ``peak`` and
     ``peak_bytes`` are the highest values seen: ``peak`` never exceeds ``max_in_flight`` while sources keep to
@@ -23,6 +24,7 @@ class Flow:
     __slots__ = (
         "bytes",
         "in_flight",
+        "low",
         "max_bytes",
         "max_in_flight",
         "pause_after",
@@ -34,8 +36,11 @@ class Flow:
         "taking",
     )
 
-    def __init__(self, max_in_flight: int, max_bytes: int, pause_after: float = float("inf")) -> None:
+    def __init__(
+        self, max_in_flight: int, max_bytes: int, pause_after: float = float("inf"), *, concurrency: int = 0
+    ) -> None:
         self.max_in_flight = max_in_flight
+        self.low = (max_in_flight + concurrency) // 2
         self.max_bytes = max_bytes
         self.pause_after = pause_after
         self.in_flight: int = 0
@@ -65,7 +70,7 @@ class Flow:
         """Count messages out; True when this crossed the low mark."""
         self.in_flight -= count
         self.bytes -= size
-        if not self.taking and self.in_flight <= self.max_in_flight // 2 and self.bytes <= self.max_bytes // 2:
+        if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
             self.taking = True
             self.pausing = False
             self.pause_at = float("inf")

@@ -26,7 +26,7 @@ class Ownership:
         self.effects: list[fx.Effect] = []
         self.partitions: dict[PartitionId, Partition] = {}
         self.epoch: int = 0
-        self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after)
+        self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after, concurrency=policy.concurrency)
         self.chains = Chains(policy)
         self.waiting = Waiting()
         self.outbox = Outbox()

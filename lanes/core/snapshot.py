@@ -58,7 +58,7 @@ class AckLedgerState(NamedTuple):
 
     highest: int
     settled: tuple[tuple[int, int], ...]
-    runs_limit: int
+    loose: tuple[int, ...]
 
 
 class OffsetLedgerState(NamedTuple):
@@ -112,11 +112,8 @@ class AssignmentState(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """The budgets; ``pause_at`` is a time."""
+    """The budgets; their bounds are the policy's. ``pause_at`` is a time."""
 
-    max_in_flight: int
-    max_bytes: int
-    pause_after: float
     in_flight: int
     bytes: int
     taking: bool
@@ -133,7 +130,6 @@ class EngineState(NamedTuple):
     """
 
     policy: Policy
-    concurrency: int
     epoch: int
     running: int
     halted: bool
@@ -164,16 +160,15 @@ def snapshot(engine: Engine) -> EngineState:
             f"{engine!r} has {len(engine.effects)} effects that nobody has performed: empty the list, then take a "
             "snapshot"
         )
-    chains, waiting = engine.chains, engine.waiting
+    chains, waiting, flow = engine.chains, engine.waiting, engine.flow
     # One that was abandoned or given up stays in the heap until its time, and is passed over then.
     holds = sorted((until, order, message_id(m)) for until, order, m in waiting._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,
-        concurrency=engine.concurrency,
         epoch=engine.epoch,
         running=engine.running,
         halted=engine.halted,
-        flow=_flow_state(engine),
+        flow=FlowState(flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at),
         assignments=tuple(_assignment_state(engine, partition) for partition in _assignments(engine)),
         ready=tuple(message_id(message) for message in chains.ready),
         tails=frozenset(
@@ -249,7 +244,7 @@ def _message_state(message: Message) -> MessageState:
 
 def _ack_state(ledger: AckLedger) -> AckLedgerState:
     settled = tuple(zip(ledger._starts, ledger._ends, strict=True))
-    return AckLedgerState(ledger.highest, settled, ledger._runs_limit)
+    return AckLedgerState(ledger.highest, settled, tuple(sorted(ledger._loose)))
 
 
 def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
@@ -284,21 +279,6 @@ def _commits_state(commits: Commits | None) -> CommitsState | None:
     )
 
 
-def _flow_state(engine: Engine) -> FlowState:
-    flow = engine.flow
-    return FlowState(
-        flow.max_in_flight,
-        flow.max_bytes,
-        flow.pause_after,
-        flow.in_flight,
-        flow.bytes,
-        flow.taking,
-        flow.paused,
-        flow.pausing,
-        flow.pause_at,
-    )
-
-
 # --- to an engine
 
 
@@ -309,9 +289,9 @@ def restore(state: EngineState) -> Engine:
     ledgers, ``chains.fenced`` and ``Commits.sending``.
     """
     engine = Engine(state.policy)
-    engine.concurrency, engine.epoch = state.concurrency, state.epoch
-    engine.running, engine.halted = state.running, state.halted
-    _restore_flow(engine, state.flow)
+    engine.epoch, engine.running, engine.halted = state.epoch, state.running, state.halted
+    flow = engine.flow
+    flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
     messages: dict[MessageId, Message] = {}
     partitions = {}
     for assignment in state.assignments:
@@ -382,10 +362,11 @@ def _restore_message(partition: Partition, state: MessageState) -> Message:
 
 
 def _restore_acks(state: AckLedgerState, held: list[Message]) -> AckLedger:
-    ledger = AckLedger(state.runs_limit)
+    ledger = AckLedger()
     ledger.highest = state.highest
     ledger._starts.extend(start for start, _ in state.settled)
     ledger._ends.extend(end for _, end in state.settled)
+    ledger._loose.update(state.loose)
     ledger.held.update((message.position, message) for message in held)
     return ledger
 
@@ -413,10 +394,3 @@ def _restore_commits(engine: Engine, partition: Partition, state: CommitsState |
         floor, completed, ordinal = state.sending
         commits.sending = Settlement(partition, [], floor, list(completed), ordinal)
     partition.commits = commits
-
-
-def _restore_flow(engine: Engine, state: FlowState) -> None:
-    flow = engine.flow
-    flow.max_in_flight, flow.max_bytes, flow.pause_after = state.max_in_flight, state.max_bytes, state.pause_after
-    flow.in_flight, flow.bytes = state.in_flight, state.bytes
-    flow.taking, flow.paused, flow.pausing, flow.pause_at = state.taking, state.paused, state.pausing, state.pause_at

@@ -31,6 +31,7 @@ class DeadLetterBeforeSettle:
         return {
             "dlq_sent": self._sent,
             "dlq_confirmed": self._confirmed,
+            "archived": self._confirmed,
             "ack": self._ack,
             "passed": self._ack,
             "gap": self._gap,
@@ -78,6 +79,7 @@ class NoSettleBeforeEnd:
             "ended": self._ended,
             "dlq_sent": self._given_up,
             "dlq_confirmed": self._given_up,
+            "archived": self._blocked,
             "ack": self._ack,
             "passed": self._ack,
             "gap": self._gap,
@@ -105,6 +107,9 @@ class NoSettleBeforeEnd:
 
     def _given_up(self, segment: Segment, row: Row) -> None:
         self._may_settle[segment].add(_delivery(row))
+
+    def _blocked(self, segment: Segment, row: Row) -> None:
+        self._may_settle[segment].discard(_delivery(row))
 
     def _ack(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1

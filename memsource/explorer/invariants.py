@@ -116,10 +116,10 @@ def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
 
 def in_flight_bounded(state: EngineState) -> None:
     """25: what is in flight is what is counted, and never more than ``max_in_flight``."""
-    flow = state.flow
+    counted, bound = state.flow.in_flight, state.policy.max_in_flight
     held = [m for a in state.assignments for m in a.held + a.fenced + a.waiting if m.state != SETTLED]
-    if len(held) != flow.in_flight or flow.in_flight > flow.max_in_flight:
-        broken(in_flight_bounded, f"{len(held)} in flight, {flow.in_flight} counted, bound {flow.max_in_flight}")
+    if len(held) != counted or counted > bound:
+        broken(in_flight_bounded, f"{len(held)} in flight, {counted} counted, bound {bound}")
 
 
 def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:

@@ -16,7 +16,7 @@ from lanes.core.lane import RUNNING
 from lanes.core.snapshot import restore, snapshot
 from memsource.explorer import invariants
 from memsource.explorer.invariants import covered
-from memsource.explorer.member import Event, Member, Output, Scope, act, events
+from memsource.explorer.member import Event, Member, Output, Published, Scope, act, events
 from memsource.explorer.search import Broken
 from memsource.group import Group, GroupState
 
@@ -25,8 +25,8 @@ __all__ = ["GroupWorld", "State"]
 P = ParamSpec("P")
 
 _DOWN: Final = -1
+_NOBODY: Final = -1
 _NAMES: Final = "abcdefgh"
-_FAULTS: Final = frozenset({"deadline"})
 _FAILURES: Final = frozenset({"fails", "gives up"})
 
 Step: TypeAlias = tuple[Callable[[], str], "State"]
@@ -35,24 +35,27 @@ Step: TypeAlias = tuple[Callable[[], str], "State"]
 class State(NamedTuple):
     """Everything: the group, its members, what was handled to its end (one bit a message), and what has been used up.
 
-    ``stale``: a member may not know that it owns something no more. ``excused``: a drain had to leave a hole.
+    ``split``: what a member sent before a loss may arrive behind it. ``excused``: a drain had to leave a hole.
+    ``crashed``: who has, and did not start again yet.
     """
 
     group: int
     members: tuple[int, ...]
     done: int = 0
-    joins: int = 0
+    moves: int = 0
     faults: int = 0
     failures: int = 0
     unknown: int = 0
-    stale: bool = False
+    split: bool = False
     excused: bool = False
+    crashed: int = _NOBODY
 
 
 class _View(NamedTuple):
-    """What the others see of a member: its running lanes and its live partitions, its room, what it owns."""
+    """What the others see of a member: its running lanes, its partitions, those that do not drain, its room."""
 
     running: frozenset[tuple[object, ...]]
+    owned: bool
     live: frozenset[int]
     messages: int
     paused: frozenset[int]
@@ -67,11 +70,11 @@ class GroupWorld:
         self._names = _NAMES[: scope.members]
         self._group = Group(scope.partitions, cooperative=scope.cooperative, assignor=_rotate if scope.rotate else None)
         self._bits: dict[tuple[int, int], int] = {}
-        self._keys: dict[tuple[int, int], str] = {}
+        self._topic: Published = {number: {} for number in range(scope.partitions)}
         for number, key in scope.messages:
             record = self._group.publish(key=key, partition=number)
             self._bits[number, record.position] = 1 << len(self._bits)
-            self._keys[number, record.position] = key
+            self._topic[number][record.position] = key
             if scope.gap and len(self._bits) in (1, len(scope.messages)):
                 self._group.skip(1, partition=number)
         self._positions = {number: tuple(p for n, p in self._bits if n == number) for number in range(scope.partitions)}
@@ -84,6 +87,9 @@ class GroupWorld:
         self._views: list[_View] = []
         self._acts: dict[tuple[int, Event], tuple[int, list[Output]] | Broken] = {}
         self._calls: dict[tuple[int, Event], int] = {}
+        self._fetches: dict[tuple[int, str, int, int], tuple[int, Event] | None] = {}
+        self._sound: set[tuple[int, ...]] = set()
+        self._known: list[frozenset[str]] = []
 
     @property
     def locals(self) -> int:
@@ -103,13 +109,21 @@ class GroupWorld:
         progress = False
         for index, name in enumerate(self._names):
             if state.members[index] == _DOWN:
-                if state.joins < self._scope.joins:
+                crashed = state.crashed == index
+                if crashed or state.moves < self._scope.moves:
                     group = self._call(state.group, "join", name)
-                    joined = _with(state, index, self._fresh())._replace(group=group, joins=state.joins + 1)
-                    yield self._step(joined, name, ("joins",))
+                    joined = _with(state, index, self._fresh())._replace(group=group)
+                    if crashed:
+                        yield self._step(joined._replace(crashed=_NOBODY), name, ("starts again",))
+                    else:
+                        yield self._step(joined._replace(moves=state.moves + 1), name, ("joins",))
                 continue
             for following, event, counts in self._of(state, index, name):
                 progress = progress or counts
+                yield self._step(following, name, event)
+        for index, name in enumerate(self._names if not progress else ()):
+            for following, event in self._late(state, index, name):
+                progress = True
                 yield self._step(following, name, event)
         if not progress:
             self._stands_still(state)
@@ -125,52 +139,73 @@ class GroupWorld:
         scope, group = self._scope, self._groups[state.group]
         member = state.members[index]
         known = next((m for m in group.members if m[0] == name), None)
-        faulty = state.faults < scope.faults
+        waits = known is None or not (known[1] or self._views[member].owned)
         for event in self._events[member]:
-            following = self._local(state, index, name, event)
+            following = None if waits and event[0] == "handler" else self._local(state, index, name, event)
             if following is not None:
                 yield following, event, event[0] not in ("stops", "deadline")
         if known is None:
             group_id = self._call(state.group, "join", name)
-            event = ("expelled",)
-            yield self._act(state._replace(group=group_id), index, name, event), event, True
+            yield state._replace(group=group_id), ("joins again",), True
             return
         if known[1]:
-            notices = tuple((kind, number, group.committed[number]) for kind, number in known[1])
-            event = ("polls", notices)
-            yield (
-                self._act(state._replace(group=self._call(state.group, "poll", name)), index, name, event),
-                event,
-                True,
-            )
+            yield self._polled(state, index, name), ("hears", known[1]), True
         yield from self._fetched(state, index, name)
-        if faulty:
-            fault = state._replace(faults=state.faults + 1)
-            crashed = self._call(state.group, "crash", name)
-            yield _with(fault, index, _DOWN)._replace(group=crashed), ("crashes",), False
-            yield fault._replace(group=crashed, stale=True), ("session expires",), False
-            for number, owner in enumerate(group.owners):
-                if owner == name:
-                    lost = self._call(state.group, "lose", name, number)
-                    yield fault._replace(group=lost, stale=True), ("loses", number), False
+        if state.faults < scope.faults:
+            yield from self._struck(_faulty(state), index, name)
+
+    def _late(self, state: State, index: int, name: str) -> Iterator[tuple[State, Event]]:
+        """What nobody waits for: the end of fenced handlers of a member that owns nothing, and has nothing to hear of.
+
+        It matters to none but the member itself, so one order of it and the others' events is enough.
+        """
+        if state.members[index] != _DOWN and not self._views[state.members[index]].owned:
+            for event in self._events[state.members[index]]:
+                if event[0] == "handler":
+                    yield self._act(state, index, name, event), event
+
+    def _struck(self, state: State, index: int, name: str) -> Iterator[tuple[State, Event, bool]]:
+        """The faults that a member in the group can meet.
+
+        It hears of a loss at once: whatever it does in between it might have done before, and what it has sent before
+        arrives behind the loss all the same.
+        """
+        crashed = state._replace(group=self._call(state.group, "crash", name))
+        yield _with(crashed, index, _DOWN)._replace(crashed=index), ("crashes",), False
+        event: Event = ("session expires",)
+        yield self._act(crashed, index, name, event), event, False
+        for number, owner in enumerate(self._groups[state.group].owners):
+            if owner == name:
+                lost = state._replace(group=self._call(state.group, "lose", name, number), split=True)
+                yield self._polled(lost, index, name), ("loses", number), False
+
+    def _polled(self, state: State, index: int, name: str) -> State:
+        group = self._groups[state.group]
+        notices = next(member[1] for member in group.members if member[0] == name)
+        event = ("polls", tuple((kind, number, group.committed[number]) for kind, number in notices))
+        return self._act(state._replace(group=self._call(state.group, "poll", name)), index, name, event)
 
     def _local(self, state: State, index: int, name: str, event: Event) -> State | None:
         """What follows when a member acts by itself; None when that is used up."""
         scope, word = self._scope, event[0]
+        if word in ("made", "confirmed") and not (self._is_known(state, name) or self._is_made(state, index, event)):
+            return None  # It is refused; that is answered when the member hears why.
         if word == "deadline":
             if state.faults == scope.faults:
                 return None
-            state = state._replace(faults=state.faults + 1)
-        elif word == "unanswered":
+            state = _faulty(state)
+        elif word == "made" or (word == "unanswered" and not self._is_made(state, index, event)):
             if state.unknown == scope.unknown:
                 return None
             state = state._replace(unknown=state.unknown + 1)
+        elif word == "stops":
+            if state.moves == scope.moves:
+                return None
+            state = state._replace(moves=state.moves + 1)
         elif word == "handler" and event[3] in _FAILURES:
             if state.failures == scope.failures:
                 return None
             state = state._replace(failures=state.failures + 1)
-        elif word == "made" and not self._is_known(state, name):
-            return None
         elif word == "leaves":
             group = self._call(state.group, "leave", name)
             return _with(state, index, _DOWN)._replace(group=group)
@@ -180,27 +215,34 @@ class GroupWorld:
         view = self._views[state.members[index]]
         for number in sorted(view.live - view.paused):
             for count in range(1, min(view.messages, self._scope.batch) + 1):
-                self._group.restore(self._groups[state.group])
-                if number not in self._group.held(name):
+                fetch = state.group, name, number, count
+                if fetch not in self._fetches:
+                    self._fetches[fetch] = self._fetch(*fetch)
+                found = self._fetches[fetch]
+                if found is None:
                     break
-                before = self._group.position(name, number)
-                records = self._group.fetch(name, number, count)
-                upto = self._group.position(name, number)
-                if upto == before or 0 < len(records) < count:
-                    break
-                group = self._group_id(self._group.snapshot())
-                run = tuple((r.position, self._keys[number, r.position]) for r in records)
-                event = ("fetches", number, run, upto)
+                group, event = found
                 yield self._act(state._replace(group=group), index, name, event), event, True
-                if not records:
-                    break
+
+    def _fetch(self, group: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
+        """The group behind a fetch of exactly so many, and what it was; None when there is no such fetch."""
+        self._group.restore(self._groups[group])
+        if number not in self._group.held(name):
+            return None
+        before = self._group.position(name, number)
+        records = self._group.fetch(name, number, count)
+        upto = self._group.position(name, number)
+        if upto == before or len(records) < (count if count > 1 or records else 0):
+            return None
+        run = tuple((r.position, self._topic[number][r.position]) for r in records)
+        return self._group_id(self._group.snapshot()), ("fetches", number, run, upto)
 
     def _act(self, state: State, index: int, name: str, event: Event) -> State:
         """Let something happen to a member, and the rest see it. Raises ``Broken``."""
         found = self._acts.get((state.members[index], event))
         if found is None:
             try:
-                member, outputs = act(self._scope, self._positions, self._members[state.members[index]], event)
+                member, outputs = act(self._scope, self._topic, self._members[state.members[index]], event)
                 found = self._member_id(member), outputs
             except Broken as broken:
                 found = broken
@@ -228,13 +270,11 @@ class GroupWorld:
             case ("started", int(number), int(position)):
                 self._started(state, number, position)
             case ("done", int(number), int(position)):
-                state = state._replace(done=state.done | self._bits[number, position])
-            case ("sent", int(number), commit):
-                unfinished = set(self._positions[number]) - self._done(state, number)
-                self._check(invariants.commit_only_what_is_done, commit, unfinished)  # type: ignore[arg-type]
+                if not state.faults:
+                    state = state._replace(done=state.done | self._bits[number, position])
             case ("made", int(number), (int(floor), completed)):
                 before = self._groups[state.group].committed[number]
-                if not state.stale:
+                if not state.split:
                     after = (floor, completed)
                     self._check(invariants.committed_never_falls, after, before, self._positions[number])  # type: ignore[arg-type]
                 state = state._replace(group=self._call(state.group, "commit", name, number, floor, completed))
@@ -250,43 +290,46 @@ class GroupWorld:
         return state
 
     def _started(self, state: State, number: int, position: int) -> None:
-        done, key = self._done(state, number), self._keys[number, position]
-        before = [p for p in self._positions[number] if p < position and self._keys[number, p] == key]
-        self._check(invariants.former_ended_first, position, set(before) - done)
-        if position in done:
-            self.reached["repeated" if state.faults else "repeated without a fault"] += 1
+        done = self._done(state, number)
         if not (state.faults or state.excused):
             self._check(invariants.clean_rebalance_repeats_nothing, position, done=position in done)
 
     def _together(self, state: State) -> None:
         """What must hold of all members together."""
-        if state.stale:
+        if state.members in self._sound:
             return
         views = [(name, self._views[m]) for name, m in zip(self._names, state.members, strict=True) if m != _DOWN]
         self._check(invariants.one_handler_a_key, [one for _, view in views for one in view.running])
         owners = {n: [name for name, view in views if n in view.live] for n in range(self._scope.partitions)}
         self._check(invariants.one_owner, owners)
+        self._sound.add(state.members)
 
     def _stands_still(self, state: State) -> None:
         """Nothing more happens by itself: everything must be handled and committed, if there is anybody."""
         group = self._groups[state.group]
-        committed = group.committed
-        for number, positions in self._positions.items():
-            if group.owners[number] is None:
+        for number, owner in enumerate(group.owners):
+            if owner is None:
                 continue  # Nobody is there, or it is nobody's until the next rebalance.
             self.reached["came to rest"] += 1
-            done = self._done(state, number)
+            shells = self._members[state.members[self._names.index(owner)]].assignments
+            shell = next((s for _, s in shells if s.number == number and not s.over), None)
+            positions = set(self._positions[number])
+            finished = set() if shell is None else covered(shell.origin, positions) | shell.done
             # A member that was lost may have committed less behind the back of its successor.
-            kept = done if state.stale or not self._scope.hands_over else covered(committed[number], done)
-            self._check(invariants.nothing_stands_still, set(positions) - kept)
+            kept = finished if state.split else finished & covered(group.committed[number], positions)
+            self._check(invariants.nothing_stands_still, positions - kept)
 
     def _check(self, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         wanted = self._scope.invariants
         if wanted is None or invariant in wanted:
             invariant(*args, **kwargs)
 
+    def _is_made(self, state: State, index: int, event: Event) -> bool:
+        on_way = dict(self._members[state.members[index]].assignments)[int(str(event[1]))].on_way
+        return on_way is not None and on_way.made
+
     def _is_known(self, state: State, name: str) -> bool:
-        return any(member[0] == name for member in self._groups[state.group].members)
+        return name in self._known[state.group]
 
     def _done(self, state: State, number: int) -> set[int]:
         return {p for p in self._positions[number] if state.done & self._bits[number, p]}
@@ -306,6 +349,7 @@ class GroupWorld:
         if group not in self._group_ids:
             self._group_ids[group] = len(self._groups)
             self._groups.append(group)
+            self._known.append(frozenset(member[0] for member in group.members))
         return self._group_ids[group]
 
     def _fresh(self) -> int:
@@ -315,7 +359,7 @@ class GroupWorld:
         if member not in self._member_ids:
             self._member_ids[member] = len(self._members)
             self._members.append(member)
-            self._events.append(events(member))
+            self._events.append(events(self._scope, member))
             self._views.append(_view(member))
         return self._member_ids[member]
 
@@ -328,9 +372,8 @@ class GroupWorld:
             case ("fetches", int(number), run, _):
                 fetched = ", ".join(f"{p} ({key})" for p, key in run) if isinstance(run, tuple) else ""
                 return f"{name} fetches {fetched or 'the gap at the end'} of partition {number}"
-            case ("polls", tuple(notices)):
-                told = ", ".join(f"{kind} {number} from {committed[0]}" for kind, number, committed in notices)
-                return f"{name} hears: {told}"
+            case ("hears", tuple(notices)):
+                return f"{name} hears: {', '.join(f'{kind} {number}' for kind, number in notices)}"
         about = " ".join(str(one) for one in event[1:])
         return f"{name} {event[0]} {about}".rstrip()
 
@@ -340,10 +383,16 @@ def _view(member: Member) -> _View:
     room = restore(state).room()
     return _View(
         frozenset((a.id, m.lane) for a in state.assignments if a.live for m in a.held if m.state == RUNNING),
+        any(a.owned for a in state.assignments),
         frozenset(a.id.number for a in state.assignments if a.live and not a.draining),
         room.messages,
         frozenset(partition.id.number for partition in room.paused),
     )
+
+
+def _faulty(state: State) -> State:
+    """What was handled before a fault may be handled again, so it is of no interest any more."""
+    return state._replace(faults=state.faults + 1, done=0)
 
 
 def _with(state: State, index: int, member: int) -> State:

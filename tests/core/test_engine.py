@@ -177,7 +177,7 @@ def test_a_settlement_that_may_have_been_sent_is_repeated_without_counting_twice
 
 
 def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
-    engine = new_engine(max_in_flight=4, max_bytes=1_000)
+    engine = new_engine(concurrency=1, max_in_flight=4, max_bytes=1_000)
     partition = assigned(engine)
     deliver(engine, partition, 0, 1, key=None, size=10)
     assert (engine.room(), effects(engine)) == (Room(2, 980), [])

@@ -364,7 +364,7 @@ class EngineMachine(RuleBasedStateMachine):
         count, size, before = len(self.naive.state), sum(m.size for m in self.naive.state), self.taking
         if count >= MAX_IN_FLIGHT or size >= MAX_BYTES:
             self.taking = False
-        elif count <= MAX_IN_FLIGHT // 2 and size <= MAX_BYTES // 2:
+        elif count <= (MAX_IN_FLIGHT + CONCURRENCY) // 2 and size <= MAX_BYTES // 2:
             self.taking = True
         assert turns == ([] if self.taking == before else [fx.Resumed if self.taking else fx.Saturated])
         flow = self.engine.flow

@@ -16,6 +16,15 @@ def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
     assert flow.taking
 
 
+def test_taking_resumes_while_the_handlers_still_have_something_to_do() -> None:
+    flow = Flow(10, 1_000, concurrency=4)
+    assert flow.admit(10, 10, 0.0)
+    assert [flow.release(1, 1) for _ in range(4)] == [False, False, True, False]
+    # Where all that may be in flight runs, every end of a handler makes room for the next.
+    full = Flow(10, 1_000, concurrency=10)
+    assert [full.admit(10, 10, 0.0), full.release(1, 1), full.admit(1, 1, 0.0)] == [True, True, True]
+
+
 def test_bytes_stop_taking_too_and_have_their_own_low_mark() -> None:
     flow = Flow(100, 1_000)
     assert flow.admit(1, 1_000, 0.0)

@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "committer",
     },
     "engine": {"types", "lane", "ledger", "offset_ledger", "retry", "effects", "policy", "chains", "ownership"},
+    "snapshot": {"types", "lane", "ledger", "offset_ledger", "policy", "commits", "engine"},
 }
 
 IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}

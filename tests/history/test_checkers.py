@@ -291,6 +291,14 @@ class TestSettlement:
         assert violated(early) == {"DeadLetterBeforeSettle"}
         assert not violated(segment(sent, message("dlq_sent", 1), message("dlq_confirmed", 1), ack(1)))
 
+    def test_an_archived_message_is_not_finished(self) -> None:
+        archived = [delivered(1), *failed(1), message("dlq_sent", 1), message("archived", 1)]
+        assert violated(segment(archived, ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
+        # It was unblocked, and is done.
+        assert not violated(segment(archived, handled(1), ack(1)))
+        # It was parked: the letter is confirmed once more.
+        assert not violated(segment(archived, DEAD_LETTER, ack(1)))
+
     def test_a_gap_may_hide_the_confirmation(self) -> None:
         run = segment(delivered(1), failed(1), DEAD_LETTER, ack(1))
         del run[5]

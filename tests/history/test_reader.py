@@ -256,7 +256,7 @@ _OF_A_PARTITION = ["assigned", "revoking", "drained", "revoked", "lost"]
 _OF_A_COMMIT = ["commit_sent", "commit_ok", "commit_failed"]
 _OF_THE_FLOW = ["paused", "resumed"]
 _OF_MANY = ["delivered", "acks", "abandoned"]
-_OF_ONE = ["redelivered", "started", "ended", "retry", "dlq_sent", "dlq_confirmed", "zombie", "produced"]
+_OF_ONE = ["redelivered", "started", "ended", "retry", "dlq_sent", "dlq_confirmed", "archived", "zombie", "produced"]
 _EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_A_COMMIT + _OF_THE_FLOW + _OF_MANY + _OF_ONE)
 
 

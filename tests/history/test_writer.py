@@ -107,6 +107,7 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
     history.retry(one, 0.25, NOW)
     history.dlq_sent(one, NOW)
     history.dlq_confirmed(one, NOW)
+    history.archived(one, NOW)
     history.acks([one, two], NOW)
     history.abandoned([two], NOW)
     history.zombie(one, NOW)
@@ -137,6 +138,7 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
         {"event": "retry", **of_one, "delay": 0.25},
         {"event": "dlq_sent", **of_one},
         {"event": "dlq_confirmed", **of_one},
+        {"event": "archived", **of_one},
         {"event": "ack", **of_one},
         {"event": "ack", **of_two},
         {"event": "abandoned", **of_two},

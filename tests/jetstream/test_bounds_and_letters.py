@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import unquote
 
@@ -11,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, read_letter
 from tests.components import NatsServer
 from tests.jetstream.workload import Recorder, Stream, running
 
@@ -119,6 +120,69 @@ async def test_dead_letter_carries_origin_and_reason(stream: Stream, letters: st
     assert unquote(headers["Lanes-Key"]) == "k_é"
     assert headers["Lanes-Attempts"] == "1"
     assert len(headers["Nats-Msg-Id"]) == 32
+
+
+async def test_letters_are_read_back_by_an_ordinary_source(stream: Stream, letters: str, client: Client) -> None:
+    origin = {"Color": "red", "Nats-Msg-Id": "mine", "Lanes-Error": "spoofed"}
+    await client.jetstream().publish(f"{stream.name}.k_é", b"payload", headers=origin)
+    await stream.publish(1, seed=3)
+
+    async def handler(message: lanes.Message) -> None:
+        if message.value == b"payload":
+            raise ValueError("no such customer: é %41\r\nLanes-Epoch: 99")
+
+    retry = lanes.Retry(attempts=2, backoff=0.0)
+    consumer = lanes.Consumer(
+        stream.source(),
+        handler,
+        dead_letters=JetStreamDeadLetters(stream.url, letters),
+        settings=lanes.Settings(retry=retry),
+    )
+    async with running(consumer):
+        with anyio.fail_after(10):
+            while consumer.health().ok and not (consumer.ready and consumer.status().dead_lettered):
+                await anyio.sleep(0.01)
+    # Anybody may publish there.
+    await client.jetstream().publish(letters, b"no letter", headers={"Lanes-Source": "S"})
+
+    found: list[lanes.DeadLetter] = []
+    refused: list[str] = []
+    done = anyio.Event()
+
+    async def read(message: lanes.Message) -> None:
+        assert isinstance(message.data, lanes.DeadLetter)
+        found.append(message.data)
+
+    class Refused:
+        """Where what is no letter goes."""
+
+        async def open(self) -> None:
+            """Nothing to open."""
+
+        async def put(self, letter: lanes.DeadLetter) -> None:
+            """Note what was said."""
+            refused.append(letter.error_text)
+            done.set()
+
+        async def aclose(self) -> None:
+            """Nothing to close."""
+
+    source = JetStreamSource(stream.url, stream=f"{stream.name}dead", durable="reader", key=None)
+    async with running(lanes.Consumer(source, read, dead_letters=Refused(), decode=read_letter)):
+        with anyio.fail_after(10):
+            await done.wait()
+            while not found:
+                await anyio.sleep(0.01)
+    (letter,) = found
+    assert (letter.source, letter.partition, letter.position, letter.epoch) == (stream.name, 0, 1, 1)
+    assert (letter.subject, letter.key, letter.value) == (f"{stream.name}.k_é", "k_é".encode(), b"payload")
+    assert dict(letter.headers) == {name: value.encode() for name, value in origin.items()}
+    assert (letter.attempts, letter.error_type) == (2, "ValueError")
+    assert letter.error_text == "no such customer: é %41\r\nLanes-Epoch: 99"
+    assert len(letter.id) == 32
+    assert 0 <= time.time() - letter.time < 60
+    (said,) = refused
+    assert said.startswith(f"no dead letter: {stream.name}dead/0 position 2 has no header Nats-Msg-Id; read only")
 
 
 async def test_letter_written_twice_is_stored_once(stream: Stream, letters: str, client: Client) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
+from nats.aio.msg import Msg
 
 import lanes
+from lanes.errors import MessageError
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, header, subject_token, whole_subject
 from lanes_jetstream.transport import sequences
+from memsource import MemoryBroker, MemoryDeadLetters
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running
 
@@ -115,13 +118,39 @@ async def test_jetstream_disabled_for_the_account(fresh_nats: Callable[..., Nats
         await lanes.run(source, handler)
 
 
-async def test_failing_key_function_stops_in_order_and_names_the_message(stream: Stream) -> None:
+async def test_failing_key_function_is_the_outcome_of_that_message(stream: Stream) -> None:
     await stream.publish(5)
     recorder = Recorder()
-    with pytest.raises(lanes.SourceError, match=r"sequence 1 with LookupError.*2 tokens"), anyio.fail_after(10):
-        await lanes.run(stream.source(key=subject_token(7)), recorder)
+    with pytest.raises(lanes.HandlerHalted, match=r"sequence \d with LookupError: correct the key function") as halted:
+        with anyio.fail_after(10):
+            await lanes.run(stream.source(key=subject_token(7)), recorder)
+    error = halted.value.__cause__
+    assert isinstance(error, MessageError)
+    assert "the subject has 2 tokens" in str(error.__cause__)
     assert not recorder.done
     assert await stream.ack_pending() > 0
+
+
+@pytest.mark.parametrize("returned", [-1, 1.5, True, 2**128])
+async def test_wrong_key_goes_to_the_dead_letters_and_nothing_waits_for_it(stream: Stream, returned: Any) -> None:
+    def key(raw: Msg) -> Any:
+        return returned if raw.data == b"broken" else subject_token(1)(raw)
+
+    await stream.publish(5, keys=2)
+    await stream.client.publish(f"{stream.name}.0", b"broken")
+    await stream.publish(5, keys=2)
+    broker = MemoryBroker()
+    recorder = Recorder()
+    consumer = lanes.Consumer(stream.source(key=key), recorder, dead_letters=MemoryDeadLetters(broker))
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await recorder.reached(10)
+            await stream.acknowledged()
+    (letter,) = broker.dead_letters
+    assert (letter.position, letter.key, letter.value, letter.attempts) == (6, None, b"broken", 1)
+    assert letter.error_type == "MessageError"
+    assert recorder.violations == []
+    assert 6 not in recorder.done
 
 
 async def test_consumer_deleted_in_mid_run(stream: Stream) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import trio.testing
+
+
+TURNS_LIMIT: Final = 100_000
+"""Turns of the loop in which no time passes, at most: something spins."""
 
 
 class _Jump(selectors.DefaultSelector):
@@ -17,10 +21,14 @@ class _Jump(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("every task waits for another one, and none for a time")
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > TURNS_LIMIT:
+            raise RuntimeError(f"no time has passed in {TURNS_LIMIT} turns of the loop: something spins")
         self.now += max(0.0, timeout)
         return super().select(0)
 

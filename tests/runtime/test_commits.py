@@ -13,6 +13,7 @@ from memsource import Group, GroupSource
 from memsource.group import Committed
 from tests.runtime.grouped import ONCE, HandClock, commits, group_of, member
 from tests.runtime.support import Gated, started, turns, until
+from tests.runtime.telemetry import Sdk
 
 # --- when
 
@@ -110,6 +111,17 @@ async def test_a_run_that_is_cancelled_commits_what_had_finished() -> None:
         run.scope.cancel()
         await run.end()
     assert group.committed(0) == Committed(0, ((1, 2),))
+
+
+@pytest.mark.anyio
+async def test_what_has_finished_is_counted_once(sdk: Sdk) -> None:
+    group = group_of("abcabc", partitions=2)
+    source = GroupSource(group, "m")
+    source.finish()
+    consumer = member(source, Gated(free=[b"a", b"b", b"c"]))
+    await consumer.run()
+    assert sum(number for number, _ in sdk.numbers("lanes.settled")) == 6
+    assert consumer.status().settled == 6
 
 
 # --- failing commits

@@ -204,7 +204,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
     from lanes import threads as module
 
     calls: list[int] = []
-    entry_of_loop = module._entry_of_loop
+    entry_of_loop = module.entry_of_loop
 
     def counting() -> Callable[[Callable[[], None]], object]:
         call_on_loop = entry_of_loop()
@@ -215,7 +215,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
 
         return count
 
-    monkeypatch.setattr(module, "_entry_of_loop", counting)
+    monkeypatch.setattr(module, "entry_of_loop", counting)
     broker = published(*"abcdef")
     source = MemorySource(broker)
     source.finish()

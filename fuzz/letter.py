@@ -1,0 +1,132 @@
+"""A dead letter that was written is read as it was, and whatever the headers, reading gives one or MessageError."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanes.core.types import Message, Partition, PartitionId
+from lanes.dead_letter import ERROR_TEXT_LIMIT, DeadLetter
+from lanes.errors import MessageError
+from lanes_jetstream import read_letter
+from lanes_jetstream.dead_letters import letter_headers
+
+Headers = Sequence[tuple[str, bytes]]
+
+# What a client sends: a name is a token, a value has no control characters.
+NAMES = st.text(st.sampled_from("abNLz-09%!~"), min_size=1, max_size=12)
+RESERVED = st.sampled_from(["Nats-Msg-Id", "Lanes-Key", "lanes-x", "NATS-X", "Lanes-Origin-a", "Lanes-Origin-Nats-b"])
+VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12).map(str.encode)
+PLAIN = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+NUMBERS = st.integers(0, 2**64 - 1)
+
+LETTERS = st.builds(
+    DeadLetter,
+    id=st.text(st.sampled_from("0123456789abcdef"), min_size=32, max_size=32),
+    source=PLAIN,
+    partition=NUMBERS,
+    position=NUMBERS,
+    subject=PLAIN,
+    key=st.none() | st.binary(max_size=20),
+    value=st.binary(max_size=20),
+    headers=st.dictionaries(NAMES | RESERVED, VALUES, max_size=4).map(lambda found: tuple(found.items())),
+    attempts=NUMBERS,
+    error_type=PLAIN,
+    error_text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    epoch=NUMBERS,
+    time=st.integers(0, 2**31).map(float),
+)
+
+
+class Reader:
+    """Messages that are a body and headers."""
+
+    def value(self, raw: object) -> bytes:
+        return raw[0] if isinstance(raw, tuple) else b""
+
+    def headers(self, raw: object) -> Headers:
+        return raw[1] if isinstance(raw, tuple) else ()
+
+    def subject(self, raw: object) -> str:
+        return "dead.s"
+
+
+def message_of(value: bytes, headers: Headers) -> Message:
+    """A message of the stream of the dead letters."""
+    return Message(Partition(PartitionId("DEAD", 0), Reader()), 7, None, len(value), (value, headers), None)
+
+
+def on_the_wire(letter: DeadLetter) -> Headers:
+    """Its headers as they come back."""
+    return [(name, value.encode()) for name, value in letter_headers(letter).items()]
+
+
+def check_written(letter: DeadLetter) -> None:
+    """What was written is read; original headers in any order."""
+    found = read_letter(message_of(letter.value, on_the_wire(letter)))
+    assert dict(found.headers) == dict(letter.headers)
+    assert dataclasses.replace(found, headers=letter.headers) == letter
+
+
+def check_hostile(headers: Headers) -> None:
+    """Headers as anybody may publish them."""
+    try:
+        found = read_letter(message_of(b"", headers))
+    except MessageError as error:
+        assert "no dead letter: DEAD/0 position 7 has " in str(error)  # noqa: PT017 (what it says is the invariant)
+        return
+    assert len(found.id) == 32
+    assert min(found.partition, found.position, found.attempts, found.epoch) >= 0
+    assert 0 <= found.time < 1e12
+    assert len(found.error_text) <= ERROR_TEXT_LIMIT
+
+
+def attack(effort: settings, tick: Callable[[], None]) -> None:
+    """One batch of letters, and of headers with something else in them."""
+    hostile_values = st.one_of(
+        st.binary(max_size=12),
+        st.sampled_from([b"", b"-1", b"1_0", b" 1", b"nan", b"%", b"%zz", b"%ff", b"9" * 5000, "\u0661".encode()]),
+    )
+    names = st.sampled_from(list(letter_headers(_SAMPLE)))
+
+    @effort
+    @given(LETTERS)
+    def written(letter: DeadLetter) -> None:
+        tick()
+        check_written(letter)
+
+    @effort
+    @given(
+        LETTERS,
+        st.lists(st.tuples(names | NAMES | RESERVED, hostile_values), max_size=4),
+        st.lists(names, max_size=2),
+        st.booleans(),
+    )
+    def hostile(letter: DeadLetter, others: list[tuple[str, bytes]], without: list[str], twice: bool) -> None:
+        tick()
+        changed = {name for name, _ in others} if not twice else set()
+        kept = [(name, value) for name, value in on_the_wire(letter) if name not in changed and name not in without]
+        check_hostile(kept + others)
+
+    written()
+    hostile()
+
+
+_SAMPLE = DeadLetter(
+    id="0" * 32,
+    source="S",
+    partition=0,
+    position=0,
+    subject="s",
+    key=b"k",
+    value=b"",
+    headers=(),
+    attempts=1,
+    error_type="E",
+    error_text="",
+    epoch=1,
+    time=0.0,
+)

@@ -1,0 +1,375 @@
+"""What becomes of a member when something happens to it: the real engine, and a shell around it.
+
+The shell does what `lanes` does around the engine, without waiting: it drains what is asked for, fences it when
+nothing runs any more, commits until nothing is left to commit, and releases it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, ParamSpec
+
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.lane import RUNNING
+from lanes.core.snapshot import EngineState, restore, snapshot
+from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
+from memsource.explorer import invariants
+from memsource.explorer.invariants import Commit, covered
+from memsource.explorer.member import HANDLER, SOURCE, Assignment, Event, Member, OnWay, Output, Published
+from memsource.explorer.scope import Scope
+from memsource.explorer.search import Broken
+from memsource.topic import RecordReader
+
+__all__ = ["Act", "act"]
+
+P = ParamSpec("P")
+
+_READER: Final = RecordReader()
+_FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
+_GIVEN_UP: Final = Failure(ValueError("the handler gave up"), terminal=True)
+_OUTCOMES: Final[dict[object, Outcome]] = {
+    "ends well": ACK,
+    "fails": _FAILED,
+    "gives up": _GIVEN_UP,
+    "is cancelled": ABANDON,
+}
+_NOTES: Final[dict[type[fx.Effect], str]] = {
+    fx.Held: "held for a retry",
+    fx.DeadLetterDue: "given to the dead letters",
+    fx.Abandoned: "abandoned behind an interrupted handler",
+    fx.Drained: "drained",
+    fx.Redelivered: "finished on arrival",
+    fx.Zombie: "a fenced handler ended",
+    fx.Saturated: "a bound was reached",
+    fx.Resumed: "below the low mark again",
+    fx.AheadReached: "max_ahead was reached",
+    fx.AheadLeft: "max_ahead was left",
+    fx.PauseDue: "paused for long",
+}
+
+
+class _Actor:
+    """A member on which something happens. ``outputs``: what the others see; ``notes``: rare branches."""
+
+    def __init__(self, scope: Scope, topic: Published, member: Member) -> None:
+        self._scope = scope
+        self._topic = topic
+        self._before = member.engine
+        self._known = dict(member.assignments)
+        self._stopping = member.stopping
+        self.engine: Engine = restore(member.engine)
+        self.outputs: list[Output] = []
+        self.notes: list[str] = []
+
+    def state(self) -> Member:
+        """The member as it is now. Raises ``Broken`` when what must hold after every event does not."""
+        engine = snapshot(self.engine)
+        self._check(invariants.in_flight_bounded, engine)
+        self._check(invariants.only_its_lane_waits, engine)
+        running = [(a.id, m.lane) for a in engine.assignments for m in a.held + a.fenced if m.state == RUNNING]
+        self._check(invariants.one_handler_a_key, running)
+        if len({one[0] for one in running}) < len(running):
+            self._note("two lanes of a partition ran at once")
+        return Member(engine, tuple(sorted(self._known.items())), self._stopping)
+
+    def happen(self, event: Event) -> None:
+        """Let it happen. Raises ``Broken``."""
+        if event.word in HANDLER:
+            self._ended(event.epoch, event.position, event.word)
+        else:
+            self._happen(event)
+        self._perform()
+        now = snapshot(self.engine)
+        kept = {(a.epoch, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
+        gone = {one for one in self._before.ready if one not in kept}
+        self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
+
+    def _happen(self, event: Event) -> None:
+        match event.word:
+            case "hears":
+                self._hears(event.notices)
+            case "fetches":
+                self._fetches(event)
+            case "takes":
+                self._takes()
+            case "parked":
+                self._parked(event.epoch, event.position)
+            case "time passes":
+                self._time_passes()
+            case "settles" | "commits":
+                self._collect(everything=event.word == "commits")
+            case "made":
+                self._made(event.epoch)
+            case "confirmed":
+                self._confirmed(event.epoch)
+            case "unanswered":
+                self._unanswered(event.epoch)
+            case "deadline":
+                self._know(event.epoch, late=True)
+            case "fences":
+                self._fences(event.epoch)
+            case "releases":
+                self._releases(event.epoch)
+            case "session expires":
+                self._session_expires()
+            case "stops":
+                self._stops()
+            case word:
+                raise AssertionError(f"nothing is known about {word!r}")
+
+    def _check(self, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        wanted = self._scope.invariants
+        if wanted is None or invariant in wanted:
+            invariant(*args, **kwargs)
+
+    def _note(self, note: str) -> None:
+        self.notes.append(note)
+
+    # --- what the engine asks for
+
+    def _perform(self) -> None:
+        while self.engine.effects:
+            effect = self.engine.effects.pop(0)
+            self._note(_NOTES[type(effect)])
+            if isinstance(effect, fx.Drained):
+                self._drained(effect.partition)
+
+    def _drained(self, partition: Partition) -> None:
+        running = [m.position for m in partition.ledger.unfinished() if m.state == RUNNING]
+        self._check(invariants.drained_when_nothing_runs, running)
+        self.outputs.append(Output("drained", partition.id.number))
+        self.engine.fence(partition)
+        self._know(partition.epoch, drained=True)
+
+    # --- messages
+
+    def _fetches(self, event: Event) -> None:
+        partition = self._partition(event.number)
+        messages = [Message(partition, position, key.encode(), 1, None, None) for position, key in event.run]
+        self.engine.receive(partition, messages, len(messages), 0.0)
+        if not messages or event.position > messages[-1].position + 1:
+            self.engine.progressed(partition, event.position, 0.0)
+
+    def _takes(self) -> None:
+        message = self.engine.take()
+        assert message is not None, "it was ready"
+        partition, position = message.partition, message.position
+        shell = self._known[partition.epoch]
+        self._check(invariants.first_come_first_taken, MessageId(partition.epoch, position), self._before.ready)
+        started = dict(shell.started)
+        self._check(invariants.starts_in_order, message, started.get(message.key))
+        unfinished = self._unfinished(shell)
+        before = [p for p in unfinished if p < position and self._topic[shell.number][p].encode() == message.key]
+        self._check(invariants.former_ended_first, position, before)
+        highest = max(started.values(), default=-1)
+        closing = self._scope.close_prefix
+        self._check(
+            invariants.drain_starts_nothing_above, position, highest, draining=partition.draining, closing=closing
+        )
+        self._check(invariants.replay_from_the_committed, message)
+        positions, bound = list(self._topic[shell.number]), self._scope.max_ahead
+        self._check(invariants.ahead_bounded, position, shell.confirmed, positions, bound)
+        started[message.key] = position
+        self._know(partition.epoch, started=tuple(sorted(started.items(), key=str)))
+        self.outputs.append(Output("started", shell.number, position))
+        if partition.draining:
+            self._note("started to close the prefix")
+
+    def _ended(self, epoch: int, position: int, way: str) -> None:
+        message = self._running(epoch, position)
+        partition, shell = message.partition, self._known.get(epoch)
+        fenced = shell is None or shell.over or message in self.engine.chains.fenced
+        draining = partition.draining
+        self.engine.finish(message, _OUTCOMES[way], 0.0)
+        if fenced:
+            self._check(invariants.zombie_changes_nothing, self._before, self._now())
+            follower = any(m.epoch != epoch for m in self._now().ready)
+            if follower:
+                self._note("waited behind a fenced handler")
+        elif way == "ends well":
+            self._done(epoch, position)
+        elif draining:
+            self._excuse()
+
+    def _parked(self, epoch: int, position: int) -> None:
+        message = next(m for m in self.engine.waiting.lanes if (m.partition.epoch, m.position) == (epoch, position))
+        self.engine.parked(message)
+        self._done(epoch, position)
+
+    def _done(self, epoch: int, position: int) -> None:
+        self._know(epoch, done=self._known[epoch].done | {position})
+        self.outputs.append(Output("done", self._known[epoch].number, position))
+
+    def _unfinished(self, shell: Assignment) -> set[int]:
+        """What the predecessors of an assignment have not committed, and it has not handled itself."""
+        positions = set(self._topic[shell.number])
+        return positions - covered(shell.origin, positions) - shell.done
+
+    def _time_passes(self) -> None:
+        at = self.engine.next_due()
+        assert at is not None, "something is held"
+        self.engine.due(at)
+
+    # --- commits
+
+    def _collect(self, *, everything: bool) -> None:
+        for settlement in self.engine.collect(0.0, everything=everything):
+            partition = settlement.partition
+            shell = self._known.get(partition.epoch)
+            owned = shell is not None and not shell.over
+            assert settlement.floor is not None, "this source commits"
+            commit = (settlement.floor, tuple(settlement.completed))
+            self._check(invariants.commit_names_what_is_assigned, commit, owned=owned)
+            if shell is None:
+                continue
+            self._check(invariants.one_commit_under_way, commit, shell.on_way and shell.on_way.commit)
+            self._check(invariants.commits_rise, commit, shell.sent, list(self._topic[shell.number]))
+            self._know(partition.epoch, sent=commit, on_way=OnWay(commit))
+            self._check(invariants.commit_only_what_is_done, commit, self._unfinished(shell))
+
+    def _made(self, epoch: int) -> None:
+        on_way = self._known[epoch].on_way
+        assert on_way is not None, "a commit is under way"
+        self._know(epoch, on_way=on_way._replace(made=True))
+        commit = on_way.commit if self._scope.hands_over else (on_way.commit[0], ())
+        self.outputs.append(Output("made", self._known[epoch].number, commit=commit))
+
+    def _confirmed(self, epoch: int) -> None:
+        on_way = self._known[epoch].on_way
+        assert on_way is not None, "a commit is under way"
+        if not on_way.made:
+            self._made(epoch)
+        self.engine.settled([self._settlement(epoch)])
+        self._know(epoch, confirmed=on_way.commit[0])
+        self._answered(epoch)
+
+    def _unanswered(self, epoch: int) -> None:
+        self.engine.unsettled([self._settlement(epoch)])
+        self._answered(epoch)
+
+    def _answered(self, epoch: int) -> None:
+        if self._known[epoch].over:
+            self._note("a commit was answered behind the end of its assignment")
+            del self._known[epoch]
+        else:
+            self._know(epoch, on_way=None)
+
+    def _settlement(self, epoch: int) -> Settlement:
+        shell = self._known[epoch]
+        assert shell.on_way is not None, "a commit is under way"
+        partition = self.engine.partitions.get(PartitionId(SOURCE, shell.number))
+        if partition is not None and partition.epoch == epoch:
+            assert partition.commits is not None and partition.commits.sending is not None, "a commit is under way"
+            return partition.commits.sending
+        floor, completed = shell.on_way.commit
+        gone = Partition(PartitionId(SOURCE, shell.number), _READER, floor=floor)
+        return Settlement(gone, [], floor, completed)
+
+    # --- ownership
+
+    def _hears(self, notices: Sequence[tuple[str, int, Commit]]) -> None:
+        for kind, number, (floor, completed) in notices:
+            owned = self.engine.partitions.get(PartitionId(SOURCE, number))
+            if kind == "assigned" and not self._stopping:
+                partition = Partition(PartitionId(SOURCE, number), _READER, floor=floor, completed=completed)
+                self.engine.assign(partition)
+                self._known[partition.epoch] = Assignment(number, (floor, completed), floor)
+            elif kind == "revoking" and owned is not None:
+                self._drain(owned)
+            elif kind == "revoking":
+                # It was never begun: this member is being stopped.
+                self.outputs.append(Output("released", number))
+            elif kind == "lost" and owned is not None:
+                self._lose(owned)
+            self._perform()
+        self._check(invariants.other_partitions_untouched, self._before, self._now(), {n for _, n, _ in notices})
+
+    def _session_expires(self) -> None:
+        for partition in list(self.engine.partitions.values()):
+            self.engine.lose(partition)
+        # What the old session has sent is refused.
+        self._known.clear()
+
+    def _lose(self, partition: Partition) -> None:
+        self.engine.lose(partition)
+        self._over(partition.epoch)
+
+    def _drain(self, partition: Partition) -> None:
+        if partition.draining:
+            return
+        if any(head.partition is partition for head in self.engine.waiting.lanes):
+            self._excuse()
+        if self.engine.drain(partition, close_prefix=self._scope.close_prefix):
+            self._note("abandoned by a drain")
+
+    def _excuse(self) -> None:
+        """Waiting heads and failed handlers are not awaited by a drain; only a completed set keeps what is above."""
+        if not self._scope.hands_over:
+            self.outputs.append(Output("excused"))
+
+    def _fences(self, epoch: int) -> None:
+        partition = self._partition(self._known[epoch].number)
+        if self.engine.fence(partition):
+            self._note("fenced while handlers ran")
+        self._know(epoch, drained=True)
+
+    def _releases(self, epoch: int) -> None:
+        partition = self._partition(self._known[epoch].number)
+        self.engine.release(partition)
+        self._over(epoch)
+        number = partition.id.number
+        self.outputs.append(Output("released", number))
+        self._check(invariants.other_partitions_untouched, self._before, self._now(), {number})
+
+    def _stops(self) -> None:
+        self._stopping = True
+        for partition in list(self.engine.partitions.values()):
+            self._drain(partition)
+
+    def _over(self, epoch: int) -> None:
+        if self._known[epoch].on_way is None:
+            del self._known[epoch]
+        else:
+            self._know(epoch, over=True)
+
+    # --- looking things up
+
+    def _now(self) -> EngineState:
+        kept = self.engine.effects[:]
+        self.engine.effects.clear()
+        state = snapshot(self.engine)
+        self.engine.effects.extend(kept)
+        return state
+
+    def _know(self, epoch: int, **changes: object) -> None:
+        self._known[epoch] = self._known[epoch]._replace(**changes)  # type: ignore[arg-type]
+
+    def _partition(self, number: int) -> Partition:
+        return self.engine.partitions[PartitionId(SOURCE, number)]
+
+    def _running(self, epoch: int, position: int) -> Message:
+        everything = [m for p in self.engine.partitions.values() for m in p.ledger.unfinished()]
+        everything += self.engine.chains.fenced
+        return next(m for m in everything if (m.partition.epoch, m.position, m.state) == (epoch, position, RUNNING))
+
+
+class Act(NamedTuple):
+    """What becomes of a member, what the others see of it, and which rare branches it went through."""
+
+    member: Member
+    outputs: tuple[Output, ...]
+    notes: tuple[str, ...]
+
+
+def act(scope: Scope, topic: Published, member: Member, event: Event) -> Act:
+    """Let an event happen to a member. Pure. Raises ``Broken``."""
+    actor = _Actor(scope, topic, member)
+    try:
+        actor.happen(event)
+        member = actor.state()
+    except Broken:
+        raise
+    except Exception as error:
+        raise Broken("nothing_raises", f"{type(error).__name__}: {error}") from error
+    return Act(member, tuple(actor.outputs), tuple(actor.notes))

@@ -1,0 +1,76 @@
+"""What is explored: how much of everything there is, and what must be met on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lanes.core.policy import SKIP, Policy
+from lanes.core.retry import RetryPolicy
+
+__all__ = ["Scope"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is explored.
+
+    ``messages``: a (partition, key) each, in the order of their publication. ``gap``: one position is left out behind
+    the first and behind the last. ``members``: how many there are; the first is there from the beginning. ``moves``:
+    how often one comes, or is stopped. ``faults``: how many losses, expired sessions, crashes and missed deadlines
+    there are in all. ``failures``: how many handlers fail. ``unknown``: how many commits are answered late or never.
+    ``settles``: what has finished may enter the ledger without a commit.
+    ``rotate``: everything goes to the member that came last; else partitions are shared evenly. ``hands_over``:
+    commits keep what is completed above the floor; ``close_prefix``: drains run what would be repeated without that.
+    ``invariants``: check these alone, None = all.
+    """
+
+    messages: tuple[tuple[int, str], ...]
+    gap: bool = True
+    partitions: int = 1
+    members: int = 2
+    moves: int = 1
+    faults: int = 1
+    failures: int = 0
+    unknown: int = 0
+    settles: bool = False
+    rotate: bool = True
+    cooperative: bool = False
+    hands_over: bool = True
+    close_prefix: bool = False
+    concurrency: int = 2
+    max_in_flight: int = 10
+    max_ahead: int = 10
+    batch: int = 1
+    invariants: frozenset[Callable[..., None]] | None = None
+
+    def policy(self) -> Policy:
+        """What the engines go by."""
+        return Policy(
+            concurrency=self.concurrency,
+            max_in_flight=self.max_in_flight,
+            max_bytes=1 << 20,
+            retry=RetryPolicy(2, 1.0, 1.0),
+            poison=SKIP,
+            max_ahead=self.max_ahead,
+        )
+
+    def expected(self) -> frozenset[str]:
+        """The events and rare branches that an exploration must reach, or it has proved less than it says."""
+        words = {"hears", "fetches", "takes", "ends well", "commits", "confirmed", "drained", "releases", "came to rest"}
+        words |= {"joins", "stops", "leaves"} if self.moves else set()
+        words |= {"abandoned by a drain", "two lanes of a partition ran at once"} if self.moves or self.faults else set()
+        if self.faults:
+            words |= {"crashes", "starts again", "session expires", "joins again", "loses", "deadline", "is cancelled"}
+            words |= {"fences", "fenced while handlers ran", "a fenced handler ended", "waited behind a fenced handler"}
+            words |= {"a commit was answered behind the end of its assignment"}
+        if self.failures:
+            words |= {"fails", "gives up", "time passes", "held for a retry", "given to the dead letters", "parked"}
+        words |= {"made", "unanswered"} if self.unknown else set()
+        words |= {"settles"} if self.settles else set()
+        words |= {"finished on arrival"} if self.hands_over and self.moves else set()
+        words |= {"started to close the prefix"} if self.close_prefix else set()
+        words |= {"max_ahead was reached", "max_ahead was left"} if self.max_ahead < len(self.messages) else set()
+        if self.max_in_flight < len(self.messages):
+            words |= {"a bound was reached", "below the low mark again"}
+        return frozenset(words)
