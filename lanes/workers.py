@@ -3,7 +3,7 @@
 A worker makes plain calls into the engine: no task, event, scope or clock call per message. Idle workers sleep
 on an event each and are woken only for work that is ready. A handler that never suspends is bounded by a *time
 slice*: once it is used up, every worker yields to the event loop before its next message, so heartbeats and
-settlements go on.
+settlements go on. A handler that has suspended has yielded already.
 
 With a history, every worker yields once before each handler, and the first to come back writes the ``started``
 rows of all of them by one ``write``: a group commit, so no handler is called whose row is not in the file.

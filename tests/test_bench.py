@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import CASES, main
-from bench.figures import Effort, cost, interleaved, rate, table
+from bench.figures import Effort, cost, interleaved, middle, pairs, rate, table
 from tests.components import MissingComponent
 from tests.components.nats_server import find_program
 
@@ -77,6 +77,20 @@ def test_runs_take_turns_and_the_median_counts() -> None:
     a, b = [5.0, 1.0, 3.0], [2.0, 2.0, 9.0]
     assert interleaved([lambda: run("a", a), lambda: run("b", b)], 3) == [3.0, 2.0]
     assert order == ["a", "b"] * 3
+
+
+def test_pairs_take_turns_and_the_one_with_the_median_ratio_counts() -> None:
+    order: list[str] = []
+
+    def run(name: str, values: list[float]) -> float:
+        order.append(name)
+        return values.pop()
+
+    a, b = [9.0, 4.0, 2.0], [3.0, 2.0, 2.0]
+    measured = pairs(lambda: run("a", a), lambda: run("b", b), 3)
+    assert order == ["b", "a"] * 3
+    assert measured == [(2.0, 2.0), (4.0, 2.0), (9.0, 3.0)]
+    assert middle(measured) == (4.0, 2.0)
 
 
 def test_the_table_has_a_line_a_figure() -> None:

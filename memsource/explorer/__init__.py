@@ -1,9 +1,12 @@
-"""Every order of events around the real engine, exhaustively, for small numbers of everything."""
+"""Every order of events around the real engine, exhaustively, for small numbers of everything.
+
+Read in this order: ``scope``, ``search``, ``invariants``; ``member``, ``actor``; ``groups``, ``members``, ``world``.
+"""
 
 from __future__ import annotations
 
-from memsource.explorer.member import Scope
-from memsource.explorer.search import Broken, Exploration, Violation, search
+from memsource.explorer.scope import Scope
+from memsource.explorer.search import Exploration, Violation, search
 from memsource.explorer.world import GroupWorld
 
-__all__ = ["Broken", "Exploration", "GroupWorld", "Scope", "Violation", "search"]
+__all__ = ["Exploration", "GroupWorld", "Scope", "Violation", "search"]

@@ -12,13 +12,12 @@ from typing import Final, NamedTuple, ParamSpec
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import RUNNING
-from lanes.core.snapshot import EngineState, restore, snapshot
+from lanes.core.snapshot import EngineState, MessageId, restore, snapshot
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from memsource.explorer import invariants
 from memsource.explorer.invariants import Commit, covered
 from memsource.explorer.member import HANDLER, SOURCE, Assignment, Event, Member, OnWay, Output, Published
 from memsource.explorer.scope import Scope
-from memsource.explorer.search import Broken
 from memsource.topic import RecordReader
 
 __all__ = ["Act", "act"]
@@ -64,6 +63,7 @@ class _Actor:
 
     def state(self) -> Member:
         """The member as it is now. Raises ``Broken`` when what must hold after every event does not."""
+        self._check(invariants.given_up_is_forgotten, self.engine)
         engine = snapshot(self.engine)
         self._check(invariants.in_flight_bounded, engine)
         self._check(invariants.only_its_lane_waits, engine)
@@ -363,13 +363,7 @@ class Act(NamedTuple):
 
 
 def act(scope: Scope, topic: Published, member: Member, event: Event) -> Act:
-    """Let an event happen to a member. Pure. Raises ``Broken``."""
+    """Let an event happen to a member. Pure. Raises ``Broken``, and whatever the engine raises."""
     actor = _Actor(scope, topic, member)
-    try:
-        actor.happen(event)
-        member = actor.state()
-    except Broken:
-        raise
-    except Exception as error:
-        raise Broken("nothing_raises", f"{type(error).__name__}: {error}") from error
-    return Act(member, tuple(actor.outputs), tuple(actor.notes))
+    actor.happen(event)
+    return Act(actor.state(), tuple(actor.outputs), tuple(actor.notes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Never, TypeAlias
 
+from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED, RUNNING, SETTLED
 from lanes.core.snapshot import AssignmentState, EngineState, MessageId
 from lanes.core.types import Message
@@ -26,6 +27,7 @@ __all__ = [
     "drained_when_nothing_runs",
     "first_come_first_taken",
     "former_ended_first",
+    "given_up_is_forgotten",
     "in_flight_bounded",
     "keeps_its_turn",
     "nothing_stands_still",
@@ -109,6 +111,14 @@ def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
     """11, 12: commits are of the current assignment; nothing is committed behind a release or a loss."""
     if not owned:
         broken(commit_names_what_is_assigned, f"commit {commit} of an assignment that was released or lost")
+
+
+def given_up_is_forgotten(engine: Engine) -> None:
+    """12: what was released or lost is in none of the places from which something is committed, settled or started."""
+    kept = {*engine.committer.partitions, *engine.committer.ahead, *engine.dirty}
+    kept |= {message.partition for message in [*engine.waiting.lanes, *engine.chains.ready]}
+    if strays := kept - set(engine.partitions.values()):
+        broken(given_up_is_forgotten, f"{sorted(map(repr, strays))} were given up and are not forgotten")
 
 
 # --- bounds and flow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from lanes.core.policy import SKIP, Policy
 from lanes.core.retry import RetryPolicy
@@ -30,7 +32,7 @@ class Scope:
     partitions: int = 1
     members: int = 2
     moves: int = 1
-    faults: int = 1
+    faults: int = 0
     failures: int = 0
     unknown: int = 0
     settles: bool = False
@@ -57,20 +59,28 @@ class Scope:
 
     def expected(self) -> frozenset[str]:
         """The events and rare branches that an exploration must reach, or it has proved less than it says."""
-        words = {"hears", "fetches", "takes", "ends well", "commits", "confirmed", "drained", "releases", "came to rest"}
-        words |= {"joins", "stops", "leaves"} if self.moves else set()
-        words |= {"abandoned by a drain", "two lanes of a partition ran at once"} if self.moves or self.faults else set()
-        if self.faults:
-            words |= {"crashes", "starts again", "session expires", "joins again", "loses", "deadline", "is cancelled"}
-            words |= {"fences", "fenced while handlers ran", "a fenced handler ended", "waited behind a fenced handler"}
-            words |= {"a commit was answered behind the end of its assignment"}
-        if self.failures:
-            words |= {"fails", "gives up", "time passes", "held for a retry", "given to the dead letters", "parked"}
-        words |= {"made", "unanswered"} if self.unknown else set()
-        words |= {"settles"} if self.settles else set()
-        words |= {"finished on arrival"} if self.hands_over and self.moves else set()
-        words |= {"started to close the prefix"} if self.close_prefix else set()
-        words |= {"max_ahead was reached", "max_ahead was left"} if self.max_ahead < len(self.messages) else set()
-        if self.max_in_flight < len(self.messages):
-            words |= {"a bound was reached", "below the low mark again"}
-        return frozenset(words)
+        mixed = max(Counter(number for number, _ in set(self.messages)).values()) > 1
+        applies = {
+            _ALWAYS: True,
+            _MOVES: self.moves > 0,
+            _FAULTS: self.faults > 0,
+            _FAILURES: self.failures > 0,
+            "made, unanswered": self.unknown > 0,
+            "settles": self.settles,
+            "two lanes of a partition ran at once": mixed and self.concurrency > 1,
+            "finished on arrival": mixed and self.hands_over and self.moves > 0,
+            "started to close the prefix": self.close_prefix,
+            "max_ahead was reached, max_ahead was left": self.max_ahead < len(self.messages),
+            "a bound was reached, below the low mark again": self.max_in_flight < len(self.messages),
+        }
+        return frozenset(word for words, wanted in applies.items() if wanted for word in words.split(", "))
+
+
+_ALWAYS: Final = "hears, fetches, takes, ends well, commits, confirmed, came to rest"
+_MOVES: Final = "joins, stops, leaves, drained, releases, abandoned by a drain"
+_FAULTS: Final = (
+    "crashes, starts again, session expires, joins again, loses, deadline, is cancelled, fences, "
+    "fenced while handlers ran, a fenced handler ended, waited behind a fenced handler, "
+    "a commit was answered behind the end of its assignment"
+)
+_FAILURES: Final = "fails, gives up, time passes, held for a retry, given to the dead letters, parked"

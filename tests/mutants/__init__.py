@@ -1,7 +1,8 @@
 """Planted faults: what the tests that prove the promises must be able to see.
 
 A mutant is one piece of a module's source, replaced when that module is imported. The code itself is never
-patched at run time: ``lanes.core`` may be compiled one day, and the mutant shows exactly what was changed.
+patched at run time: ``lanes.core`` may be compiled one day, and the mutant shows exactly what was changed. The table of
+them is in ``tests.mutants.table``; what looks for them, in ``campaigns``.
 """
 
 from __future__ import annotations
@@ -16,56 +17,25 @@ from types import CodeType, ModuleType
 
 @dataclass(frozen=True)
 class Mutant:
-    """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails."""
+    """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails.
+
+    ``campaign`` is the one that looks for it, ``found_by`` the checks of it one of which must find it.
+    """
 
     name: str
     module: str
     old: str
     new: str
     breaks: str
+    campaign: str
+    found_by: tuple[str, ...]
 
 
-MUTANTS = {
-    mutant.name: mutant
-    for mutant in (
-        Mutant(
-            "ack_before_end",
-            "lanes.settling",
-            "await self._source.settle(settlements)",
-            """await self._source.settle(
-                    settlements
-                    + [
-                        type(s)(s.partition, [m for m in s.partition.ledger.held.values() if m.state == 2])
-                        for s in settlements
-                    ]
-                )""",
-            "what runs is acknowledged together with what has finished, so a crash loses it",
-        ),
-        Mutant(
-            "two_at_once",
-            "lanes.core.engine",
-            "            key = message.key\n            if key is None:",
-            "            key = message.key = None\n            if key is None:",
-            "no message waits for the one before it of its key",
-        ),
-        Mutant(
-            "drop_retry",
-            "lanes.core.engine",
-            "            self._failed(message, outcome, now)",
-            '            step(message, "ack")\n            self._finished(message)',
-            "a failed message counts as done",
-        ),
-    )
-}
-
-
-def install(name: str) -> Mutant:
+def install(mutant: Mutant) -> None:
     """Have the mutant's module imported with its fault. To be called before anything imports that module."""
-    mutant = MUTANTS[name]
     if mutant.module in sys.modules:
-        raise RuntimeError(f"{mutant.module} is imported already: the mutant {name} would change nothing")
+        raise RuntimeError(f"{mutant.module} is imported already: the mutant {mutant.name} would change nothing")
     sys.meta_path.insert(0, _Finder(mutant))
-    return mutant
 
 
 class _Finder(MetaPathFinder):

@@ -74,6 +74,7 @@ def _happenings(*, commits: bool, clean: bool) -> st.SearchStrategy[Event]:
         ]
         if not commits:
             usual += [st.tuples(st.just("redeliver"), NUMBERS, st.integers(0, 5))] * 2
+            usual += [st.tuples(st.just("lose and assign"), NUMBERS)] * 2
     return st.one_of(usual)
 
 
@@ -89,13 +90,14 @@ def plans(draw: st.DrawFn, *, commits: bool) -> Plan:
         concurrency=draw(st.integers(1, 5)),
         spare=draw(st.integers(0, 8)),
         poison=draw(st.sampled_from(["skip", "skip", "block", "block_and_dlq"])),
-        batch=draw(st.sampled_from([None, None, 3])),
+        # A call that is cancelled for one partition drains the others that it has messages of, for good.
+        batch=draw(st.sampled_from([None, 3])) if clean else None,
         traffic=draw(
             st.lists(
                 st.tuples(st.sampled_from([b"hot", b"hot", *KEYS]), st.sampled_from([0, 0, 1, 2, 3, *range(10)])),
-                min_size=5,
+                min_size=10,
                 max_size=60,
             )
         ),
-        events=draw(st.lists(_happenings(commits=commits, clean=clean), min_size=5, max_size=40)),
+        events=draw(st.lists(_happenings(commits=commits, clean=clean), min_size=10, max_size=50)),
     )

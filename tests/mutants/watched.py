@@ -53,8 +53,11 @@ class Watched:
         return events
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        for message in [message for settlement in settlements for message in settlement.messages]:
-            if message.token is not self._newest[message.partition, message.position]:
+        messages = [message for settlement in settlements for message in settlement.messages]
+        tokens = {message.token for message in messages}
+        for message in messages:
+            # What was delivered several times since it was settled may be settled by all of these tokens.
+            if self._newest[message.partition, message.position] not in tokens:
                 self._find("NewestToken", f"position {message.position} settled by the token of an old delivery")
         committing = {settlement.partition for settlement in settlements if settlement.floor is not None}
         for partition in committing & self._committing:

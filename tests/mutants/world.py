@@ -37,7 +37,7 @@ from tests.mutants.virtual import run
 from tests.mutants.watched import Watched
 
 ACK_WAIT = 6.0
-TAIL = 10_000.0
+TAIL = 4_000.0
 """Virtual seconds without a fault, after which everything has to be handled and settled."""
 
 
@@ -59,6 +59,7 @@ class World:
         self._traffic = iter(plan.traffic)
         self._published: list[Record] = []
         self._ended: set[tuple[Partition, int]] = set()
+        self._attempts: Counter[tuple[Partition, int]] = Counter()
         self._handled: Counter[tuple[PartitionId, int]] = Counter()
         self._tasks: TaskGroup
 
@@ -86,20 +87,21 @@ class World:
         """What becomes of a message is in its value."""
         if (message.partition, message.position) in self._ended:
             self.find("RunsOnce", f"position {message.position} runs again in the assignment in which it had ended")
+        self._attempts[message.partition, message.position] += 1
+        attempt = self._attempts[message.partition, message.position]
+        if self.plan.batch is None and message.attempt != attempt:
+            self.find("AttemptsCount", f"position {message.position}: attempt {message.attempt} is the {attempt}. call")
         kind = message.value[0]
         plan = self.plan
         if plan.clean and kind in ({VERY_SLOW, STUBBORN} if plan.hands_over else TROUBLE):
             # Without a hand-over also what waits is repeated with what was finished above it.
             kind = 3
-        if plan.batch is not None and kind in (VERY_SLOW, STUBBORN):
-            # A call that is cancelled for one partition drains the others that it has messages of, for good.
-            kind = SLOW
         if kind == SLOW:
             await anyio.sleep(1.0 if plan.clean else 9.0)
         elif kind == VERY_SLOW:
             await anyio.sleep(50.0)
         elif kind == STUBBORN:
-            await self._stubborn()
+            await self._stubborn(message)
         elif kind == FAILS_ONCE and message.attempt == 1:
             raise Nak(delay=0.5)
         elif kind == TERMINAL:
@@ -110,15 +112,14 @@ class World:
             for _ in range(kind):
                 await anyio.lowlevel.checkpoint()
 
-    async def _stubborn(self) -> None:
-        """One that ignores its cancellation for a while."""
+    async def _stubborn(self, message: Message) -> None:
+        """One that ignores its cancellation, and ends well a while later."""
         try:
             await anyio.sleep(45.0)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                # Beyond its grace it may run beside the next owner's, where there is another owner.
-                await anyio.sleep(1.0 if self.plan.commits else 5.0)
-            raise
+                # Beyond its grace it may run beside the next owner's. In the same process its lane waits for it.
+                await anyio.sleep(1.0 if self.plan.commits or message.key is None else 5.0)
 
     def handled(self, message: Message) -> None:
         """Its handler ended well."""
@@ -133,10 +134,14 @@ class World:
     def _earlier(self, message: Message) -> list[int]:
         """The positions of its key below it that were neither handled nor parked."""
         number = message.partition.id.number
-        below = [r.position for r in self._published if (r.partition, r.key) == (number, message.key)]
-        parked = {letter.position for letter in self.broker.dead_letters if letter.partition == number}
-        known = {position for place, position in self._handled if place == message.partition.id}
-        return [p for p in below if p < message.position and p not in known | parked]
+        before = [r for r in self._published if (r.partition, r.key) == (number, message.key)]
+        return self._not_done([r for r in before if r.position < message.position])
+
+    def _not_done(self, records: list[Record]) -> list[int]:
+        """The positions of those that were neither handled nor parked."""
+        done = {(letter.partition, letter.position) for letter in self.broker.dead_letters}
+        done |= {(place.number, position) for place, position in self._handled}
+        return [r.position for r in records if (r.partition, r.position) not in done]
 
     # --- the run
 
@@ -174,9 +179,11 @@ class World:
                 self._own_everything()
                 for key in KEYS:
                     await self._park(key)
-                await anyio.sleep(1.0)
+                await anyio.sleep(5.0)
         if self.unfinished:
             self.find("CaughtUp", f"{self.unfinished} messages are unfinished after {TAIL:g} s without a fault")
+        elif lost := self._not_done(self._published):
+            self.find("NothingLost", f"positions {lost} count as finished, and were neither handled nor parked")
         for member in list(self.members):
             await member.stop()
 
@@ -209,6 +216,9 @@ class World:
                 kept = any(number in member.owned for member in self.members) and number not in self.revoked
                 if kept and not self.hung and self.broker.waiting(number) > waited:
                     self.find("KeptAlive", f"a message of partition {number} was not extended within {ACK_WAIT:g} s")
+
+    def _member(self, index: int) -> Member:
+        return self.members[index % len(self.members)]
 
     # --- events
 
@@ -259,6 +269,10 @@ class World:
             assert isinstance(source, MemorySource)
             source.lose(partition)
 
+    async def _lose_and_assign(self, partition: int) -> None:
+        await self._lose(partition)
+        await self._assign(partition)
+
     async def _redeliver(self, partition: int, back: int) -> None:
         if partition in self.members[0].owned:
             delivered = sorted({*self.broker.acked(partition), *self.broker.unacked(partition)})
@@ -271,19 +285,16 @@ class World:
         await self._end(index, crash=True)
 
     async def _end(self, index: int, *, crash: bool) -> None:
-        if index < len(self.members):
-            member = self.members[index]
-            await (member.crash() if crash else member.stop())
+        member = self._member(index)
+        await (member.crash() if crash else member.stop())
         if not self.members:
             await self._start()
 
     async def _pause(self, index: int) -> None:
-        if index < len(self.members):
-            self.members[index].pause(paused=True)
+        self._member(index).pause(paused=True)
 
     async def _resume(self, index: int) -> None:
-        if index < len(self.members):
-            self.members[index].pause(paused=False)
+        self._member(index).pause(paused=False)
 
     async def _park(self, key: bytes | None) -> None:
         for member in self.members:
@@ -305,18 +316,15 @@ class World:
         self.letters.unblock("put")
 
     async def _settling_fails(self, index: int, times: int, done: bool) -> None:
-        if index < len(self.members):
-            error = SourceError("not now", retryable=True)
-            self.members[index].source.inner.fail("settle", error, times=times, done=done)
+        error = SourceError("not now", retryable=True)
+        self._member(index).source.inner.fail("settle", error, times=times, done=done)
 
     async def _settling_hangs(self, index: int) -> None:
-        if index < len(self.members):
-            self.hung = True
-            self.members[index].source.inner.block("settle")
+        self.hung = True
+        self._member(index).source.inner.block("settle")
 
     async def _settling_goes(self, index: int) -> None:
-        if index < len(self.members):
-            self.members[index].source.inner.unblock("settle")
+        self._member(index).source.inner.unblock("settle")
 
 
 class Member:
@@ -428,5 +436,8 @@ def findings(plan: Plan, backend: str = "asyncio") -> dict[str, str]:
             world = World(plan, directory)
             await world.run()
 
-        run(main, backend)
+        try:
+            run(main, backend)
+        except Exception as error:
+            world.find(type(error).__name__, f"the run ended with it: {error}")
         return world.findings

@@ -95,7 +95,8 @@ def living() -> int:
         import trio
 
         tasks = trio.lowlevel.current_statistics().tasks_living
-    return tasks + threading.active_count()
+    # A test on trio is its guest, which waits in a thread for what its loop waits for.
+    return tasks + sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate())
 
 
 def consumer_of(

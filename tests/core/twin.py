@@ -1,0 +1,173 @@
+"""An engine that does everything twice: itself, and in an engine restored from its snapshot just before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lanes.core.effects import Effect
+from lanes.core.engine import Engine
+from lanes.core.lane import Lane
+from lanes.core.ledger import AckLedger
+from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.policy import Policy
+from lanes.core.snapshot import restore, snapshot
+from lanes.core.types import Message, Partition, Room, Settlement
+
+EVENTS = (
+    "assign",
+    "receive",
+    "progressed",
+    "take",
+    "take_batch",
+    "finish",
+    "finish_batch",
+    "parked",
+    "unblock",
+    "park",
+    "due",
+    "collect",
+    "settled",
+    "unsettled",
+    "drain",
+    "fence",
+    "lose",
+    "release",
+)
+
+
+class TwinEngine(Engine):
+    """Fails where the other one returns something else, does something else or is in another state behind a call."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._within = False
+        self.compared = 0
+
+
+def _doubled(name: str) -> Any:
+    real = getattr(Engine, name)
+
+    def call(engine: TwinEngine, *args: Any, **kwargs: Any) -> Any:
+        if engine._within:
+            return real(engine, *args, **kwargs)
+        effects = engine.effects[:]
+        engine.effects.clear()
+        state = snapshot(engine)
+        other = restore(state)
+        assert snapshot(other) == state
+        assert hash(snapshot(other)) == hash(state)
+        others = [_Others(engine, other).of(argument, new=name == "receive") for argument in args]
+        engine._within = True
+        result = real(engine, *args, **kwargs)
+        engine._within = False
+        found = real(other, *others, **kwargs)
+        assert seen(result) == seen(found), name
+        assert [seen(effect) for effect in engine.effects] == [seen(effect) for effect in other.effects], name
+        engine.effects[:], effects = [], effects + engine.effects
+        other.effects.clear()
+        assert snapshot(engine) == snapshot(other), name
+        assert asked(engine) == asked(other), name
+        engine.effects[:] = effects
+        engine.compared += 1
+        return result
+
+    return call
+
+
+for _name in EVENTS:
+    setattr(TwinEngine, _name, _doubled(_name))
+
+
+class _Others:
+    """What of one engine is what of the other."""
+
+    def __init__(self, engine: Engine, other: Engine) -> None:
+        self._partitions = dict(zip(_partitions(engine), _partitions(other), strict=True))
+        self._messages = dict(zip(_messages(engine), _messages(other), strict=True))
+
+    def of(self, argument: Any, *, new: bool = False) -> Any:
+        """The other's, or a copy of what it does not have."""
+        match argument:
+            case Partition():
+                return self._partitions.get(argument) or self._partitions.setdefault(argument, _copy(argument))
+            case Message():
+                known = None if new else self._messages.get(argument)
+                return known or self._copy(argument)
+            case Settlement():
+                commits = argument.partition.commits
+                other = self.of(argument.partition)
+                if commits is not None and commits.sending is argument and other.commits is not None:
+                    return other.commits.sending or argument
+                messages = [self.of(message) for message in argument.messages]
+                return Settlement(other, messages, argument.floor, argument.completed, argument.ordinal)
+            case list():
+                return [self.of(one, new=new) for one in argument]
+        return argument
+
+    def _copy(self, message: Message) -> Message:
+        partition: Partition = self.of(message.partition)
+        copy = Message(partition, message.position, message.key, message.size, message.raw, message.token)
+        copy.state, copy.attempt, copy.received, copy.lane = (
+            message.state,
+            message.attempt,
+            message.received,
+            message.lane,
+        )
+        return copy
+
+
+def _copy(partition: Partition) -> Partition:
+    """A partition that is new, or was given up and of which nothing is left."""
+    copy = Partition(
+        partition.id,
+        partition.reader,
+        partition.incarnation,
+        floor=partition.floor,
+        completed=partition.completed,
+    )
+    copy.epoch = partition.epoch
+    copy.ledger = AckLedger() if partition.floor is None else OffsetLedger(partition.floor)
+    copy.commits = partition.commits
+    return copy
+
+
+def _partitions(engine: Engine) -> list[Partition]:
+    owned = list(engine.partitions.values())
+    given_up = {m.partition.epoch: m.partition for m in engine.chains.fenced if m.partition not in owned}
+    return owned + [given_up[epoch] for epoch in sorted(given_up)]
+
+
+def _messages(engine: Engine) -> list[Message]:
+    found = sorted(engine.chains.fenced, key=lambda m: (m.partition.epoch, m.position))
+    for partition in engine.partitions.values():
+        found += partition.ledger.unfinished() + partition.resettle
+        if isinstance(partition.ledger, OffsetLedger):
+            found += partition.ledger.waiting
+    return found
+
+
+def seen(value: Any) -> Any:
+    """What can be seen of a result or an effect, whoever's it is."""
+    match value:
+        case Message():
+            return value.partition.epoch, value.position, value.state, value.attempt, value.token
+        case Partition():
+            return value.epoch
+        case Settlement():
+            return seen(value.partition), seen(value.messages), value.floor, list(value.completed), value.ordinal
+        case Room():
+            return value.messages, value.bytes, sorted(map(seen, value.paused))
+        case Lane():
+            return seen(value.head), value.failure, value.until
+        case Effect():
+            return type(value), [seen(getattr(value, name)) for name in type(value).__slots__]
+        case list():
+            return [seen(one) for one in value]
+    return value
+
+
+def asked(engine: Engine) -> list[Any]:
+    """Every question an engine answers."""
+    answers = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
+    answers += [engine.lanes(), engine.held_since(float("inf")), engine.oldest(), engine.running, engine.halted]
+    return [seen(answer) for answer in answers]

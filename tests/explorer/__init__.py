@@ -1,0 +1,1 @@
+"""The explorer of the real engine."""

@@ -1,0 +1,43 @@
+"""What is explored by `make test`, and what by `make soak`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memsource.explorer import Scope
+
+
+def keys(text: str) -> tuple[tuple[int, str], ...]:
+    """One message of partition 0 for each letter, which is its key."""
+    return tuple((0, key) for key in text)
+
+
+TWO_PARTITIONS: Final = ((0, "A"), (1, "B"), (0, "A"))
+
+DAILY: Final = {
+    # Two keys of three messages, up to their names.
+    "AAB, a fault": Scope(messages=keys("AAB"), faults=1),
+    "ABA, a fault": Scope(messages=keys("ABA"), faults=1),
+    "ABB, a fault": Scope(messages=keys("ABB"), faults=1),
+    "the prefix is closed, a fault": Scope(messages=keys("AAB"), faults=1, hands_over=False, close_prefix=True),
+    "the prefix is closed, a failure": Scope(
+        messages=keys("AAB"), moves=2, failures=1, hands_over=False, close_prefix=True
+    ),
+    "members come and go, a failure, an answer is missing": Scope(messages=keys("AAB"), moves=2, failures=1, unknown=1),
+    "max_ahead, two failures": Scope(messages=keys("ABA"), failures=2, unknown=1, max_ahead=2, batch=3, settles=True),
+    "max_in_flight, a failure": Scope(messages=keys("ABA"), moves=2, failures=1, concurrency=1, max_in_flight=2),
+    "two partitions, a failure": Scope(messages=TWO_PARTITIONS, partitions=2, moves=2, failures=1, rotate=False),
+    "two partitions, cooperative, a fault": Scope(
+        messages=TWO_PARTITIONS, partitions=2, faults=1, rotate=False, cooperative=True
+    ),
+}
+
+SOAK: Final = {
+    "AABA, a fault": Scope(messages=keys("AABA"), faults=1),
+    "ABAB, a fault": Scope(messages=keys("ABAB"), faults=1),
+    "AABA, members come and go, a failure": Scope(messages=keys("AABA"), moves=2, failures=1),
+    "the prefix is closed, AABA, a fault": Scope(messages=keys("AABA"), faults=1, hands_over=False, close_prefix=True),
+    "AAB, a fault and a failure": Scope(messages=keys("AAB"), faults=1, failures=1),
+    "AAB, a fault, an answer is missing": Scope(messages=keys("AAB"), faults=1, unknown=1),
+    "AAB, a fault, members come and go": Scope(messages=keys("AAB"), moves=2, faults=1),
+}

@@ -1,0 +1,338 @@
+"""All mutants. Each is a few lines, and a mistake that somebody may make."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import Mutant
+
+_ORDER: Final = (
+    Mutant(
+        "two_of_a_lane",
+        "lanes.core.engine",
+        "            lane = message.lane\n            if lane is None:",
+        "            lane = message.lane = None\n            if lane is None:",
+        "no message waits for the one before it of its key",
+        "acks",
+        ("NoOverlap",),
+    ),
+    Mutant(
+        "wrong_lane_head",
+        "lanes.core.engine",
+        "            self._ready.append(following)",
+        "            self._ready.append(partition.tails[message.lane])",
+        "the last message of a key follows its head, not the next one",
+        "acks",
+        ("PerKeyOrder",),
+    ),
+    Mutant(
+        "block_forgets_successors",
+        "lanes.core.engine",
+        '            waiting.stop(message, "block", failure)\n',
+        '            waiting.stop(message, "block", failure)\n            self.chains.free(message)\n',
+        "behind a blocked message its key goes on",
+        "acks",
+        ("PerKeyOrder",),
+    ),
+    Mutant(
+        "batch_does_not_give_back",
+        "lanes.core.engine",
+        "            while outcome is not ACK and partition.live",
+        "            while False and partition.live",
+        "what follows a failed message in its batch counts",
+        "modes",
+        ("effects_say_what_happened",),
+    ),
+    Mutant(
+        "zombie_frees_its_key",
+        "lanes.core.ownership",
+        "partition.tails = self.chains.tails.setdefault(partition.id, {})",
+        "partition.tails = self.chains.tails[partition.id] = {}",
+        "a partition that comes back does not wait for handlers that still run",
+        "acks",
+        ("NoOverlap",),
+    ),
+    Mutant(
+        "redelivery_runs_again",
+        "lanes.core.engine",
+        "        if ledger.is_settled(message.position):\n            step(",
+        "        if False:\n            step(",
+        "a message whose acknowledgement was lost is handled again",
+        "acks",
+        ("RunsOnce",),
+    ),
+    Mutant(
+        "late_message_runs_next",
+        "lanes.core.chains",
+        "        before = max(below, key=_position) if below else _last(started)",
+        "        before = _last(started) if started else min(others, key=_position)",
+        "a message that was delivered late is handled before earlier ones of its key",
+        "engine",
+        ("take",),
+    ),
+)
+
+_RETRY: Final = (
+    Mutant(
+        "failure_counts_as_done",
+        "lanes.core.engine",
+        "            self._failed(message, outcome, now)",
+        '            step(message, "ack")\n            self._finished(message)',
+        "a failed message is settled",
+        "acks",
+        ("NoSettleBeforeEnd",),
+    ),
+    Mutant(
+        "retry_lost",
+        "lanes.core.waiting",
+        "                over.append(message)",
+        "                pass",
+        "a held message never gets its next attempt",
+        "acks",
+        ("CaughtUp",),
+    ),
+    Mutant(
+        "attempts_not_counted",
+        "lanes.core.waiting",
+        "                message.attempt += 1\n                over",
+        "                over",
+        "a message that always fails is tried for ever",
+        "acks",
+        ("AttemptsCount",),
+    ),
+    Mutant(
+        "settled_before_its_letter",
+        "lanes.core.engine",
+        '            waiting.stop(message, "give up" if policy.poison == SKIP else "archive", failure)',
+        '            step(message, "ack")\n            self._finished(message)',
+        "a message that is given up is settled while its dead letter is being written",
+        "acks",
+        ("DeadLetterBeforeSettle",),
+    ),
+    Mutant(
+        "parked_without_a_letter",
+        "lanes.core.engine",
+        "        self.effects += [fx.DeadLetterDue(lane.head, lane.failure) for lane in parked]",
+        "        for lane in parked:\n            self.parked(lane.head)",
+        "a blocked message that is parked is settled, and nobody has written it anywhere",
+        "acks",
+        ("AtLeastOnce",),
+    ),
+)
+
+_SETTLING: Final = (
+    Mutant(
+        "settled_while_it_runs",
+        "lanes.settling",
+        "            await self._source.settle(settlements)",
+        """            await self._source.settle(
+                settlements
+                + [
+                    type(s)(s.partition, [m for m in s.partition.ledger.held.values() if m.state == 2])
+                    for s in settlements
+                ]
+            )""",
+        "what runs is acknowledged together with what has finished, so a crash loses it",
+        "acks",
+        ("NothingLost",),
+    ),
+    Mutant(
+        "failed_settlement_forgotten",
+        "lanes.core.engine",
+        "                self.outbox.give_back(settlement)",
+        "                pass",
+        "what could not be settled is not settled again",
+        "acks",
+        ("CaughtUp",),
+    ),
+    Mutant(
+        "token_not_swapped",
+        "lanes.core.engine",
+        "            known.token = message.token",
+        "            pass",
+        "a message that came again is settled by the token of its old delivery",
+        "acks",
+        ("NewestToken",),
+    ),
+    Mutant(
+        "queued_not_kept_alive",
+        "lanes.settling",
+        "            messages = self._engine.held_since(self._clock() - period)",
+        "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
+        "what does not run yet comes again, behind the ack wait",
+        "acks",
+        ("KeptAlive",),
+    ),
+    Mutant(
+        "commit_highest",
+        "lanes.core.committer",
+        "ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
+        "max(ledger.floor(), ledger.highest + 1), [], ledger.floor_ordinal)",
+        "the highest delivered position is committed, not the lowest unfinished",
+        "commits",
+        ("NoCommitPastUnfinished",),
+    ),
+    Mutant(
+        "commits_cross",
+        "lanes.core.commits",
+        "return self.changes > 0 and self.sending is None",
+        "return self.changes > 0",
+        "a second commit of a partition leaves while the first is on its way",
+        "commits",
+        ("OneCommitAtATime",),
+    ),
+    Mutant(
+        "two_snapshots",
+        "lanes.core.committer",
+        "            settlement = Settlement(partition, [], ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
+        "            completed = ledger.completed()\n"
+        "            settlement = Settlement(partition, [], ledger.floor(), completed, ledger.floor_ordinal)",
+        "floor and completed set are of two moments",
+        "modes",
+        ("one_snapshot",),
+    ),
+    Mutant(
+        "floor_past_a_gap",
+        "lanes.core.offset_ledger",
+        "        self._messages[message.ordinal - self._base] = None",
+        "        self._messages[message.ordinal - self._base] = None\n"
+        "        self._open[message.ordinal - self._base] = 0",
+        "what was abandoned counts as finished",
+        "commits",
+        ("NoCommitPastUnfinished",),
+    ),
+    Mutant(
+        "floor_past_waiting",
+        "lanes.core.offset_ledger",
+        "            self._floor = max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)",
+        "            self._floor = max(self._floor, self.highest + 1, self._trailing)",
+        "what the source has read is committed although some of it waits for max_ahead",
+        "modes",
+        ("one_snapshot",),
+    ),
+    Mutant(
+        "completed_off_by_one",
+        "lanes.core.offset_ledger",
+        "offsets[end - 1] + 1))",
+        "offsets[end - 1] + 2))",
+        "the next owner leaves out a message that nobody has handled",
+        "commits",
+        ("AtLeastOnce",),
+    ),
+    Mutant(
+        "completed_ignored",
+        "lanes.core.offset_ledger",
+        "        return self._seed(run) if self._seeded else []",
+        "        return []",
+        "what the predecessor had finished is handled again",
+        "commits",
+        ("RepeatsNothing",),
+    ),
+)
+
+_BOUNDS: Final = (
+    Mutant(
+        "no_bound",
+        "lanes.core.flow",
+        "        return Room(self.max_in_flight - self.in_flight,",
+        "        return Room(self.max_in_flight,",
+        "what is in flight does not reduce what may be delivered",
+        "acks",
+        ("BoundedInFlight",),
+    ),
+    Mutant(
+        "no_max_ahead",
+        "lanes.core.committer",
+        "        return self._policy.max_ahead - ",
+        "        return 1_000_000 - ",
+        "one stuck key lets its partition run ahead without a limit",
+        "commits",
+        ("MaxAhead",),
+    ),
+    Mutant(
+        "ahead_for_ever",
+        "lanes.core.committer",
+        "            self.ahead.discard(partition)\n            self._effects",
+        "            self._effects",
+        "a partition that has reached max_ahead is never taken from again",
+        "commits",
+        ("CaughtUp",),
+    ),
+    Mutant(
+        "resume_flaps",
+        "lanes.core.flow",
+        "        if not self.taking and self.in_flight <= self.low",
+        "        if not self.taking and self.in_flight < self.max_in_flight",
+        "intake goes on with every message that leaves",
+        "acks",
+        ("ResumeAtLowWater",),
+    ),
+    Mutant(
+        "pause_forgotten",
+        "lanes.core.flow",
+        "            self.taking = True\n",
+        "            self.taking = True\n            self.paused = False\n",
+        "the user's pause ends when the bound is left",
+        "acks",
+        ("PauseTakesNothing",),
+    ),
+    Mutant(
+        "zombie_stays_in_flight",
+        "lanes.core.engine",
+        "                chains.forget(partition.id)\n            self._released(1, message.size)\n",
+        "                chains.forget(partition.id)\n",
+        "each handler that outlives its assignment takes a place for ever",
+        "engine",
+        ("taking_changes_at_the_marks", "teardown"),
+    ),
+)
+
+_OWNERSHIP: Final = (
+    Mutant(
+        "no_fence",
+        "lanes.core.engine",
+        "        if outcome is not ACK or not partition.steady:",
+        "        if outcome is not ACK or partition.draining:",
+        "a handler that ends after its assignment counts",
+        "acks",
+        ("NoSettleBeforeEnd",),
+    ),
+    Mutant(
+        "lost_is_committed",
+        "lanes.core.ownership",
+        "        self.committer.forget(partition)\n",
+        "",
+        "a partition that was lost is committed by its former owner",
+        "commits",
+        ("NoCommitPastUnfinished",),
+    ),
+    Mutant(
+        "no_drain",
+        "lanes.handover",
+        "        with anyio.move_on_after(timeout):\n            await drained.wait()\n",
+        "        drained.set()\n",
+        "a partition is handed over while its handlers run",
+        "commits",
+        ("NoOverlap",),
+    ),
+    Mutant(
+        "queued_dropped",
+        "lanes.handover",
+        "close_prefix=self._close_prefix)",
+        "close_prefix=False)",
+        "what was finished above a queued message is repeated where the completed set is not handed over",
+        "commits",
+        ("RepeatsNothing",),
+    ),
+    Mutant(
+        "drain_waits_for_held",
+        "lanes.core.ownership",
+        "sum(1 for m in unfinished if m.state == RUNNING)",
+        "sum(1 for m in unfinished if m.state in (RUNNING, 3))",
+        "a drain waits for a message that is held for a retry, until its deadline",
+        "acks",
+        ("DrainWaitsForRunning",),
+    ),
+)
+
+MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP}
