@@ -1,18 +1,25 @@
 """`python -m fuzz [--seconds N] [TARGET...]`: attack the targets, each for its share of N seconds (60).
 
-Ends with a table of target, examples, seconds and failures. The status is 1 when an example was found that breaks
-an invariant, which is printed, and 2 for a wrong argument.
+Half of its share a target is attacked with random examples, and half by a coverage-guided fuzzer, where there is one.
+Ends with a table of target, random examples, inputs of the fuzzer, seconds and failures. The status is 1 when an example
+was found that breaks an invariant, which is printed, and 2 for a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
+from fuzz import guided
 from fuzz.running import Result, Target, run
 from fuzz.targets import TARGETS
+
+GUIDED_LEAST: Final = 4.0
+"""Seconds for a target below which starting the fuzzer is not worth it."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,16 +37,24 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     targets = [TARGETS[name] for name in dict.fromkeys(chosen.targets or TARGETS)]
     results = [attacked(target, chosen.seconds / len(targets)) for target in targets]
-    print(f"\n{'target':10} {'examples':>9} {'seconds':>8} {'failures':>9}")
+    print(f"\n{'target':13} {'examples':>9} {'guided':>9} {'seconds':>8} {'failures':>9}")
     for result in results:
-        print(f"{result.name:10} {result.examples:9} {result.seconds:8.1f} {int(result.failure is not None):9}")
+        failures = int(result.failure is not None)
+        print(f"{result.name:13} {result.examples:9} {result.guided:9} {result.seconds:8.1f} {failures:9}")
     return int(any(result.failure is not None for result in results))
 
 
 def attacked(target: Target, seconds: float) -> Result:
     """Attack one target, and print what it is and how it fails."""
     print(f"{target.name}: {target.invariant}", flush=True)
-    result = run(target, seconds)
+    if seconds < GUIDED_LEAST or not guided.available():
+        result = run(target, seconds)
+    else:
+        inputs, broken = guided.attack(target.name, seconds / 2)
+        # What the fuzzer has found is what a random run begins with: it makes it small, and shows it.
+        result = run(target, 0.0 if broken else seconds / 2)
+        failure = result.failure or (AssertionError(broken) if broken else None)
+        result = dataclasses.replace(result, guided=inputs, seconds=result.seconds + seconds / 2, failure=failure)
     if result.failure is not None:
         # Hypothesis hangs the falsifying example on the exception, as a note.
         traceback.print_exception(result.failure, file=sys.stdout)

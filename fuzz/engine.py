@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import get_state_machine_test
 
 from tests.core.test_engine_machine import EngineMachine
 
 STEPS = 250
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of runs of up to ``STEPS`` steps."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Runs of up to ``STEPS`` steps."""
 
     class Counted(EngineMachine):
         def __init__(self) -> None:
             super().__init__()
             tick()
 
-    run_state_machine_as_test(Counted, settings=settings(effort, stateful_step_count=STEPS))
+        def teardown(self) -> None:
+            # The bytes of a guided fuzzer may have ended before there was an engine.
+            if hasattr(self, "engine"):
+                super().teardown()
+
+    return [get_state_machine_test(Counted, settings=settings(effort, stateful_step_count=STEPS))]

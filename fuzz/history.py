@@ -116,8 +116,8 @@ def check_one(data: bytes) -> None:
     assert render(verdicts, counts(segments))
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of files."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Files."""
 
     @effort
     @given(
@@ -136,4 +136,4 @@ def attack(effort: settings, tick: Callable[[], None]) -> None:
         tick()
         check_one(data)
 
-    history()
+    return [history]

@@ -93,8 +93,8 @@ def _admit(
             ledger.highest = position
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of sequences of deliveries and settlements."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Sequences of deliveries and settlements."""
 
     @effort
     @given(steps=STEPS)
@@ -102,4 +102,4 @@ def attack(effort: settings, tick: Callable[[], None]) -> None:
         tick()
         check(steps)
 
-    ledger()
+    return [ledger]

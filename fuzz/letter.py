@@ -84,8 +84,8 @@ def check_hostile(headers: Headers) -> None:
     assert len(found.error_text) <= ERROR_TEXT_LIMIT
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of letters, and of headers with something else in them."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Letters, and of headers with something else in them."""
     hostile_values = st.one_of(
         st.binary(max_size=12),
         st.sampled_from([b"", b"-1", b"1_0", b" 1", b"nan", b"%", b"%zz", b"%ff", b"9" * 5000, "\u0661".encode()]),
@@ -111,8 +111,7 @@ def attack(effort: settings, tick: Callable[[], None]) -> None:
         kept = [(name, value) for name, value in on_the_wire(letter) if name not in changed and name not in without]
         check_hostile(kept + others)
 
-    written()
-    hostile()
+    return [written, hostile]
 
 
 _SAMPLE = DeadLetter(

@@ -90,8 +90,8 @@ def check_hostile(text: str, floor: int) -> None:
         assert runs == (None if text else [])
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of texts: changed ones, forged ones, any."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Texts: changed ones, forged ones, any."""
 
     @effort
     @given(changed())
@@ -113,6 +113,4 @@ def attack(effort: settings, tick: Callable[[], None]) -> None:
         tick()
         check_hostile(text, floor)
 
-    changes()
-    forgeries()
-    hostile()
+    return [changes, forgeries, hostile]

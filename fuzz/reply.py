@@ -67,8 +67,8 @@ def known(key: bytes | str | int | None) -> bytes | str | int:
     return key
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
-    """One batch of reply subjects, and of messages to be keyed."""
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Reply subjects, and of messages to be keyed."""
 
     @effort
     @given(
@@ -97,6 +97,4 @@ def attack(effort: settings, tick: Callable[[], None]) -> None:
         tick()
         check_keys(subject, index, headers, name)
 
-    reply()
-    hostile()
-    keys()
+    return [reply, hostile, keys]

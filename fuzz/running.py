@@ -1,20 +1,28 @@
-"""Running a target for a time: batches of examples until it is over, or until one fails."""
+"""Running a target for a time: batches of random examples until it is over, or until one fails."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from hypothesis import HealthCheck, settings
 
+EFFORT: Final = settings(
+    deadline=None,
+    # Each batch has to be another one, also where a profile for CI says otherwise.
+    derandomize=False,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 
-class Attack(Protocol):
-    """One batch of examples."""
 
-    def __call__(self, effort: settings, tick: Callable[[], None]) -> None:
-        """Run a test under ``effort``, calling ``tick`` for every example. Raises what an example raises."""
+class Properties(Protocol):
+    """Makes the tests of a target."""
+
+    def __call__(self, effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+        """Tests by Hypothesis under ``effort``. Each calls ``tick`` for every example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,41 +31,39 @@ class Target:
 
     name: str
     invariant: str
-    attack: Attack
+    properties: Properties
     batch: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What an attack on a target came to. ``failure`` is what a falsifying example raised, with the example."""
+    """What an attack on a target came to. ``failure`` is what a falsifying example raised, with the example.
+
+    ``guided``: inputs of the coverage-guided fuzzer, which are not among ``examples``.
+    """
 
     name: str
     examples: int
     seconds: float
     failure: BaseException | None
+    guided: int = 0
 
 
 def run(target: Target, seconds: float, *, batch: int | None = None) -> Result:
     """Attack for so long, with one batch at least; stops at the first failure. Making one small takes minutes."""
-    effort = settings(
-        max_examples=batch or target.batch,
-        deadline=None,
-        # Each batch has to be another one, also where a profile for CI says otherwise.
-        derandomize=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
     examples = 0
 
     def tick() -> None:
         nonlocal examples
         examples += 1
 
+    effort = settings(EFFORT, max_examples=batch or target.batch)
     failure: BaseException | None = None
     begin = time.monotonic()
     while failure is None:
         try:
-            target.attack(effort, tick)
+            for each in target.properties(effort, tick):
+                each()
         except Exception as error:
             failure = error
         if time.monotonic() - begin >= seconds:

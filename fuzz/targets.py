@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from fuzz import engine, history, ledger, letter, offset_map, reply
+from fuzz import engine, history, ledger, letter, modes, offset_ledger, offset_map, reply
 from fuzz.running import Target
 
 
@@ -14,7 +14,7 @@ def _target(module: ModuleType, batch: int) -> Target:
     return Target(
         name=module.__name__.rpartition(".")[2],
         invariant=module.__doc__.splitlines()[0],
-        attack=module.attack,
+        properties=module.properties,
         batch=batch,
     )
 
@@ -23,7 +23,9 @@ TARGETS: Final = {
     target.name: target
     for target in (
         _target(engine, 15),
+        _target(modes, 15),
         _target(ledger, 300),
+        _target(offset_ledger, 100),
         _target(history, 300),
         _target(reply, 600),
         _target(offset_map, 300),

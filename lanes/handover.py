@@ -99,7 +99,7 @@ class Handover:
             self._workers.cancel(partition)
             with anyio.move_on_after(self._grace):
                 await drained.wait()
-        if self._owned(partition):
+        if self.owned(partition):
             self._report_unfinished(partition, engine.fence(partition))
             self._tap.drained(partition)
             with anyio.move_on_after(max(self._grace, deadline - self._clock())):
@@ -108,27 +108,27 @@ class Handover:
             # commit before the release has returned.
             if partition.commits is not None:
                 partition.commits.over = True
-            with anyio.move_on_after(self._grace):
-                await self._release(partition)
-        if self._owned(partition):
+            if self.owned(partition):
+                await self.release(partition)
+        if self.owned(partition):
             engine.release(partition)
             self._tap.revoked(partition)
         del self._drained[partition]
         self._shell.after()
 
-    def _owned(self, partition: Partition) -> bool:
+    def owned(self, partition: Partition) -> bool:
         """Whether it was not lost while something was awaited."""
         return self._engine.partitions.get(partition.id) is partition
 
-    async def _release(self, partition: Partition) -> None:
-        if not self._owned(partition):
-            return
-        try:
-            await self._source.release(partition)
-        except SourceError as error:
-            log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
-        except Exception as error:
-            self._shell.stop_because(error)
+    async def release(self, partition: Partition) -> None:
+        """Hand a partition back to the source, within the grace; nothing of it is handled any more."""
+        with anyio.move_on_after(self._grace):
+            try:
+                await self._source.release(partition)
+            except SourceError as error:
+                log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
+            except Exception as error:
+                self._shell.stop_because(error)
 
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
         if not zombies:

@@ -17,7 +17,7 @@ from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.types import Partition, Room
+from lanes.core.types import Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
 from lanes.handover import Handover
@@ -69,6 +69,7 @@ class Running:
         self._stopping = False
         self._exhausted = False
         self._starved = False
+        self._given_back: set[PartitionId] = set()
         self.fatal: BaseException | None = None
         self._redelivered: Counter[str] = Counter()
         self._timer_wake = anyio.Event()
@@ -217,7 +218,7 @@ class Running:
             engine.progressed(event.partition, event.position, now)
             self._settler.wake()
         elif isinstance(event, Revoking):
-            self._start_drain(event.partition, min(event.timeout, self._settings.drain_timeout))
+            self._revoking(event)
         elif isinstance(event, Lost):
             self._lost(event)
         elif isinstance(event, Exhausted):
@@ -232,6 +233,12 @@ class Running:
                 f"{self._name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
                 f"{'each message by itself' if not self._commits else 'by a position'}"
             )
+        if self._stopping:
+            # Once: a source that assigns again what it got back would never let a run end that gives it back again.
+            if partition.id not in self._given_back:
+                self._given_back.add(partition.id)
+                self._tasks.start_soon(self._guarded, self._handover.release, partition)
+            return
         try:
             self._engine.assign(partition)
         except ValueError as error:
@@ -242,11 +249,17 @@ class Running:
                 'order="partition", or a topic with one partition'
             ) from None
         self._tap.assigned(partition)
-        if self._stopping:
-            self._start_drain(partition, self._settings.drain_timeout)
+
+    def _revoking(self, event: Revoking) -> None:
+        if self._handover.owned(event.partition):
+            self._start_drain(event.partition, min(event.timeout, self._settings.drain_timeout))
+        else:
+            self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
     def _lost(self, event: Lost) -> None:
         partition = event.partition
+        if not self._handover.owned(partition):
+            return
         zombies = self._engine.lose(partition)
         log.warning(
             "%s: %s lost (%s); %d handlers of it still run and will not count",

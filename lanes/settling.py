@@ -96,15 +96,22 @@ class Settler:
                     # Not while others wait for it: one event for all of them.
                     self._left = anyio.Event()
                 await self._left.wait()
-            elif partition is None or partition.commits is None or not partition.commits.pending:
+            elif not self._pending(partition):
                 return
 
     def _sending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:
             return self._under_way > 0
-        # The commit of a partition that was lost meanwhile is nobody's any more.
-        owned = self._engine.partitions.get(partition.id) is partition
-        return owned and partition.commits.sending is not None
+        return self._owned(partition) and partition.commits.sending is not None
+
+    def _pending(self, partition: Partition | None) -> bool:
+        if partition is None or partition.commits is None:
+            return False
+        return self._owned(partition) and partition.commits.pending
+
+    def _owned(self, partition: Partition) -> bool:
+        """Whether it was not lost while something was awaited: then its commits are nobody's any more."""
+        return self._engine.partitions.get(partition.id) is partition
 
     async def settle(self) -> bool:
         """Settle everything that is finished; False when that has to be repeated. Idempotent."""

@@ -271,7 +271,7 @@ def _commits_state(commits: Commits | None) -> CommitsState | None:
     return CommitsState(
         not_before=commits._not_before,
         changes=commits.changes,
-        since=commits.since if commits.changes else 0.0,
+        since=commits.since if commits.changes or sending is not None else 0.0,
         confirmed=commits.confirmed,
         confirmed_ordinal=commits.confirmed_ordinal,
         sending=None if sending is None else (sending.floor or 0, tuple(sending.completed), sending.ordinal),

@@ -254,3 +254,29 @@ def nothing_stands_still(lacking: Collection[int]) -> None:
 def running_of(assignment: AssignmentState) -> list[int]:
     """The positions of an assignment whose handlers run."""
     return [m.position for m in assignment.held + assignment.fenced if m.state == RUNNING]
+
+
+# --- individual acknowledgements
+
+
+def ack_only_what_is_done(message: Message, done: Collection[int], *, owned: bool) -> None:
+    """19: what is acknowledged was handled to its end, in the assignment in which it is acknowledged."""
+    if message.position not in done or not owned:
+        broken(ack_only_what_is_done, f"position {message.position} is acknowledged, and {sorted(done)} are done")
+
+
+def redelivery_joins_the_held(before: EngineState, after: EngineState, position: int) -> None:
+    """21: what comes again while it is held changes the token of what is held, and nothing else."""
+    (old,), (new,) = ([a for a in state.assignments if a.owned] for state in (before, after))
+    if position in {m.position for m in old.held}:
+        blank = [[m._replace(token=None) for m in held] for held in (old.held, new.held)]
+        tokens = [next(m.token for m in held if m.position == position) for held in (old.held, new.held)]
+        if blank[0] != blank[1] or before.ready != after.ready or tokens[0] == tokens[1]:
+            broken(redelivery_joins_the_held, f"position {position} was held, and came again: {new.held}")
+
+
+def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
+    """22: what was done and comes again is acknowledged again, and not run."""
+    queued = {m.position for a in after.assignments if a.owned for m in a.held if m.state == QUEUED}
+    if done and position in queued:
+        broken(settled_runs_no_more, f"position {position} was done, came again, and is queued")

@@ -51,7 +51,14 @@ filterwarnings = error
 """
 
 # They read sources, run for long, or compile.
-NOT_COPIED = ("test_purity.py", "test_engine_machine.py", "test_engine_modes_machine.py", "test_compiled.py")
+NOT_COPIED = (
+    "test_purity.py",
+    "test_engine_machine.py",
+    "test_engine_modes_machine.py",
+    "test_snapshot_machine.py",
+    "twin.py",
+    "test_compiled.py",
+)
 
 # mypyc checks the types of arguments itself, and says so in its own words.
 NOT_RUN = ("test_types.py::test_a_key_of_another_type_is_refused_by_type",)

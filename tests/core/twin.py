@@ -160,7 +160,8 @@ def seen(value: Any) -> Any:
         case Lane():
             return seen(value.head), value.failure, value.until
         case Effect():
-            return type(value), [seen(getattr(value, name)) for name in type(value).__slots__]
+            names: tuple[str, ...] = type(value).__slots__
+            return type(value), [seen(getattr(value, name)) for name in names]
         case list():
             return [seen(one) for one in value]
     return value
@@ -168,6 +169,6 @@ def seen(value: Any) -> Any:
 
 def asked(engine: Engine) -> list[Any]:
     """Every question an engine answers."""
-    answers = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
+    answers: list[Any] = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
     answers += [engine.lanes(), engine.held_since(float("inf")), engine.oldest(), engine.running, engine.halted]
     return [seen(answer) for answer in answers]

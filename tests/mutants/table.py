@@ -59,16 +59,7 @@ _ORDER: Final = (
         "        if False:\n            step(",
         "a message whose acknowledgement was lost is handled again",
         "acks",
-        ("RunsOnce",),
-    ),
-    Mutant(
-        "late_message_runs_next",
-        "lanes.core.chains",
-        "        before = max(below, key=_position) if below else _last(started)",
-        "        before = _last(started) if started else min(others, key=_position)",
-        "a message that was delivered late is handled before earlier ones of its key",
-        "engine",
-        ("take",),
+        ("RunsOnce", "AttemptsCount"),
     ),
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from lanes.demo import DemoConfig, Faults, Report, run
 from tests.components import NatsServer
-from tests.mutants import MUTANTS
+from tests.mutants.table import MUTANTS
 
 pytestmark = [
     pytest.mark.anyio,
@@ -46,11 +46,11 @@ async def test_without_a_fault_every_promise_is_kept(nats_server: NatsServer) ->
     ("name", "line"),
     [
         # Acknowledged before its handler ended, and then the worker was killed: nobody hands it out again.
-        ("ack_before_end", "lost: "),
+        ("settled_while_it_runs", "lost: "),
         # A later step of a case overtook an earlier one, which the ledger then refused.
-        ("two_at_once", "order violations: "),
+        ("two_of_a_lane", "order violations: "),
         # Failed once, never tried again.
-        ("drop_retry", "lost: "),
+        ("failure_counts_as_done", "lost: "),
     ],
 )
 async def test_a_planted_fault_turns_the_report_red(nats_server: NatsServer, name: str, line: str) -> None:

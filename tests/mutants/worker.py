@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 from tests.mutants import install
+from tests.mutants.table import MUTANTS
 
 
 def main() -> int:
     """Install the mutant named first, then run the worker."""
-    install(sys.argv[1])
+    install(MUTANTS[sys.argv[1]])
     from lanes.demo.worker import main as work
 
     return work()

@@ -334,9 +334,7 @@ class Member:
         plan = world.plan
         inner: MemorySource | GroupSource
         if plan.commits:
-            inner = GroupSource(
-                world.group, name, batch=7, revoke_timeout=REVOKE_TIMEOUT, hands_over=plan.hands_over
-            )
+            inner = GroupSource(world.group, name, batch=7, revoke_timeout=REVOKE_TIMEOUT, hands_over=plan.hands_over)
         else:
             inner = MemorySource(world.broker, batch=7, clock=anyio.current_time)
         self.source = Watched(inner, world.find)

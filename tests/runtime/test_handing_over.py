@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes import ConfigError, Consumer, ContractError, History, Message, Retry
+from lanes import ConfigError, Consumer, ContractError, History, Message, Retry, SourceError
 from lanes.source import Assigned, SourceEvent
 from memsource import Group, GroupSource
 from memsource.group import Committed
@@ -140,7 +140,7 @@ async def test_a_member_that_is_gone_repeats_what_was_not_committed(tmp_path: Pa
         group.publish(key="a")
         # It finds out by its next commit or receive, and joins again.
         await until(lambda: epochs(run) == [2])
-        assert sorted(handler.cancelled) == [2, 3]
+        await until(lambda: sorted(handler.cancelled) == [2, 3])
         handler.let(*range(50))
         await until(lambda: group.committed(0) == Committed(41))
         assert await run.stop() is None
@@ -170,14 +170,18 @@ async def test_nothing_of_a_lost_partition_is_committed(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() -> None:
-    group = group_of("ab")
+    group = group_of("abc")
     source = GroupSource(group, "m-1")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
-        await until(lambda: commits(source))
+    handler = Gated(free=[b"a", b"b"])
+    async with started(member(source, handler, drain_timeout=3600.0)) as run:
+        await until(lambda: commits(source) and run.consumer.status().running == 1)
         before = living()
         group.revoke(0)
         await until(lambda: run.consumer.status().partitions["memory/0"].draining)
+        # There is more to commit behind the commit that hangs.
+        handler.let(2)
+        await until(lambda: run.consumer.status().settled == 3)
         await turns()
         group.lose("m-1", 0)
         await until(lambda: epochs(run) == [2])
@@ -185,6 +189,48 @@ async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() 
         # The commit has ended, and the drain with it, long before its time is over.
         await until(lambda: living() < before)
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_what_is_assigned_while_it_stops_is_given_back_once() -> None:
+    group = Group(3)
+    for partition in range(3):
+        group.skip(partition, partition=partition)
+        group.publish(key="a", partition=partition)
+    source = GroupSource(group, "m-1")
+    handler = Gated()
+    async with started(member(source, handler)) as run:
+        await until(lambda: sorted(handler.started) == [0, 1, 2])
+        run.consumer.stop()
+        await turns()
+        # The only member of the group is assigned again what it gives back, as long as it is one.
+        handler.let(0)
+        await until(lambda: group.generation > 3)
+        await turns(200)
+        assert [call.partition for call in source.called("release")] == [0, 0]
+        handler.let(1, 2)
+        assert await run.end() is None
+    assert [group.committed(number).offset for number in range(3)] == [1, 2, 3]
+    assert sorted(handler.started) == [0, 1, 2]
+
+
+@pytest.mark.anyio
+async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody() -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "m-1")
+    source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
+    async with started(member(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
+        await until(lambda: commits(source))
+        group.revoke(0)
+        before = len(source.called("settle"))
+        await until(lambda: len(source.called("settle")) > before + 1)
+        await turns(5)
+        # In the pause between two attempts there is something to commit, and nothing under way.
+        group.lose("m-1", 0)
+        await until(lambda: epochs(run) == [2])
+        await anyio.sleep(0.2)
+        run.scope.cancel()
+        await run.end()
 
 
 # --- what a source must not do

@@ -1,0 +1,32 @@
+"""The ledger of a source that commits answers as dicts and sets of all that was ever delivered do.
+
+The property of ``tests.core.test_offset_ledger``, with longer runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.test_offset_ledger import STEPS, test_it_does_what_dicts_and_sets_do
+
+check = cast(Any, test_it_does_what_dicts_and_sets_do).hypothesis.inner_test
+
+
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
+    """Floors, completed sets, and what then becomes of the messages."""
+
+    @effort
+    @given(
+        floor=st.integers(0, 3) | st.integers(0, 2**63),
+        seeds=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), max_size=12),
+        steps=st.lists(STEPS, max_size=120),
+    )
+    def offset_ledger(floor: int, seeds: list[tuple[int, int]], steps: list[tuple[str, list[int]]]) -> None:
+        tick()
+        check(floor, seeds, steps)
+
+    return [offset_ledger]

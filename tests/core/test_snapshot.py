@@ -1,0 +1,157 @@
+"""What a snapshot is: a value, of what decides what an engine does next, and of nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core.engine import Engine
+from lanes.core.snapshot import MessageId, message_id, restore, snapshot
+from lanes.core.types import ABANDON, ACK, Message, Partition
+from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
+
+
+def again(engine: Engine) -> Engine:
+    """Restored, and restored from what was restored."""
+    effects(engine)
+    state = snapshot(engine)
+    restored = restore(state)
+    assert snapshot(restored) == state
+    assert hash(snapshot(restored)) == hash(state)
+    return restored
+
+
+def only(engine: Engine) -> Partition:
+    (partition,) = engine.partitions.values()
+    return partition
+
+
+def busy() -> tuple[Engine, Partition, list[Message]]:
+    """Something in every place: queued, running, held, finished, waiting behind max_ahead, and a commit on its way."""
+    engine = new_engine(max_ahead=4)
+    partition = assigned(engine, floor=10, completed=[(12, 13)])
+    run = deliver(engine, partition, 10, 11, key=b"a") + deliver(engine, partition, 12, 14, key=b"b")
+    run += deliver(engine, partition, 15, key=b"c") + deliver(engine, partition, 16, key=b"c")
+    engine.finish(take(engine), failed(), 1.0)
+    engine.finish(take(engine), ACK, 2.0)
+    engine.collect(3.0, everything=True)
+    return engine, partition, run
+
+
+def test_taking_a_snapshot_changes_nothing_and_equal_engines_have_equal_snapshots() -> None:
+    engine, _, _ = busy()
+    effects(engine)
+    state = snapshot(engine)
+    assert snapshot(engine) == state
+    other, _, _ = busy()
+    effects(other)
+    # Two policies are two, however equal; everything else is.
+    assert snapshot(other)._replace(policy=state.policy, lanes=state.lanes) == state
+    assert other.take() is None
+    other.due(99.0)
+    effects(other)
+    assert snapshot(other) != state
+
+
+def test_a_restored_engine_has_partitions_and_messages_of_its_own() -> None:
+    engine, partition, run = busy()
+    restored = again(engine)
+    assert only(restored) is not partition
+    assert not set(only(restored).ledger.unfinished()) & set(run)
+    restored.lose(only(restored))
+    assert (engine.flow.in_flight, restored.flow.in_flight) == (4, 0)
+
+
+def test_it_goes_on_where_the_other_was() -> None:
+    engine, _, run = busy()
+    restored = again(engine)
+    for one in (engine, restored):
+        assert one.room().paused == frozenset({only(one)})
+        commits = only(one).commits
+        assert commits is not None
+        sending = commits.sending
+        assert sending is not None
+        assert (sending.floor, list(sending.completed)) == (10, [(12, 15)])
+        one.settled([sending])
+        one.due(99.0)
+        assert take_all(one) == [10]
+    assert message_id(run[0]) == MessageId(1, 10)
+
+
+def test_effects_that_nobody_performed_are_not_forgotten() -> None:
+    engine, _, _ = busy()
+    with pytest.raises(ValueError, match="effects that nobody has performed: empty the list"):
+        snapshot(engine)
+
+
+def test_a_fenced_handler_keeps_its_key_after_its_partition_was_given_up() -> None:
+    engine = new_engine()
+    for floor in (0, None):
+        lost = assigned(engine, floor=floor)
+        deliver(engine, lost, 5)
+        deliver(engine, lost, 6, key=None)
+        assert take_all(engine) == [5, 6]
+        assert len(engine.lose(lost)) == 2
+        heir = assigned(engine, floor=floor)
+        deliver(engine, heir, 5)
+        restored = again(engine)
+        assert restored.take() is None
+        zombies = {message.key: message for message in restored.chains.fenced}
+        restored.finish(zombies[None], ACK, 0.0)
+        assert restored.take() is None
+        restored.finish(zombies[b"k"], ACK, 0.0)
+        assert take(restored).partition is only(restored)
+        assert (restored.flow.in_flight, restored.running) == (1, 1)
+        for message in list(engine.chains.fenced):
+            engine.finish(message, ABANDON, 0.0)
+        engine.lose(heir)
+    assert again(engine).flow.in_flight == 0
+
+
+def test_what_the_client_handed_in_is_passed_on() -> None:
+    engine = new_engine(dead_letters=True)
+    partition = assigned(engine)
+    error = ValueError("no key")
+    message = new_message(partition, 1)
+    message.data, message.broken = None, error
+    engine.receive(partition, [message, new_message(partition, 2)], 2, 7.0)
+    first, second = only(again(engine)).ledger.unfinished()
+    assert (first.raw, first.token, first.data, first.broken, first.received) == ("raw 1", "token 1", None, error, 7.0)
+    assert first.next is second
+    assert not hasattr(second, "data")
+    assert first.value == b"raw 1"
+
+
+def test_what_was_settled_is_known_and_settled_again() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 1, key=b"a")
+    deliver(engine, partition, 3, key=b"b")
+    deliver(engine, partition, 5, key=b"c")
+    for _ in range(2):
+        engine.finish(take(engine), ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+    deliver(engine, partition, 3, key=b"b")
+    restored = again(engine)
+    assert (restored.ready, restored.flow.in_flight, len(restored.dirty)) == (1, 1, 1)
+    (settlement,) = restored.collect(0.0)
+    assert [(m.position, m.token) for m in settlement.messages] == [(3, "token 3")]
+    deliver(restored, only(restored), 1, key=b"a")
+    assert (restored.ready, restored.late) == (1, 0)
+
+
+def test_a_drain_goes_on() -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0, 1, key=b"a")
+    deliver(engine, partition, 2, key=b"b")
+    first, last = take(engine), take(engine)
+    engine.finish(last, ACK, 0.0)
+    engine.drain(partition, close_prefix=True)
+    for one in (again(engine), engine):
+        running = next(m for m in only(one).ledger.unfinished() if m.position == first.position)
+        one.finish(running, ACK, 0.0)
+        one.finish(take(one), ACK, 0.0)
+        (drained,) = effects(one)
+        assert type(drained).__name__ == "Drained"
+        (commit,) = one.collect(0.0, everything=True)
+        assert (commit.floor, list(commit.completed)) == (3, [])
