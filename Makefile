@@ -35,7 +35,7 @@ bench: environment-dev  ## measure [CASES="engine"]
 fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
-soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600]
+soak: environment-dev  ## every order of events, then a long run under faults on a real broker [SECONDS=600]
 	@exec .venv/bin/python -m tests.soak --seconds $(or $(SECONDS),600)
 
 clean:  ## remove the environment and every cache

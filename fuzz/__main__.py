@@ -1,8 +1,8 @@
 """`python -m fuzz [--seconds N] [TARGET...]`: attack the targets, each for its share of N seconds (60).
 
 Half of its share a target is attacked with random examples, and half by a coverage-guided fuzzer, where there is one.
-Ends with a table of target, random examples, inputs of the fuzzer, seconds and failures. The status is 1 when an example
-was found that breaks an invariant, which is printed, and 2 for a wrong argument.
+Ends with a table of target, random examples, inputs of the fuzzer, seconds and failures. The status is 1 when an
+example was found that breaks an invariant, which is printed, and 2 for a wrong argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Running a target under a coverage-guided fuzzer: atheris makes the bytes, Hypothesis makes examples of them.
 
-Only where atheris is installed: there are no wheels of it for every platform. ``python -m fuzz.guided TARGET SECONDS`` is
-the fuzzer's own process, because it never returns. What it finds is kept in Hypothesis's database, so that a random run
-of the same target begins with it; the inputs that reached something new, in ``.cache/fuzz``.
+Only where atheris is installed: there are no wheels of it for every platform. ``python -m fuzz.guided TARGET SECONDS``
+is the fuzzer's own process, because it never returns. What it finds is kept in Hypothesis's database, so that a random
+run of the same target begins with it; the inputs that reached something new, in ``.cache/fuzz``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from subprocess import PIPE, STDOUT
 from typing import Any, Final, cast
 
 CACHE: Final = Path(__file__).parents[1] / ".cache" / "fuzz"
@@ -23,7 +24,7 @@ INPUT_BYTES: Final = 8_192
 SEEDS: Final = 8
 SAID_LIMIT: Final = 5_000
 
-_UNCAUGHT: Final = "=== Uncaught Python exception: ==="
+UNCAUGHT: Final = "=== Uncaught Python exception: ==="
 
 
 def available() -> bool:
@@ -37,10 +38,14 @@ def attack(name: str, seconds: float) -> tuple[int, str]:
     Blocks for that long.
     """
     command = [sys.executable, "-m", "fuzz.guided", name, str(max(1, round(seconds)))]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    executed = re.search(r"stat::number_of_executed_units:\s*(\d+)", done.stderr)
-    said = done.stderr[done.stderr.find(_UNCAUGHT) :] if _UNCAUGHT in done.stderr else done.stderr[-SAID_LIMIT:]
-    return int(executed[1]) if executed else 0, said[:SAID_LIMIT] if done.returncode else ""
+    done = subprocess.run(command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", check=False)
+    executed = re.search(r"stat::number_of_executed_units:\s*(\d+)", done.stdout)
+    if done.returncode:
+        _, mark, said = done.stdout.partition(UNCAUGHT)
+        said = mark + said[:SAID_LIMIT] if mark else done.stdout[-SAID_LIMIT:]
+    else:
+        said = ""
+    return int(executed[1]) if executed else 0, said
 
 
 def main(name: str, seconds: str) -> None:

@@ -20,7 +20,7 @@ from lanes.batch_threads import BatchThreads
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, QUEUED
-from lanes.core.types import ABANDON, ACK, Failure, LaneId, Message, Outcome, Partition
+from lanes.core.types import ABANDON, ACK, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
 from lanes.history import History
@@ -145,7 +145,10 @@ class BatchWorkers:
             cancelled = anyio.current_effective_deadline() == float("-inf")
             cancellation = cancellation_of(error) if cancelled else None
             if cancellation is not None:
-                self._finish(worker, [ABANDON] * len(batch), "cancelled", error, handling)
+                # Of a partition that goes on, what was in the call with another one's goes back to its lane.
+                given_up = not all(m.partition.steady for m in batch)
+                outcomes = [RETURN if m.partition.steady and given_up else ABANDON for m in batch]
+                self._finish(worker, outcomes, "cancelled", error, handling)
                 raise cancellation from None
             if isinstance(error, Exception) and counts(error):
                 self._finish(worker, [failure(error)] * len(batch), "error", error, handling)

@@ -50,6 +50,8 @@ class Handover:
         self._name = name
         self._close_prefix = close_prefix
         self._drained: dict[Partition, anyio.Event] = {}
+        self._waits: dict[Partition, anyio.CancelScope] = {}
+        self._limits: dict[Partition, float] = {}
 
     def begin(self, partition: Partition) -> bool:
         """Start nothing more of a partition, from this call on; False when it drains already.
@@ -83,6 +85,15 @@ class Handover:
         if partition in self._drained:
             self._drained[partition].set()
 
+    def hasten(self, partition: Partition, timeout: float) -> None:
+        """Let handlers of a partition that drains already end within ``timeout`` seconds, if that is sooner."""
+        wait = self._waits.get(partition)
+        if wait is not None:
+            wait.deadline = min(wait.deadline, anyio.current_time() + timeout)
+        elif partition in self._drained:
+            # Its drain has not run yet, or is past waiting.
+            self._limits[partition] = min(self._limits.get(partition, timeout), timeout)
+
     async def drain(self, partition: Partition, timeout: float) -> None:
         """Let a partition end that ``begin`` was called for, settle it and release it.
 
@@ -93,8 +104,9 @@ class Handover:
         engine, drained = self._engine, self._drained[partition]
         deadline = self._clock() + timeout
         self._shell.after()
-        with anyio.move_on_after(timeout):
+        with anyio.move_on_after(min(timeout, self._limits.pop(partition, timeout))) as self._waits[partition]:
             await drained.wait()
+        del self._waits[partition]
         if not drained.is_set():
             self._workers.cancel(partition)
             with anyio.move_on_after(self._grace):
@@ -114,6 +126,7 @@ class Handover:
             engine.release(partition)
             self._tap.revoked(partition)
         del self._drained[partition]
+        self._limits.pop(partition, None)
         self._shell.after()
 
     def owned(self, partition: Partition) -> bool:

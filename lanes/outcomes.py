@@ -25,7 +25,12 @@ RESULTS: Final[dict[int, Result]] = {
 
 
 def counts(error: BaseException) -> bool:
-    """Whether it is a failed attempt; else it is not the handler's to decide, and everything stops in order."""
+    """Whether it is a failed attempt; else it is not the handler's to decide, and everything stops in order.
+
+    A group is judged by its worst member.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(counts(one) for one in error.exceptions)
     return isinstance(error, Exception) and not isinstance(error, MemoryError | ConfigError)
 
 
@@ -33,7 +38,9 @@ def failure(error: Exception) -> Failure:
     """The outcome of a handler that raised what counts."""
     if isinstance(error, Nak):
         return Failure(error, random.random(), delay=error.delay)
-    if isinstance(error, Term | MessageError):
+    if isinstance(error, Term | MessageError) or (
+        isinstance(error, ExceptionGroup) and error.subgroup((Term, MessageError)) is not None
+    ):
         return Failure(error, terminal=True)
     return Failure(error, random.random())
 

@@ -177,6 +177,8 @@ class Running:
     def _start_drain(self, partition: Partition, timeout: float) -> None:
         if self._handover.begin(partition):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
+        else:
+            self._handover.hasten(partition, timeout)
 
     async def _drain(self, partition: Partition, timeout: float) -> None:
         await self._handover.drain(partition, timeout)
@@ -286,7 +288,8 @@ class Running:
             with anyio.move_on_after(None if due is None else max(0.0, due - self._clock())):
                 await self._timer_wake.wait()
             self._engine.due(self._clock())
-            self._workers.wake()
+            # Not the next handler that ends: where all hang, only the timer can have the clients paused.
+            self.after()
 
     # --- effects
 

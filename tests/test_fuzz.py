@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fuzz.__main__ as command
-from fuzz import targets
+from fuzz import guided, targets
 from fuzz.running import Target, run
 from fuzz.targets import TARGETS
 
@@ -29,17 +32,17 @@ def test_the_first_line_of_a_target_is_its_invariant(target: Target) -> None:
     assert len(target.invariant.split()) > 5
 
 
-def attack(effort: settings, tick: Callable[[], None]) -> None:
+def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
     @effort
     @given(st.integers())
     def numbers_are_small(number: int) -> None:
         tick()
         assert number < 1_000
 
-    numbers_are_small()
+    return [numbers_are_small]
 
 
-BROKEN = Target(name="broken", invariant="Numbers are small.", attack=attack, batch=50)
+BROKEN = Target(name="broken", invariant="Numbers are small.", properties=properties, batch=50)
 
 
 def test_a_falsifying_example_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,10 +55,44 @@ def test_a_falsifying_example_is_printed(monkeypatch: pytest.MonkeyPatch, capsys
     assert [(row[0], row[-1]) for row in table] == [("target", "failures"), ("reply", "0"), ("broken", "1")]
 
 
+_GUIDED = """
+import sys
+from fuzz import guided
+from fuzz.targets import TARGETS
+from tests.test_fuzz import BROKEN
+TARGETS["broken"] = BROKEN
+guided.CACHE = guided.Path(sys.argv[1])
+guided.main("broken", "20")
+"""
+
+
+@pytest.mark.skipif(not guided.available(), reason="there is no coverage-guided fuzzer for this platform")
+def test_a_guided_fuzzer_finds_what_breaks_an_invariant(tmp_path: Path) -> None:
+    inputs, said = guided.attack("reply", 1)
+    assert inputs > 0
+    assert said == ""
+    command = [sys.executable, "-c", _GUIDED, str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode != 0
+    assert guided.UNCAUGHT in done.stdout
+    assert "assert number < 1_000" in done.stdout
+
+
+def test_what_the_guided_fuzzer_finds_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guided, "available", lambda: True)
+    monkeypatch.setattr(guided, "attack", lambda name, seconds: (7, "numbers grew"))
+    assert command.main(["--seconds", "4", "reply"]) == 1
+    shown = capsys.readouterr().out
+    assert "AssertionError: numbers grew" in shown
+    assert shown.splitlines()[-1].split()[2::2] == ["7", "1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ledgre"], "fuzz: unknown target 'ledgre': known are engine, ledger, history, reply, offset_map, letter"),
+        (["ledgre"], f"fuzz: unknown target 'ledgre': known are {', '.join(TARGETS)}"),
         (["--seconds", "-1"], "fuzz: --seconds -1.0: must be a finite number, 0 or more"),
         (["--seconds", "nan"], "fuzz: --seconds nan: must be a finite number, 0 or more"),
     ],

@@ -45,7 +45,7 @@ from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import BLOCK_AND_DLQ, EXIT, SKIP, Policy
 from lanes.core.retry import EXHAUSTED
-from lanes.core.types import ACK, Failure, Message, Outcome, Partition, Room, Settlement
+from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, Room, Settlement
 
 INFINITY: Final = float("inf")
 
@@ -222,6 +222,9 @@ class Engine(Ownership):
             self._finished(message)
         elif isinstance(outcome, Failure) and not partition.draining:
             self._failed(message, outcome, now)
+        elif outcome is RETURN and not partition.draining:
+            step(message, "return")
+            self._ready.append(message)
         else:
             # A lane never goes on past an abandoned head.
             if partition.draining:

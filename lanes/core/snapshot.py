@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lanes.core.commits import Commits
 from lanes.core.engine import Engine
@@ -42,8 +42,8 @@ class MessageState(NamedTuple):
     key: bytes | None
     lane: LaneId
     size: int
-    raw: object
-    token: object
+    raw: Any
+    token: Any
     data: tuple[object, ...]
     broken: Exception | None
     attempt: int

@@ -24,20 +24,6 @@ a message whose order nobody claims."""
 Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
-LaneId = bytes | int | None
-"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
-a message whose order nobody claims."""
-
-Runs = list[tuple[int, int]]
-"""Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
-
-LaneId = bytes | int | None
-"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
-a message whose order nobody claims."""
-
-Runs = list[tuple[int, int]]
-"""Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
-
 KEY_INT_BYTES: Final = 16
 
 
@@ -219,7 +205,7 @@ class Message:
 
 
 class Outcome:
-    """How a handler ended: ``ACK``, ``ABANDON`` or a ``Failure``."""
+    """How a handler ended: ``ACK``, ``ABANDON``, ``RETURN`` or a ``Failure``."""
 
     __slots__ = ()
 
@@ -229,6 +215,10 @@ ACK: Final = Outcome()
 
 ABANDON: Final = Outcome()
 """It was interrupted and does not count: neither done nor failed. Abandoned; the broker delivers it again."""
+
+
+RETURN: Final = Outcome()
+"""It was interrupted because of other messages of its batch: it goes back to the head of its lane, and runs again."""
 
 
 class Failure(Outcome):

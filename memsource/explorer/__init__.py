@@ -1,12 +1,14 @@
 """Every order of events around the real engine, exhaustively, for small numbers of everything.
 
-Read in this order: ``scope``, ``search``, ``invariants``; ``member``, ``actor``; ``groups``, ``members``, ``world``.
+Read in this order: ``scope``, ``search``, ``invariants``; ``member``, ``actor``; ``groups``, ``members``, ``world``;
+and ``acks`` for a broker with individual acknowledgements.
 """
 
 from __future__ import annotations
 
+from memsource.explorer.acks import AckWorld
 from memsource.explorer.scope import Scope
 from memsource.explorer.search import Exploration, Violation, search
 from memsource.explorer.world import GroupWorld
 
-__all__ = ["Exploration", "GroupWorld", "Scope", "Violation", "search"]
+__all__ = ["AckWorld", "Exploration", "GroupWorld", "Scope", "Violation", "search"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
@@ -26,13 +26,8 @@ from memsource.topic import RecordReader
 
 __all__ = ["AckState", "AckWorld"]
 
-_READER = RecordReader()
-_FAILED = Failure(ValueError("the handler failed"), delay=1.0)
-_NOTES: dict[str, str] = {
-    fx.STILL_HELD: "came again while it was held",
-    fx.ALREADY_SETTLED: "came again when it was settled",
-    fx.LATE: "came late",
-}
+_READER: Final = RecordReader()
+_FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 
 
 class Sent(NamedTuple):
@@ -148,8 +143,8 @@ class AckWorld:
         partition = _owned(engine)
         message = Message(partition, position, self._keys[position], 1, None, tokens[position])
         engine.receive(partition, [message], 1, 0.0)
-        notes = [effect.cause for effect in engine.effects if isinstance(effect, fx.Redelivered)]
-        self.reached.update(_NOTES[note] for note in notes)
+        causes = [effect.cause for effect in engine.effects if isinstance(effect, fx.Redelivered)]
+        self.reached.update(f"{cause} when it came again" for cause in causes)
         following = self._after(state._replace(tokens=tuple(tokens)), engine)
         invariants.redelivery_joins_the_held(state.engine, following.engine, position)
         invariants.settled_runs_no_more(following.engine, position, done=position in state.done)

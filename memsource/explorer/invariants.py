@@ -1,6 +1,6 @@
 """What must hold whatever the order of events, each as a function that raises ``Broken``.
 
-The number in a docstring is that of the promise in the catalogue of `docs/design.md`.
+The numbers are those of the table in `docs/design.md`, section 8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from memsource.explorer.search import Broken
 
 __all__ = [
     "Commit",
+    "ack_only_what_is_done",
     "ahead_bounded",
     "clean_rebalance_repeats_nothing",
     "commit_names_what_is_assigned",
@@ -37,8 +38,10 @@ __all__ = [
     "only_its_lane_waits",
     "other_partitions_untouched",
     "prefix_closed",
+    "redelivery_joins_the_held",
     "replay_from_the_committed",
     "running_of",
+    "settled_runs_no_more",
     "starts_in_order",
     "stop_keeps_what_is_done",
     "zombie_changes_nothing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -113,6 +113,23 @@ def test_cooperative_only_what_moves_is_given_up() -> None:
     assert (group.poll("b"), group.rebalancing, group.held("a")) == ([("assigned", 2)], False, [0, 1])
     group.leave("a")
     assert group.poll("b") == [("assigned", 0), ("assigned", 1)]
+
+
+def test_an_assignor_says_who_is_to_own_what() -> None:
+    asked = []
+
+    def newest(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
+        asked.append((list(owners), list(members)))
+        return [members[-1]] * len(owners)
+
+    group = Group(2, cooperative=True, assignor=newest)
+    group.join("a")
+    group.poll("a")
+    group.join("b")
+    assert asked[-1] == (["a", "a"], ["a", "b"])
+    assert group.poll("a") == [("revoking", 0), ("revoking", 1)]
+    group.release("a", 0)
+    assert (group.poll("b"), group.owner(1)) == ([("assigned", 0)], "a")
 
 
 def test_a_member_that_comes_during_a_rebalance_takes_part_in_it() -> None:

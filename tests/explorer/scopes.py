@@ -32,12 +32,19 @@ DAILY: Final = {
     ),
 }
 
+ACKS: Final = {
+    "a redelivery, an acknowledgement is lost": (Scope(messages=keys("AAB"), unknown=1), 1),
+    "a loss, a redelivery": (Scope(messages=keys("ABA"), faults=1), 1),
+    "a failure, a redelivery": (Scope(messages=keys("AAB"), failures=1), 1),
+}
+"""Individual acknowledgements: a scope, and how often anything is delivered again before it must be."""
+
 SOAK: Final = {
     "AABA, a fault": Scope(messages=keys("AABA"), faults=1),
     "ABAB, a fault": Scope(messages=keys("ABAB"), faults=1),
+    "AABA, the prefix is closed, a fault": Scope(messages=keys("AABA"), faults=1, hands_over=False, close_prefix=True),
     "AABA, members come and go, a failure": Scope(messages=keys("AABA"), moves=2, failures=1),
-    "the prefix is closed, AABA, a fault": Scope(messages=keys("AABA"), faults=1, hands_over=False, close_prefix=True),
-    "AAB, a fault and a failure": Scope(messages=keys("AAB"), faults=1, failures=1),
+    "AABA, a fault and a failure": Scope(messages=keys("AABA"), faults=1, failures=1),
     "AAB, a fault, an answer is missing": Scope(messages=keys("AAB"), faults=1, unknown=1),
     "AAB, a fault, members come and go": Scope(messages=keys("AAB"), moves=2, faults=1),
 }

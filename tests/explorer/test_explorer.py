@@ -13,11 +13,13 @@ from lanes.core.chains import Chains
 from lanes.core.commits import Commits
 from lanes.core.committer import Committer
 from lanes.core.engine import Engine
+from lanes.core.lane import QUEUED
+from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.ownership import Ownership
 from lanes.core.types import Message, Partition
-from memsource.explorer import GroupWorld, Scope, Violation, invariants, search
-from tests.explorer.scopes import DAILY, SOAK, keys
+from memsource.explorer import AckWorld, GroupWorld, Scope, Violation, invariants, search
+from tests.explorer.scopes import ACKS, DAILY, SOAK, keys
 
 NO_DRAIN = Scope(
     messages=keys("AAB"),
@@ -37,6 +39,21 @@ def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> No
     assert exploration.complete
     # Else it has proved less than it says.
     assert scope.expected() - exploration.reached.keys() == set()
+
+
+@pytest.mark.parametrize("name", ACKS)
+def test_individual_acknowledgements_keep_the_promises_too(name: str) -> None:
+    scope, redeliveries = ACKS[name]
+    exploration = search(AckWorld(scope, redeliveries))
+    print(f"{name}: {exploration}")
+    assert exploration.violation is None, str(exploration.violation)
+    assert exploration.complete
+    expected = {"delivered", "delivered again", "held when it came again", "settled when it came again"}
+    expected |= {"takes", "ends well", "settles", "acknowledged", "came to rest"}
+    expected |= {"acknowledgements get lost", "sending fails", "sent, and not known"} if scope.unknown else set()
+    expected |= {"lost, and assigned anew", "delivered anew", "a fenced handler ended"} if scope.faults else set()
+    expected |= {"fails", "held for a retry", "time passes"} if scope.failures else set()
+    assert expected - exploration.reached.keys() == set()
 
 
 def violation(scope: Scope) -> Violation | None:
@@ -204,6 +221,46 @@ def in_flight_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ownership, "_released", lambda engine, count, size: None)
 
 
+def token_not_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine._redelivered
+
+    def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
+        known = ledger.held.get(message.position)
+        if known is not None:
+            message.token = known.token
+        return real(engine, partition, ledger, message, now)
+
+    monkeypatch.setattr(Engine, "_redelivered", redelivered)
+
+
+def held_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine._redelivered
+
+    def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
+        held = ledger.held.get(message.position)
+        if held is not None and held.state == QUEUED:
+            engine._ready.append(held)
+        return real(engine, partition, ledger, message, now)
+
+    monkeypatch.setattr(Engine, "_redelivered", redelivered)
+
+
+def settled_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AckLedger, "is_settled", lambda ledger, position: False)
+
+
+def acknowledged_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine.take
+
+    def take(engine: Engine) -> Message | None:
+        message = real(engine)
+        if message is not None:
+            engine.outbox.finished(message)
+        return message
+
+    monkeypatch.setattr(Engine, "take", take)
+
+
 AAB = Scope(messages=keys("AAB"))
 PREFIX = replace(AAB, hands_over=False, close_prefix=True)
 BOUNDS = DAILY["max_ahead, two failures"]
@@ -236,5 +293,24 @@ def test_a_planted_bug_is_found_by_its_invariant(
 ) -> None:
     plant(monkeypatch)
     found = violation(scope)
+    assert found is not None
+    assert found.invariant == invariant, str(found)
+
+
+PLANTED_ACKS = [
+    (token_not_swapped, "redelivery_joins_the_held"),
+    (held_runs_twice, "redelivery_joins_the_held"),
+    (settled_forgotten, "settled_runs_no_more"),
+    (acknowledged_too_early, "ack_only_what_is_done"),
+]
+
+
+@pytest.mark.parametrize(("plant", "invariant"), PLANTED_ACKS, ids=[plant.__name__ for plant, _ in PLANTED_ACKS])
+def test_a_planted_bug_of_acknowledgements_is_found_by_its_invariant(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], invariant: str
+) -> None:
+    plant(monkeypatch)
+    scope, redeliveries = ACKS["a redelivery, an acknowledgement is lost"]
+    found = search(AckWorld(scope, redeliveries)).violation
     assert found is not None
     assert found.invariant == invariant, str(found)

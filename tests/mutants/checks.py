@@ -58,7 +58,7 @@ class MaxAhead:
 
 
 class ResumeAtLowWater:
-    """Intake goes on half-way down from ``max_in_flight`` to ``concurrency``, not before: two transitions a crossing."""
+    """Intake goes on half-way from ``max_in_flight`` to ``concurrency``, not before: two transitions a crossing."""
 
     name = "ResumeAtLowWater"
 
@@ -73,8 +73,8 @@ class ResumeAtLowWater:
 
     def _resumed(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        bound = segment.max_in_flight
-        if bound is not None and row.number > (bound + segment.concurrency) // 2:
+        bound, running = segment.max_in_flight, segment.concurrency
+        if bound is not None and running is not None and row.number > (bound + running) // 2:
             self._findings.violation(segment, row, f"intake went on with {row.number} of {bound} in flight")
 
 

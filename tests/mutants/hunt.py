@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 
 # What every one of them needs and no mutant changes is imported once.
-import anyio._backends._asyncio
+import anyio  # noqa: F401
 import blake3  # noqa: F401
-import hypothesis.stateful
-import opentelemetry.metrics
-import opentelemetry.trace
+import hypothesis  # noqa: F401
+import opentelemetry  # noqa: F401
 import pytest  # noqa: F401
 import trio.testing  # noqa: F401
 

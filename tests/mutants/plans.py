@@ -48,7 +48,7 @@ def _happenings(*, commits: bool, clean: bool) -> st.SearchStrategy[Event]:
     sleep = st.tuples(st.just("sleep"), SECONDS)
     turns = st.tuples(st.just("turns"), st.integers(1, 30))
     publish = st.tuples(st.just("publish"), st.integers(1, 20))
-    usual = [sleep, sleep, turns, turns, publish, publish]
+    usual: list[st.SearchStrategy[Any]] = [sleep, sleep, turns, turns, publish, publish]
     usual += [
         st.tuples(st.just("revoke"), NUMBERS),
         st.tuples(st.just("stop"), MEMBERS),

@@ -10,7 +10,6 @@ from typing import Any, Final
 import anyio
 import trio.testing
 
-
 TURNS_LIMIT: Final = 100_000
 """Turns of the loop in which no time passes, at most: something spins."""
 
