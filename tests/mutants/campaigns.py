@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
+from tests.mutants.findings import findings
 from tests.mutants.plans import Plan, plans
-from tests.mutants.world import findings
 
 Campaign = Callable[[Collection[str]], dict[str, str]]
 """Takes the names of checks; returns what was found until one of them found something: check -> the first thing."""

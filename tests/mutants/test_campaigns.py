@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.mutants import Mutant
+from tests.mutants.findings import findings
 from tests.mutants.plans import Plan, plans
 from tests.mutants.table import MUTANTS
-from tests.mutants.world import findings
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 

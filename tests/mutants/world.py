@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from itertools import islice
 
@@ -13,11 +12,8 @@ from anyio.abc import TaskGroup
 
 from lanes import Consumer, History, Message, Nak, Retry, Settings, SourceError, Term
 from lanes.core.types import Partition, PartitionId
-from memsource import CHECKERS, check, read
-from memsource.broker import MemoryBroker
+from memsource import CHECKERS, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource, check, read
 from memsource.group import Group
-from memsource.group_source import GroupSource
-from memsource.source import MemoryDeadLetters, MemorySource
 from memsource.topic import Record
 from tests.mutants.checks import MAX_AHEAD, DrainWaitsForRunning, MaxAhead, ResumeAtLowWater
 from tests.mutants.plans import (
@@ -33,7 +29,6 @@ from tests.mutants.plans import (
     VERY_SLOW,
     Plan,
 )
-from tests.mutants.virtual import run
 from tests.mutants.watched import Watched
 
 ACK_WAIT = 6.0
@@ -422,20 +417,3 @@ class Member:
             elif message.key is not None:
                 failed.add(message.key)
         return outcomes
-
-
-def findings(plan: Plan, backend: str = "asyncio") -> dict[str, str]:
-    """Run a plan; check -> the first thing it found."""
-    with tempfile.TemporaryDirectory() as directory:
-        world: World
-
-        async def main() -> None:
-            nonlocal world
-            world = World(plan, directory)
-            await world.run()
-
-        try:
-            run(main, backend)
-        except Exception as error:
-            world.find(type(error).__name__, f"the run ended with it: {error}")
-        return world.findings

@@ -15,7 +15,7 @@ from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource
 from memsource.group import Committed
 from tests.runtime.grouped import ONCE, group_of
 from tests.runtime.support import published, started, turns, until
-from tests.runtime.test_batches import break_positions
+from tests.runtime.test_batches_ending import break_positions
 from tests.runtime.threaded import assert_kept
 
 
