@@ -155,3 +155,16 @@ def test_a_drain_goes_on() -> None:
         assert type(drained).__name__ == "Drained"
         (commit,) = one.collect(0.0, everything=True)
         assert (commit.floor, list(commit.completed)) == (3, [])
+
+
+@pytest.mark.parametrize(("over", "floors"), [(False, [7]), (True, [])])
+def test_what_the_source_has_read_is_kept_and_whether_commits_are_over(over: bool, floors: list[int]) -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0)
+    engine.progressed(partition, 7, 0.0)
+    assert partition.commits is not None
+    partition.commits.over = over
+    restored = again(engine)
+    restored.finish(take(restored), ACK, 0.0)
+    assert [commit.floor for commit in restored.collect(0.0, everything=True)] == floors
