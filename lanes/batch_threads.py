@@ -16,23 +16,22 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.clock import Clock
-from lanes.core.types import Message
+from lanes.core.types import Message, Outcome
 from lanes.errors import ConfigError
-from lanes.handlers import BatchHandler
 from lanes.threads import entry_of_loop, handler_context, report_left, report_stuck
 
 
 class _Call:
     """One call: ``done`` is set when the handler has ended, ``wake`` then or when nobody waits for it any longer."""
 
-    __slots__ = ("batch", "context", "done", "error", "returned", "started", "thread", "wake")
+    __slots__ = ("batch", "context", "done", "error", "outcomes", "started", "thread", "wake")
 
     def __init__(self, batch: list[Message], context: contextvars.Context, now: float) -> None:
         self.batch = batch
         self.context = context
         self.started = now
         self.thread: threading.Thread | None = None
-        self.returned: object = None
+        self.outcomes: list[Outcome] = []
         self.error: BaseException | None = None
         self.done = anyio.Event()
         self.wake = anyio.Event()
@@ -45,12 +44,20 @@ class _Call:
 class BatchThreads:
     """The threads of one consumer, as many as calls run at once, started as calls come up.
 
+    ``handle`` runs in them: it calls the handler with a batch and returns one outcome for each message.
     ``timeout``: seconds after which a running call is reported, once, in the log; None = never. ``grace``: seconds
     that running calls get to end when the task group is cancelled.
     """
 
-    def __init__(self, handler: BatchHandler, clock: Clock, *, timeout: float | None, grace: float) -> None:
-        self._handler = handler
+    def __init__(
+        self,
+        handle: Callable[[list[Message]], list[Outcome]],
+        clock: Clock,
+        *,
+        timeout: float | None,
+        grace: float,
+    ) -> None:
+        self._handle = handle
         self._clock = clock
         self._timeout = timeout
         self._grace = grace
@@ -69,8 +76,8 @@ class BatchThreads:
         """The first message of each call that has been running for ``timeout`` seconds or longer."""
         return [call.batch[0] for call in self._calls if now - call.started >= timeout]
 
-    async def call(self, batch: list[Message]) -> object:
-        """Call the handler with a batch in a thread; returns or raises what it does.
+    async def call(self, batch: list[Message]) -> list[Outcome]:
+        """Have a batch handled in a thread; returns or raises what ``handle`` does.
 
         Its cancellation waits for the end of the handler; not longer than the grace when the whole run ends.
         """
@@ -91,7 +98,7 @@ class BatchThreads:
             await anyio.lowlevel.checkpoint()
         if call.error is not None:
             raise call.error
-        return call.returned
+        return call.outcomes
 
     async def _end_of(self, call: _Call) -> None:
         with anyio.move_on_after(self._timeout):
@@ -147,7 +154,7 @@ class BatchThreads:
         while (call := self._queue.get()) is not None:
             call.thread = threading.current_thread()
             try:
-                call.returned = call.context.run(self._handler, call.batch)
+                call.outcomes = call.context.run(self._handle, call.batch)
             except BaseException as error:
                 call.error = error
             try:

@@ -72,7 +72,9 @@ class BatchWorkers:
         self._timeout = timeout
         self._decode = decode
         in_threads = not self._awaits and not inline
-        self._threads = BatchThreads(handler, clock, timeout=timeout, grace=grace) if in_threads else None
+        self._threads = (
+            BatchThreads(self._outcomes_in_thread, clock, timeout=timeout, grace=grace) if in_threads else None
+        )
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._wake = anyio.Event()
 
@@ -161,7 +163,24 @@ class BatchWorkers:
             self._finish(worker, outcomes, "ok", None, handling)
 
     async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
-        """Call the handler with what can be read. Behind a message of a lane that cannot, that lane waits."""
+        """Call the handler with what can be read."""
+        if self._threads is not None:
+            return await self._threads.call(batch)
+        sound, outcomes = self._read(batch)
+        if not sound:
+            returned: object = None
+        elif self._awaits:
+            returned = await self._awaited(sound)
+        else:
+            returned = self._handler(sound)
+        return self._of_all(batch, sound, returned, outcomes)
+
+    def _outcomes_in_thread(self, batch: list[Message]) -> list[Outcome]:
+        sound, outcomes = self._read(batch)
+        return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
+
+    def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
+        """What can be read, and the outcomes of the rest. Behind a message of a lane that cannot, that lane waits."""
         unreadable: set[_Lane] = set()
         outcomes: dict[Message, Outcome] = {}
         sound = []
@@ -180,19 +199,21 @@ class BatchWorkers:
                 unreadable.add(lane)
             else:
                 sound.append(message)
+        return sound, outcomes
+
+    async def _awaited(self, batch: list[Message]) -> object:
+        with anyio.move_on_after(self._timeout):
+            return await cast(Awaitable[object], self._handler(batch))
+        raise TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
+
+    def _of_all(
+        self, batch: list[Message], sound: list[Message], returned: object, outcomes: dict[Message, Outcome]
+    ) -> list[Outcome]:
+        if not self._awaits:
+            refuse_awaitable(self._handler, returned, batch[0])
         if sound:
-            returned = await self._call(sound)
             outcomes.update(zip(sound, batch_outcomes(sound, returned), strict=True))
         return [outcomes[message] for message in batch]
-
-    async def _call(self, batch: list[Message]) -> object:
-        if self._awaits:
-            with anyio.move_on_after(self._timeout):
-                return await cast(Awaitable[object], self._handler(batch))
-            raise TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
-        returned = self._handler(batch) if self._threads is None else await self._threads.call(batch)
-        refuse_awaitable(self._handler, returned, batch[0])
-        return returned
 
     def _finish(
         self,

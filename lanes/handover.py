@@ -117,9 +117,10 @@ class Handover:
             with anyio.move_on_after(max(self._grace, deadline - self._clock())):
                 await self._settler.settle_all(partition)
             # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
-            # commit before the release has returned.
+            # commit before the release has returned: no commit of ours may come after that one.
             if partition.commits is not None:
                 partition.commits.over = True
+                self._settler.give_up(partition)
             if self.owned(partition):
                 await self.release(partition)
         if self.owned(partition):

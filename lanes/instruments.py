@@ -161,7 +161,7 @@ def _undisturbed(make: Callable[[], Status]) -> Status:
     for _ in range(_SNAPSHOT_TRIES - 1):
         try:
             return make()
-        except RuntimeError:
+        except (RuntimeError, IndexError):
             continue
     return make()
 

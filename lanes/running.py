@@ -272,6 +272,7 @@ class Running:
         )
         self._tap.lost(partition)
         self._workers.cancel(partition)
+        self._settler.give_up(partition)
         # A drain of it has nothing more to wait for.
         self._handover.drained(partition)
         self._end_when_released()

@@ -46,6 +46,7 @@ class Settler:
         self.idle = False
         self._failed = False
         self._under_way = 0
+        self._sends: dict[anyio.CancelScope, list[Settlement]] = {}
         self._left = anyio.Event()
         self._wake = anyio.Event()
         self._lock = anyio.Lock(fast_acquire=True)
@@ -139,7 +140,26 @@ class Settler:
             self._left.set()
         self.wake()
 
+    def give_up(self, partition: Partition) -> None:
+        """Cancel its commit that is on its way: the partition has, or will have, another owner, whose commits a late
+        one would undo. Those sent together with it are repeated. Does not block. Idempotent."""
+        for scope, settlements in self._sends.items():
+            if any(settlement.partition is partition for settlement in settlements):
+                scope.cancel()
+
     async def _send(self, settlements: list[Settlement]) -> bool:
+        if not self._commits:
+            return await self._try_to_send(settlements)
+        with anyio.CancelScope() as scope:
+            self._sends[scope] = settlements
+            try:
+                return await self._try_to_send(settlements)
+            finally:
+                del self._sends[scope]
+        self._tap.unsettled(settlements)
+        return False
+
+    async def _try_to_send(self, settlements: list[Settlement]) -> bool:
         engine, tap = self._engine, self._tap
         tap.settling(settlements)
         try:

@@ -130,6 +130,9 @@ class Source(Protocol):
         of each settlement, and its ``completed`` set if the source hands it over. A partition has one settlement under
         way at a time; those of different partitions may come by different calls at once. Raises ``SourceError`` with
         ``retryable=True`` when they may not have: the caller repeats it, or sends a later one in its place.
+
+        Cancelled when a partition of it is lost, or released before its commit came back: what has not left for the
+        broker by then must not leave any more, for it could undo a commit of the next owner.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:

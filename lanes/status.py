@@ -101,10 +101,16 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         dead_lettered=dead_lettered,
         zombies=engine.zombies,
         redelivered=dict(redelivered),
-        floors={str(p.id): p.ledger.floor() for p in engine.partitions.values()},
+        floors={str(p.id): _floor(p) for p in engine.partitions.values()},
         partitions={str(p.id): _partition(engine, p) for p in engine.partitions.values()},
         oldest=None if oldest is None else _oldest(oldest, now),
     )
+
+
+def _floor(partition: Partition) -> int:
+    ledger = partition.ledger
+    # Metrics are read from a thread of the exporter: nothing here may change what the consumer's own thread works on.
+    return ledger.peek() if isinstance(ledger, OffsetLedger) else ledger.floor()
 
 
 def _partition(engine: Engine, partition: Partition) -> PartitionStatus:
@@ -114,7 +120,7 @@ def _partition(engine: Engine, partition: Partition) -> PartitionStatus:
         ahead = ledger.next_ordinal - commits.confirmed_ordinal
     return PartitionStatus(
         epoch=partition.epoch,
-        floor=ledger.floor(),
+        floor=_floor(partition),
         holes=ledger.holes(),
         confirmed=None if commits is None else commits.confirmed,
         ahead=ahead,

@@ -143,6 +143,16 @@ class OffsetLedger:
             del self._open[:first], self._offsets[:first], self._messages[:first]
         return self._floor
 
+    def peek(self) -> int:
+        """What ``floor()`` would answer; changes nothing.
+
+        For another thread than the ledger's own: raises ``IndexError`` when that one trims just now.
+        """
+        first = self._open.find(1, self._first)
+        if first < 0:
+            return max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)
+        return max(self._floor, self._offsets[first])
+
     @property
     def floor_ordinal(self) -> int:
         """The ordinal at the floor, as of the last ``floor()``."""

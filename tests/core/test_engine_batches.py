@@ -7,7 +7,7 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, FINISHED, HELD, QUEUED, RUNNING, SETTLED, STATE_NAMES, IllegalTransition
-from lanes.core.types import ABANDON, ACK, Message, Outcome, Partition
+from lanes.core.types import ABANDON, ACK, RETURN, Message, Outcome, Partition
 from tests.core.builders import BACKOFF, assigned, deliver, effects, failed, new_engine, new_message, take
 
 A, B, C = b"a", b"b", b"c"
@@ -246,6 +246,30 @@ def test_a_late_message_may_overtake_what_was_given_back(late: int, order: list[
     assert started(engine) == [9]
     engine.due(0.0)
     assert started(engine) == order
+
+
+def test_what_is_returned_goes_back_to_its_lane() -> None:
+    engine = new_engine()
+    run = delivered(engine, assigned(engine), b"aab.")
+    engine.finish_batch(engine.take_batch(10), [RETURN, ACK, ACK, RETURN], 0.0)
+    assert states(run) == ["queued", "queued", "finished", "queued"]
+    assert (effects(engine), engine.running, engine.retries) == ([], 0, 0)
+    assert started(engine) == [0, 1, 3]
+    # It was no attempt.
+    assert [m.attempt for m in run] == [1] * 4
+
+
+def test_what_is_returned_in_a_drain_is_abandoned() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = delivered(engine, partition, b"aab")
+    batch = engine.take_batch(10)
+    engine.drain(partition)
+    engine.finish_batch(batch, [RETURN, ACK, RETURN], 0.0)
+    assert states(run) == ["abandoned"] * 3
+    abandoned, drained = effects(engine)
+    assert isinstance(abandoned, fx.Abandoned)
+    assert (abandoned.messages, type(drained), engine.running) == ([run[1]], fx.Drained, 0)
 
 
 def test_a_batch_of_a_source_that_commits() -> None:

@@ -230,6 +230,13 @@ def test_entries_below_the_floor_are_forgotten_by_halves() -> None:
     assert [m.position for m in ledger.unfinished()] == list(range(2_060, 4_000, 2))
 
 
+def test_a_peek_forgets_nothing() -> None:
+    ledger = OffsetLedger(0)
+    ledger.settle(deliver(ledger, *range(2_000)))
+    assert (ledger.peek(), len(ledger._open), ledger.floor_ordinal) == (2_000, 2_000, 0)
+    assert (ledger.floor(), len(ledger._open), ledger.floor_ordinal) == (2_000, 0, 2_000)
+
+
 def test_memory_follows_what_is_unfinished() -> None:
     ledger = OffsetLedger(0)
     for offset in range(10_000):
@@ -327,7 +334,8 @@ def test_it_does_what_dicts_and_sets_do(
                 else:
                     assert ledger.settle([messages[position]]) == (1, position + 1)
                     naive.finished[position] = True
-        assert last <= ledger.floor() == naive.floor()
+        assert ledger.peek() == naive.floor()
+        assert last <= ledger.floor() == naive.floor() == ledger.peek()
         last = ledger.floor()
         found = ledger.completed()
         assert all(start < stop for start, stop in found)

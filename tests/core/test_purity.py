@@ -58,14 +58,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}
 
 BACKENDS = ("jetstream", "kafka", "nats")
+# Commands; and the attributes that OpenTelemetry has for one system alone.
+NAMES_BACKENDS = {"cli.py", "demo.py", "observe.py"}
 NEUTRAL = [
     *(f"core/{module}.py" for module in MODULES),
-    "consumer.py",
-    "handover.py",
-    "workers.py",
-    "settling.py",
-    "parking.py",
-    "source.py",
+    *sorted(path.name for path in LANES.glob("*.py") if path.name not in NAMES_BACKENDS),
 ]
 
 

@@ -77,6 +77,35 @@ async def test_inline_calls_run_on_the_event_loop() -> None:
 
 
 @pytest.mark.anyio
+async def test_messages_are_decoded_where_they_are_handled() -> None:
+    broker = published(*"abc")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    where: list[tuple[object, threading.Thread]] = []
+
+    def decode(message: Message) -> int:
+        where.append((message.position, threading.current_thread()))
+        return 6 // message.position
+
+    def handler(batch: list[Message]) -> None:
+        where.extend((message.data, threading.current_thread()) for message in batch)
+
+    consumer = Consumer(
+        source,
+        handler,
+        settings=Settings(concurrency=1, retry=ONCE, batch=3, linger=0.1),
+        decode=decode,
+        dead_letters=letters,
+    )
+    await consumer.run()
+    assert [what for what, _ in where] == [0, 1, 2, 6, 3]
+    assert threading.current_thread() not in {thread for _, thread in where}
+    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("where", ["threads", "inline"])
 async def test_what_it_returns_and_raises_counts(where: str) -> None:
     broker = published(*"abc")
