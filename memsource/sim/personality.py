@@ -1,0 +1,72 @@
+"""What a world needs of a broker: data that acts when it is called, and whose time is an argument.
+
+Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` whenever ``next_at`` has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from lanes.clock import Clock
+from lanes.core.types import PartitionKey
+from lanes.dead_letter import DeadLetter
+from lanes.source import Source
+from memsource.sim.plan import PersonalityName
+from memsource.topic import Record
+
+__all__ = ["Personality"]
+
+
+class Personality(Protocol):
+    """A broker with one topic, a coordinator of its members, and the members' progress. Times are in seconds."""
+
+    name: PersonalityName
+
+    def publish(
+        self, value: bytes, *, key: PartitionKey | None, headers: Iterable[tuple[str, bytes]], partition: int | None
+    ) -> Record:
+        """Append one message and return it."""
+
+    def skip(self, count: int, *, partition: int) -> None:
+        """Leave a gap of ``count`` positions."""
+
+    @property
+    def partitions(self) -> range:
+        """The numbers of the partitions."""
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything published, by partition and position."""
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """What the broker holds as not finished, whoever works on it."""
+
+    def source(self, member: str, clock: Clock) -> Source:
+        """A source for a new member of this name. Its calls act on the broker until the member crashes."""
+
+    def crash(self, member: str, now: float) -> None:
+        """A member's process is gone. The broker does not know yet: its own timers tell it."""
+
+    def rebalance(self, now: float) -> bool:
+        """Plan anew as if somebody had come or gone; whether anything is asked back."""
+
+    def lose(self, partition: int, now: float) -> bool:
+        """Take a partition from its owner without asking; False when nobody owns it."""
+
+    def redeliver(self, partition: int, now: float) -> bool:
+        """Deliver something again that was delivered; False where this broker never does, or there is nothing."""
+
+    def advance(self, now: float) -> None:
+        """Act on every timer that is due: sessions, leases, waits for acknowledgements."""
+
+    def next_at(self) -> float:
+        """When the next timer is due; infinity = there is none."""
+
+    def write_letter(self, letter: DeadLetter) -> None:
+        """Keep a dead letter; one whose id is known already is dropped."""
+
+    @property
+    def letters(self) -> list[DeadLetter]:
+        """The dead letters, in order."""
