@@ -146,15 +146,15 @@ class History:
         """
         if self.path is not None:
             raise ContractError(f"the history of {self.member} was opened before: use one History per run")
-        pid = os.getpid()
+        pid, boot = self._process()
         path = self._directory / f"{self.member}-{pid}-{time.time_ns()}.jsonl"
         begin = (
             f'{{"n":1,"event":"begin"{self._stamp(now)},"format":{FORMAT},"version":"{version("lanes-runtime")}",'
-            f'"pid":{pid},"boot":"{_boot()}","source":{json.dumps(source)},"concurrency":{concurrency},'
+            f'"pid":{pid},"boot":"{boot}","source":{json.dumps(source)},"concurrency":{concurrency},'
             f'"max_in_flight":{max_in_flight},"max_in_flight_bytes":{max_in_flight_bytes},"incomplete":{HEAD_END}'
         )
         try:
-            self._file = SegmentFile(path, begin)
+            self._file = self._segment(path, begin)
         except OSError as error:
             raise ConfigError(
                 f"history file {str(path)!r}: {error.strerror}; choose a directory that can be written"
@@ -173,6 +173,20 @@ class History:
         self.flush()
         self._file.close()
         self._file = None
+
+    # What a simulation has its own of
+
+    def _process(self) -> tuple[int, str]:
+        """The number of this process, and what identifies this start of the machine, within which ``mono`` counts."""
+        return os.getpid(), _boot()
+
+    def _wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def _segment(self, path: Path, head: str) -> SegmentFile:
+        """Where rows go. Raises ``OSError`` when it cannot be created."""
+        return SegmentFile(path, head)
 
     # Messages
 
@@ -341,7 +355,7 @@ class History:
         self._step_until = self._step_from + 0.0009995
         self._latest = now
         self._before = f"{self._member}{step // 1000}.{step % 1000:03d}"
-        self._after = f',"wall":{time.time():.3f}'
+        self._after = f',"wall":{self._wall():.3f}'
 
     def _owned(self, partition: Partition) -> str:
         return f',"partition":{json.dumps(str(partition.id))},"epoch":{partition.epoch}'
