@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import engine, jetstream, runtime
+from bench import engine, jetstream, runtime, simloop
 from bench.figures import OUT, Effort, Figure, table, write
 from tests.components import ComponentError
 
@@ -19,6 +19,7 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
     "jetstream": jetstream.figures,
+    "simloop": simloop.figures,
 }
 
 

@@ -36,7 +36,8 @@ class Effort:
 class Figure:
     """One measurement.
 
-    ``ratio`` is ``figure`` to ``baseline``. ``goal``: the most a cost may be; of a rate, the least its ratio may be.
+    ``ratio`` is ``figure`` to ``baseline``. ``goal``: the most a cost may be; of a rate, the least its ratio may be, or
+    the rate itself (``at_least``).
     ``holds``: whether the goal is met; None without one.
     """
 
@@ -51,6 +52,10 @@ class Figure:
     def within(self, times: float) -> Figure:
         """The same with a goal: at most so many times the baseline."""
         return replace(self, goal=times, holds=self.ratio <= times)
+
+    def at_least(self, figure: float) -> Figure:
+        """The same with a goal: no less than this, whatever the baseline."""
+        return replace(self, goal=figure, holds=self.figure >= figure)
 
 
 def cost(case: str, unit: str, figure: float, baseline: float, goal: float | None = None) -> Figure:

@@ -11,8 +11,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lanes.config import Settings
 from lanes.core.types import Message, Partition
 from lanes.history import History
+from lanes.rules import Rules
+from lanes.source import SourceTraits
 from memsource import CHECKERS, HistoryError, check, counts, read_bytes, render
 from tests.core.builders import new_message, new_partition
 
@@ -22,7 +25,8 @@ def real_lines() -> tuple[bytes, ...]:
     """The lines of a real segment with every kind of row; where the attack starts from."""
     with tempfile.TemporaryDirectory() as folder:
         history = History(folder, member="m")
-        history.open(source="S", concurrency=2, max_in_flight=9, max_in_flight_bytes=99, now=1.0)
+        rules = Rules.of(Settings(), SourceTraits(name="S", extend_interval=1.0), "skip")
+        history.open(source="S", concurrency=2, max_in_flight=9, max_in_flight_bytes=99, now=1.0, rules=rules)
         partition = new_partition()
         partition.epoch = 1
         messages = [new_message(partition, position, key) for position, key in enumerate((b"a", b"a", None, b"b"))]
@@ -37,6 +41,11 @@ def real_lines() -> tuple[bytes, ...]:
         history.commit_sent(committing, 1, 1, 2.7)
         history.commit_ok(committing, 1, 2.8)
         history.commit_failed(committing, 1, 2.9)
+        history.ahead_reached(committing, messages[1], 2.9)
+        history.ahead_left(committing, 2.9)
+        history.extended(messages, 2.9)
+        history.unblocked(b"a", 1, 2.9)
+        history.hastened(partition, 2.9, 0.5)
         for row in (history.revoking, history.drained, history.revoked, history.lost):
             row(partition, 3.0)
         history.close("drained", 4.0)
@@ -57,6 +66,7 @@ def _lives(history: History, messages: list[Message]) -> None:
     history.dlq_sent(second, 1.8)
     history.dlq_confirmed(second, 1.9)
     history.archived(second, 1.9)
+    history.blocked(second, 1.9)
     history.paused(3, 30, 2.0)
     history.resumed(1, 10, 2.1)
     history.started(third, 2.2)

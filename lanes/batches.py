@@ -151,6 +151,7 @@ class BatchWorkers:
                 given_up = not all(m.partition.steady for m in batch)
                 outcomes = [RETURN if m.partition.steady and given_up else ABANDON for m in batch]
                 self._finish(worker, outcomes, "cancelled", error, handling)
+                self._shell.after()
                 raise cancellation from None
             if isinstance(error, Exception) and counts(error):
                 self._finish(worker, [failure(error)] * len(batch), "error", error, handling)

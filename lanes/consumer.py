@@ -23,6 +23,7 @@ from lanes.health import Health, examine
 from lanes.history import History
 from lanes.observe import Telemetry
 from lanes.outcomes import cancellation_of
+from lanes.rules import Rules
 from lanes.running import Running
 from lanes.settling import Shell
 from lanes.source import DeadLetters, Source
@@ -232,7 +233,9 @@ class Consumer:
         after ``run``.
         """
         self._at_work("unblock a key")
-        count = self._engine.unblock(None if key is None else key_bytes(key))
+        name = None if key is None else key_bytes(key)
+        count = self._engine.unblock(name)
+        self._tap.unblocked(name, count)
         self._running.after()
         return count
 
@@ -293,6 +296,7 @@ class Consumer:
                 max_in_flight=bound,
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 now=self._clock(),
+                rules=Rules.of(settings, traits, self._poison),
             )
 
     def _policy(self, max_in_flight: int) -> Policy:

@@ -53,8 +53,10 @@ class Handover:
         self._waits: dict[Partition, anyio.CancelScope] = {}
         self._limits: dict[Partition, float] = {}
 
-    def begin(self, partition: Partition) -> bool:
+    def begin(self, partition: Partition, timeout: float) -> bool:
         """Start nothing more of a partition, from this call on; False when it drains already.
+
+        ``timeout``: the seconds that ``drain`` will be given.
 
         Call ``drain`` when True. Does not block.
         """
@@ -76,7 +78,7 @@ class Handover:
                 len(waiting),
                 _named(waiting),
             )
-        self._tap.revoking(partition)
+        self._tap.revoking(partition, timeout)
         self._tap.abandoned(abandoned)
         return True
 
@@ -87,6 +89,7 @@ class Handover:
 
     def hasten(self, partition: Partition, timeout: float) -> None:
         """Let handlers of a partition that drains already end within ``timeout`` seconds, if that is sooner."""
+        self._tap.hastened(partition, timeout)
         wait = self._waits.get(partition)
         if wait is not None:
             wait.deadline = min(wait.deadline, anyio.current_time() + timeout)

@@ -52,6 +52,8 @@ Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned
 """How a handler call ended: ``ack``; it failed and is tried again (``retry``), is given up (``dead_letter``), or stops
 the consumer (``error``); ``lanes`` cancelled it (``cancelled``); its result does not count (``abandoned``)."""
 
+_VERSION: Final = version("lanes-runtime")
+
 HEADER_VALUE_LIMIT: Final = 8_192
 """Bytes of a header's value above which it carries no context: what W3C allows the longest of them."""
 
@@ -106,7 +108,7 @@ class Telemetry:
         it is called on the thread that collects metrics. ``clock``: seconds, monotonic. Consumers that share a name
         share their series. What the process configures later is not noticed.
         """
-        release = version("lanes-runtime")
+        release = _VERSION
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
         tracer = None if _idle(tracers) else tracers.get_tracer("lanes", release)
         if tracer is not None and _idle(tracer):

@@ -175,7 +175,7 @@ class Running:
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
-        if self._handover.begin(partition):
+        if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
         else:
             self._handover.hasten(partition, timeout)
@@ -305,13 +305,16 @@ class Running:
     def _perform_one(self, effect: fx.Effect) -> None:
         tap = self._tap
         if isinstance(effect, fx.Held):
-            tap.held(effect.message, effect.delay)
+            lane = self._engine.waiting.lanes.get(effect.message)
+            tap.held(effect.message, effect.delay, asked=lane is not None and lane.failure.delay is not None)
             self._timer_wake.set()
         elif isinstance(effect, fx.Saturated | fx.Resumed):
             self._crossed(saturated=isinstance(effect, fx.Saturated))
         elif isinstance(effect, fx.Redelivered):
             self._redelivered[effect.cause] += 1
             tap.redelivered(effect)
+            # What a predecessor had completed is to be committed, also when nothing else finishes.
+            self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
             self._tasks.start_soon(self._guarded, self._parking.park, effect.message, effect.failure)
         elif isinstance(effect, fx.Halted):
@@ -328,7 +331,10 @@ class Running:
             self._workers.wake()
         elif isinstance(effect, fx.AheadReached):
             self._ahead_reached(effect)
-        elif isinstance(effect, fx.AheadLeft | fx.PauseDue):
+        elif isinstance(effect, fx.AheadLeft):
+            tap.ahead(effect.partition, reached=False, oldest=None)
+            self.room_changed()
+        elif isinstance(effect, fx.PauseDue):
             self.room_changed()
 
     def _crossed(self, *, saturated: bool) -> None:
@@ -346,6 +352,7 @@ class Running:
         self._receiving.cancel()
 
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
+        self._tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
         if effect.oldest is None:
             return
@@ -364,6 +371,7 @@ class Running:
 
     def _blocked(self, effect: fx.Blocked) -> None:
         message, error = effect.message, effect.failure.error
+        self._tap.blocked(message)
         log.error(
             "%s: blocked: %s position %d, key %s, after %d attempt(s) with %s: its lane stands still until unblock or "
             "park is called for its key",

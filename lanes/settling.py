@@ -138,7 +138,6 @@ class Settler:
         finally:
             self._under_way -= 1
             self._left.set()
-        self.wake()
 
     def give_up(self, partition: Partition) -> None:
         """Cancel its commit that is on its way: the partition has, or will have, another owner, whose commits a late
@@ -150,14 +149,25 @@ class Settler:
     async def _send(self, settlements: list[Settlement]) -> bool:
         if not self._commits:
             return await self._try_to_send(settlements)
+        settlements = self._still_ours(settlements)
+        if not settlements:
+            return True
         with anyio.CancelScope() as scope:
             self._sends[scope] = settlements
             try:
                 return await self._try_to_send(settlements)
             finally:
                 del self._sends[scope]
-        self._tap.unsettled(settlements)
+                # What has finished meanwhile had to wait for this one, whoever sent it.
+                self.wake()
         return False
+
+    def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Those whose partition was not given up since they were collected: what is due is sent by a task of its own."""
+        ours = [s for s in settlements if self._owned(s.partition) and not (s.partition.commits and s.partition.commits.over)]
+        if len(ours) < len(settlements):
+            self._engine.unsettled([settlement for settlement in settlements if settlement not in ours])
+        return ours
 
     async def _try_to_send(self, settlements: list[Settlement]) -> bool:
         engine, tap = self._engine, self._tap
@@ -172,6 +182,7 @@ class Settler:
                 self._shell.stop_because(error)
             return False
         except BaseException:
+            tap.unsettled(settlements)
             engine.unsettled(settlements)
             raise
         tap.settled(settlements)
@@ -188,3 +199,4 @@ class Settler:
             messages = self._engine.held_since(self._clock() - period)
             if messages:
                 await self._source.extend(messages)
+                self._tap.extended(messages)

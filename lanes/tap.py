@@ -42,10 +42,10 @@ class Tap:
         if self.telemetry is not None:
             self.telemetry.redelivered(effect.message, effect.cause)
 
-    def held(self, message: Message, delay: float) -> None:
-        """It failed and is tried again after ``delay`` seconds."""
+    def held(self, message: Message, delay: float, *, asked: bool) -> None:
+        """It failed and is tried again after ``delay`` seconds; ``asked``: because its handler said so."""
         if self.history is not None:
-            self.history.retry(message, delay, self._clock())
+            self.history.retry(message, delay, self._clock(), asked=asked)
         if self.telemetry is not None:
             self.telemetry.retried(message)
 
@@ -61,6 +61,21 @@ class Tap:
             note(message, self._clock())
         if self.telemetry is not None:
             self.telemetry.dead_lettered(message)
+
+    def blocked(self, message: Message) -> None:
+        """Its lane stands still from now on."""
+        if self.history is not None:
+            self.history.blocked(message, self._clock())
+
+    def unblocked(self, key: bytes | None, count: int) -> None:
+        """So many blocked lanes of a key go on."""
+        if self.history is not None and count:
+            self.history.unblocked(key, count, self._clock())
+
+    def extended(self, messages: Sequence[Message]) -> None:
+        """The broker was told that they are still being worked on."""
+        if self.history is not None:
+            self.history.extended(messages, self._clock())
 
     def abandoned(self, messages: Sequence[Message]) -> None:
         """They were given up without being settled."""
@@ -117,10 +132,15 @@ class Tap:
         if self.history is not None:
             self.history.assigned(partition, self._clock())
 
-    def revoking(self, partition: Partition) -> None:
-        """Its drain begins."""
+    def revoking(self, partition: Partition, timeout: float) -> None:
+        """Its drain begins, and may take ``timeout`` seconds."""
         if self.history is not None:
-            self.history.revoking(partition, self._clock())
+            self.history.revoking(partition, self._clock(), timeout)
+
+    def hastened(self, partition: Partition, timeout: float) -> None:
+        """Its drain may take ``timeout`` seconds more at most."""
+        if self.history is not None:
+            self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
         """Nothing of it runs any more."""
@@ -142,3 +162,12 @@ class Tap:
         if self.history is not None:
             note = self.history.paused if saturated else self.history.resumed
             note(in_flight, size, self._clock())
+
+    def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
+        """``max_ahead`` was reached, with ``oldest`` unfinished, or left."""
+        if self.history is None:
+            return
+        if reached:
+            self.history.ahead_reached(partition, oldest, self._clock())
+        else:
+            self.history.ahead_left(partition, self._clock())

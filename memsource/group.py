@@ -147,6 +147,21 @@ class Group:
                 self._free(number)
         self.rebalance()
 
+    def rejoin(self, member: str) -> None:
+        """A known member starts anew and hears again of all it owns; what it was asked for counts as released."""
+        state = self._member(member)
+        owned = [number for number, owner in enumerate(self._owners) if owner == member]
+        state.held.clear()
+        state.notices = [Notice("assigned", number) for number in owned if number not in self._asked]
+        for number in self._asked.intersection(owned):
+            self._free(number)
+        self._assign()
+        self._changed()
+
+    def pending(self, member: str) -> tuple[Notice, ...]:
+        """What the next ``poll`` of this member brings."""
+        return tuple(self._member(member).notices)
+
     def poll(self, member: str) -> list[Notice]:
         """What the coordinator has decided about this member since it asked last, in that order."""
         state = self._member(member)
@@ -231,12 +246,12 @@ class Group:
         self._ask(partition, owner)
         self._assign()
 
-    def lose(self, member: str, partition: int) -> None:
+    def lose(self, member: str, partition: int, *, give: bool = True) -> None:
         """Take a partition from its owner without asking: its session or its time to drain is over.
 
-        Another member gets it at once, or by the eager rebalance that is under way, when that ends; without another one
-        it stays free until the next rebalance. The former owner goes on until it polls. Raises ``ValueError`` when it
-        is not the owner.
+        Another member gets it at once, or by the eager rebalance that is under way, when that ends; without another
+        one, or not to ``give``, it stays free until the next rebalance. The former owner goes on until it polls. Raises
+        ``ValueError`` when it is not the owner.
         """
         state = self._member(member)
         if self.owner(partition) != member:
@@ -247,7 +262,7 @@ class Group:
         rebalancing = bool(self._asked)
         self._free(partition)
         state.notices.append(Notice("lost", partition))
-        others = [other for other in self._members if other != member]
+        others = [other for other in self._members if give and other != member]
         if others and (self.cooperative or not self._asked):
             loads = Counter(self._owners)
             self._give(partition, min(others, key=lambda other: loads[other]))
@@ -283,6 +298,12 @@ class Group:
             for log, (offset, completed) in zip(self.topic.logs, self._committed, strict=True)
             for position in log.positions
         )
+
+    def recreate(self) -> None:
+        """The topic is deleted and made anew: it is empty, and nothing of it is committed."""
+        self.topic = Topic(len(self._owners), self.name)
+        self._committed = [Committed()] * len(self._owners)
+        self._changed()
 
     # --- for explorers
 

@@ -18,7 +18,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 from lanes.errors import LanesError
 from lanes.history import FORMAT
-from memsource.rows import Fields, Row, RowParser, whole_number
+from lanes.rules import Rules
+from memsource.rows import Fields, Row, RowParser, rules_of, whole_number
 
 __all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]
 
@@ -47,9 +48,9 @@ class Gap(NamedTuple):
 class Segment:
     """What one process wrote, in its order; equal only to itself.
 
-    ``max_in_flight`` is None when the ``begin`` row is missing. ``reason`` says how the process ended, None
-    when it crashed. ``boot`` is empty when unknown. ``mono_first`` is the time of its first row;
-    ``wall_first`` and ``wall_last`` are the earliest and the latest wall time, in seconds since the epoch.
+    ``max_in_flight`` is None when the ``begin`` row is missing, and ``rules`` says nothing then. ``reason`` says how
+    the process ended, None when it crashed. ``boot`` is empty when unknown. ``mono_first`` is the time of its first
+    row; ``wall_first`` and ``wall_last`` are the earliest and the latest wall time, in seconds since the epoch.
     ``rows`` is never empty, and has a row ``gap`` wherever something is missing; ``gaps`` says what.
     """
 
@@ -62,6 +63,7 @@ class Segment:
     concurrency: int | None = None
     max_in_flight: int | None = None
     max_in_flight_bytes: int | None = None
+    rules: Rules = field(default_factory=Rules)
     reason: str | None = None
     mono_first: float = 0.0
     wall_first: float = 0.0
@@ -272,6 +274,7 @@ class _Reader:
             concurrency=whole_number(fields["concurrency"]),
             max_in_flight=whole_number(fields["max_in_flight"]),
             max_in_flight_bytes=whole_number(fields["max_in_flight_bytes"]),
+            rules=rules_of(fields),
             mono_first=mono,
             wall_first=wall,
             wall_last=wall,

@@ -20,6 +20,8 @@ VIOLATED: Final = 1
 UNPROVEN: Final = 2
 UNREADABLE: Final = 3
 
+_URGENCY: Final = ("violated", "unproven", "passed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
@@ -103,7 +105,10 @@ def counts(segments: Sequence[Segment]) -> Counts:
 
 
 def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
-    """The report: the figures, then a line for each verdict with its witnesses and reasons below it."""
+    """The report: the figures, then the verdicts, those first that are to be looked at.
+
+    A line for each, with its witnesses and reasons below it.
+    """
     rows = sum(figures.events.values())
     lines = [
         f"segments: {figures.segments}, {figures.crashed} of them crashed, of {figures.members} members",
@@ -112,7 +117,7 @@ def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
         "redeliveries: " + _listed(figures.redeliveries),
         "",
     ]
-    for verdict in verdicts:
+    for verdict in sorted(verdicts, key=lambda verdict: _URGENCY.index(verdict.status)):
         note = f", {verdict.note}" if verdict.note else ""
         found = f", {verdict.violations} violations" if verdict.violations else ""
         lines.append(f"{verdict.status:<9} {verdict.name:<23} {verdict.checked} checked{note}{found}")

@@ -10,8 +10,9 @@ import re
 from typing import Final, NamedTuple
 
 from lanes.history import KEY_DIGITS, MEMBER
+from lanes.rules import Rules
 
-__all__ = ["Fields", "Row", "RowParser", "whole_number"]
+__all__ = ["Fields", "Row", "RowParser", "rules_of", "whole_number"]
 
 Fields = dict[str, object]
 
@@ -31,11 +32,13 @@ _MESSAGE: Final[dict[str, tuple[str, str]]] = {
     "dlq_sent": ("", ""),
     "dlq_confirmed": ("", ""),
     "archived": ("", ""),
+    "blocked": ("", ""),
     "ack": ("", ""),
     "abandoned": ("", ""),
     "zombie": ("", ""),
 }
-_OWNERSHIP: Final = frozenset({"assigned", "revoking", "drained", "revoked", "lost"})
+_OWNERSHIP: Final = frozenset({"assigned", "revoking", "hastened", "drained", "revoked", "lost", "ahead_left"})
+_DRAIN: Final = frozenset({"revoking", "hastened"})
 _COMMIT: Final = frozenset({"commit_sent", "commit_ok", "commit_failed"})
 _OTHER: Final[dict[str, tuple[str, str]]] = {
     "end": ("reason", ""),
@@ -43,13 +46,33 @@ _OTHER: Final[dict[str, tuple[str, str]]] = {
     "resumed": ("", "in_flight"),
     "dropped": ("", "count"),
 }
+_RULES: Final[dict[str, tuple[type, ...]]] = {
+    "order": (str,),
+    "keyless": (str,),
+    "poison": (str,),
+    "settles": (str,),
+    "hands_over": (bool,),
+    "lanes": (int,),
+    "batch": (int,),
+    "attempts": (int,),
+    "max_ahead": (int,),
+    "timeout": (int, float),
+    "backoff": (int, float),
+    "max_backoff": (int, float),
+    "commit_interval": (int, float),
+    "drain_timeout": (int, float),
+    "grace": (int, float),
+    "extend_interval": (int, float),
+}
 
 
 class Row(NamedTuple):
     """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
 
-    ``text`` is the cause, result, reason or incarnation; ``number`` the size, delay, count, runs completed or in
-    flight. ``floor`` is the next position to read, of a commit or of an assignment whose source commits; else -1.
+    ``text`` is the cause, result, reason or incarnation, or ``asked`` of a retry; ``number`` the size, delay, count,
+    runs completed or in flight, or the timeout of a drain, -1 where that is unknown. ``floor`` is the next position to
+    read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and last
+    positions.
     """
 
     n: int
@@ -63,6 +86,8 @@ class Row(NamedTuple):
     text: str = ""
     number: float = 0
     floor: int = -1
+    bytes: float = 0
+    runs: tuple[tuple[int, int], ...] = ()
 
 
 class RowParser:
@@ -93,18 +118,22 @@ class RowParser:
                 position,
                 self._key(fields),
                 attempt,
-                self.text(fields[details[0]]) if details[0] else "",
+                self.text(fields[details[0]]) if details[0] else "asked" if fields.get("asked") else "",
                 _quantity(fields[details[1]]) if details[1] else 0,
             )
         if event in _OWNERSHIP:
             epoch = whole_number(fields["epoch"])
             incarnation = self.text(fields.get("incarnation", ""))
             floor = whole_number(fields["floor"]) if "floor" in fields else -1
-            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation, floor=floor)
+            number = _timeout(fields) if event in _DRAIN else 0
+            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation, number=number, floor=floor)
         if event in _COMMIT:
             epoch, floor = whole_number(fields["epoch"]), whole_number(fields["floor"])
             number = whole_number(fields["completed"]) if event == "commit_sent" else 0
             return Row(n, event, mono, self._partition(fields), epoch, number=number, floor=floor)
+        rare = self._rare(n, event, mono, fields)
+        if rare is not None:
+            return rare
         if event == "produced":
             position = whole_number(fields["position"])
             return Row(n, event, mono, self._partition(fields), 0, position, self._key(fields))
@@ -112,7 +141,22 @@ class RowParser:
         if details is None:
             return None
         text = self.text(fields[details[0]]) if details[0] else ""
-        return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0)
+        size = _quantity(fields.get("bytes", 0))
+        return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0, bytes=size)
+
+    def _rare(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
+        if event == "unblocked":
+            return Row(n, event, mono, key=self._key(fields), number=whole_number(fields["count"]))
+        if event == "extended":
+            epoch = whole_number(fields["epoch"])
+            return Row(n, event, mono, self._partition(fields), epoch, runs=_runs(fields["runs"]))
+        if event == "ahead_reached":
+            epoch = whole_number(fields["epoch"])
+            if "position" not in fields:
+                return Row(n, event, mono, self._partition(fields), epoch)
+            position = whole_number(fields["position"])
+            return Row(n, event, mono, self._partition(fields), epoch, position, self._key(fields))
+        return None
 
     def times(self, fields: Fields) -> tuple[float, float]:
         """``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""
@@ -163,3 +207,42 @@ def _quantity(value: object) -> float:
     if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
         raise ValueError("quantity")
     return value
+
+
+def _timeout(fields: Fields) -> float:
+    return _quantity(fields["timeout"]) if "timeout" in fields else -1
+
+
+def _runs(value: object) -> tuple[tuple[int, int], ...]:
+    """Pairs of positions, rising. Raises ``ValueError`` for anything else."""
+    if type(value) is not list:
+        raise ValueError("runs")
+    runs = []
+    latest = -1
+    for pair in value:
+        if type(pair) is not list or len(pair) != 2:
+            raise ValueError("run")
+        first, last = whole_number(pair[0]), whole_number(pair[1])
+        if not latest < first <= last:
+            raise ValueError("run")
+        runs.append((first, last))
+        latest = last
+    return tuple(runs)
+
+
+def rules_of(fields: Fields) -> Rules:
+    """What a ``begin`` row says of the rules. Raises ``ValueError`` for a value that is none."""
+    found: dict[str, object] = {}
+    for name, types in _RULES.items():
+        if name not in fields:
+            continue
+        value = fields[name]
+        if type(value) not in types:
+            raise ValueError(name)
+        if type(value) is str:
+            if len(value) > TEXT_LIMIT:
+                raise ValueError(name)
+        elif type(value) is not bool:
+            _quantity(value)
+        found[name] = value
+    return Rules(**found)  # type: ignore[arg-type]

@@ -74,6 +74,11 @@ class Log:
         self.positions.append(record.position)
         self.end = record.position + 1
 
+    def trim(self, before: int) -> None:
+        """Delete every record below ``before``. Idempotent."""
+        del self.positions[: bisect_left(self.positions, before)]
+        self.records = {position: self.records[position] for position in self.positions}
+
     def read(self, position: int, messages: int, size: int) -> list[Record]:
         """From ``position`` on: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
         found: list[Record] = []

@@ -44,7 +44,7 @@ def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.Cap
 def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "motor"], effort=TINY, folder=tmp_path) == 2
     said = capsys.readouterr()
-    assert said.err == "bench: unknown case 'motor': known are engine, runtime, jetstream\n"
+    assert said.err == "bench: unknown case 'motor': known are engine, runtime, jetstream, simloop\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -64,6 +64,7 @@ def test_a_cost_meets_its_goal_below_it_and_a_rate_above() -> None:
     assert [cost("c", "µs", figure, 0.5, 0.6).holds for figure in (0.5, 0.6, 0.7)] == [True, True, False]
     assert [rate("r", "1/s", figure, 100.0, 0.8).holds for figure in (79.0, 80.0, 120.0)] == [False, True, True]
     assert (cost("c", "µs", 1.0, 0.5).holds, rate("r", "1/s", 1.0, 0.5).goal) == (None, None)
+    assert [rate("r", "1/s", figure, 50.0).at_least(100).holds for figure in (99.0, 100.0)] == [False, True]
     assert cost("c", "µs", 1.0, 0.5).ratio == rate("r", "1/s", 1.0, 0.5).ratio == 2.0
 
 

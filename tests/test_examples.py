@@ -1,4 +1,4 @@
-"""Every example runs against a real server and ends well."""
+"""Every example runs and ends well: against a real server, or as the simulated test that it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from tests.components import NatsServer
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "jetstream").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted((FOLDER / "jetstream").glob("*.py"))
+SIMULATED = sorted(FOLDER.glob("simulate_*"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
@@ -29,5 +31,14 @@ def test_example_runs(example: Path, nats_server: NatsServer, tmp_path: Path) ->
     assert done.stdout
 
 
+@pytest.mark.parametrize("example", SIMULATED, ids=lambda example: example.name)
+def test_simulated_example_passes(example: Path) -> None:
+    command = [sys.executable, "-m", "pytest", str(example)]
+    done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "100 runs, " in done.stdout
+
+
 def test_there_are_examples() -> None:
     assert EXAMPLES
+    assert SIMULATED

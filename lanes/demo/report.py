@@ -133,7 +133,9 @@ class Report:
             ),
             ("peak memory of a worker", f"{self.rss_mb:.0f} MiB", True),
         ]
-        rows += [(f"history: {v.name}", v.status, v.status == "passed") for v in self.verdicts]
+        passed = sum(verdict.status == "passed" for verdict in self.verdicts)
+        rows.append(("history", f"{passed} of {len(self.verdicts)} promises kept", passed == len(self.verdicts)))
+        rows += [(f"history: {v.name}", v.status, False) for v in self.verdicts if v.status != "passed"]
         return rows
 
 

@@ -1,16 +1,28 @@
-"""The promises, each as a checker over a history."""
+"""The promises, each as a checker over a history. docs/checkers.md says which invariant is whose."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from memsource.checkers.commits import NoCommitPastUnfinished
+from memsource.checkers.ahead import MaxAhead, StallNamed
+from memsource.checkers.commit_times import CommitsInTime, UnknownCommitRepeated
+from memsource.checkers.commits import CommitsRise, NoCommitAfterRevoke, NoCommitPastUnfinished, OneCommitAtATime
+from memsource.checkers.deadlines import MARGIN
 from memsource.checkers.delivery import AtLeastOnce
-from memsource.checkers.flow import BoundedInFlight
+from memsource.checkers.drains import DrainInTime, DrainStartsNothing, DrainWaitsForRunning, HandedOverAfterDrain
+from memsource.checkers.flow import BoundedBytes, BoundedInFlight
 from memsource.checkers.order import PerKeyOrder
+from memsource.checkers.outcomes import DeliveredThenStarted, OneTerminalOutcome, ZombiesDoNotCount
 from memsource.checkers.overlap import NoOverlap
+from memsource.checkers.owners import ExclusiveOwner, KeptWorkGoesOn
+from memsource.checkers.pauses import PauseAtBounds
+from memsource.checkers.progress import LaneProgress
+from memsource.checkers.redelivery import KeptAlive, RedeliveryNotRun
+from memsource.checkers.repeats import EpochOrder, NoDuplicateCleanly
+from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
 from memsource.checkers.settlement import DeadLetterBeforeSettle, NoSettleBeforeEnd
 from memsource.checkers.verdict import Checker, Handler, Status, Verdict
 from memsource.history import Segment
@@ -18,33 +30,101 @@ from memsource.timeline import Timeline
 
 __all__ = [
     "CHECKERS",
+    "MARGIN",
     "AtLeastOnce",
+    "AttemptsCount",
+    "BoundedBytes",
     "BoundedInFlight",
     "Checker",
+    "CommitsInTime",
+    "CommitsRise",
     "DeadLetterBeforeSettle",
+    "DeliveredThenStarted",
+    "DrainInTime",
+    "DrainStartsNothing",
+    "DrainWaitsForRunning",
+    "EpochOrder",
+    "ExclusiveOwner",
+    "HandedOverAfterDrain",
+    "KeptAlive",
+    "KeptWorkGoesOn",
+    "LaneProgress",
+    "MakeChecker",
+    "MaxAhead",
+    "NoCommitAfterRevoke",
     "NoCommitPastUnfinished",
+    "NoDuplicateCleanly",
     "NoOverlap",
     "NoSettleBeforeEnd",
+    "OneCommitAtATime",
+    "OneTerminalOutcome",
+    "PauseAtBounds",
     "PerKeyOrder",
+    "RedeliveryNotRun",
+    "RetryHoldsLane",
+    "StallNamed",
     "Status",
+    "UnknownCommitRepeated",
     "Verdict",
+    "ZombiesDoNotCount",
     "check",
+    "checkers_within",
     "feed",
 ]
 
-CHECKERS: Final[tuple[Callable[[Timeline], Checker], ...]] = (
+MakeChecker = Callable[[Timeline], Checker]
+
+_TIMED: Final = (CommitsInTime, UnknownCommitRepeated, KeptAlive, DrainInTime, DrainWaitsForRunning)
+
+CHECKERS: Final[tuple[MakeChecker, ...]] = (
+    # Order and exclusion
     PerKeyOrder,
     NoOverlap,
+    EpochOrder,
+    DeliveredThenStarted,
+    LaneProgress,
+    ExclusiveOwner,
+    # Settling
     AtLeastOnce,
-    BoundedInFlight,
-    DeadLetterBeforeSettle,
     NoSettleBeforeEnd,
+    OneTerminalOutcome,
+    ZombiesDoNotCount,
+    RedeliveryNotRun,
+    KeptAlive,
+    # Committing
     NoCommitPastUnfinished,
+    CommitsRise,
+    OneCommitAtATime,
+    NoCommitAfterRevoke,
+    CommitsInTime,
+    UnknownCommitRepeated,
+    # Bounds
+    BoundedInFlight,
+    BoundedBytes,
+    MaxAhead,
+    StallNamed,
+    PauseAtBounds,
+    # Failing
+    AttemptsCount,
+    RetryHoldsLane,
+    DeadLetterBeforeSettle,
+    # Handing over
+    DrainStartsNothing,
+    DrainWaitsForRunning,
+    DrainInTime,
+    HandedOverAfterDrain,
+    KeptWorkGoesOn,
+    NoDuplicateCleanly,
 )
 """All of them, in the order of a report."""
 
 
-def check(segments: Sequence[Segment], checkers: Sequence[Callable[[Timeline], Checker]] = CHECKERS) -> list[Verdict]:
+def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
+    """All of them, where nothing may be late by more than ``margin`` seconds, 0 or more: for virtual time."""
+    return tuple(partial(make, margin=margin) if make in _TIMED else make for make in CHECKERS)
+
+
+def check(segments: Sequence[Segment], checkers: Sequence[MakeChecker] = CHECKERS) -> list[Verdict]:
     """One verdict of each checker on these segments. Pure; one pass over the rows for all checkers."""
     timeline = Timeline(segments)
     made = [make(timeline) for make in checkers]

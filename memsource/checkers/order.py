@@ -132,7 +132,8 @@ class PerKeyOrder:
         elif row.text == "late":
             lane = self._lane(segment, row, row.key)
             lane.forget(row.position)
-            lane.know(row.position)
+            if not self._know_across(segment, row, row.key).finished(row.position):
+                lane.know(row.position)
             self._late.add((segment, row.partition, row.epoch, row.position))
 
     def _started(self, segment: Segment, row: Row) -> None:

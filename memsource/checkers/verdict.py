@@ -63,6 +63,7 @@ class Findings:
         self._violations = 0
         self._witnesses: list[str] = []
         self._doubts: Counter[str] = Counter()
+        self._unsaid: set[tuple[Segment, str]] = set()
 
     def violation(self, segment: Segment, row: Row, what: str) -> None:
         """The row shows a violation."""
@@ -73,6 +74,12 @@ class Findings:
     def doubt(self, why: str, count: int = 1) -> None:
         """Something cannot be said; doubts of the same reason are counted."""
         self._doubts[why] += count
+
+    def unsaid(self, segment: Segment, name: str) -> None:
+        """The ``begin`` row of a segment does not say what ``name`` was, and something would have to be held to it."""
+        if (segment, name) not in self._unsaid:
+            self._unsaid.add((segment, name))
+            self.doubt(f"segments whose begin row does not say {name}")
 
     def verdict(self, *, across: bool = False, note: str = "") -> Verdict:
         """The verdict. ``across``: the promise needs an order between segments."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from lanes.errors import LanesError
 
-__all__ = ["Deadlock", "ImpossiblePlan", "Livelock", "Refused", "SimulationError", "TokenRefused"]
+__all__ = [
+    "Deadlock",
+    "ImpossiblePlan",
+    "Livelock",
+    "Nondeterministic",
+    "Refused",
+    "SimulationError",
+    "SimulationFailed",
+    "TokenRefused",
+]
 
 
 class SimulationError(LanesError):
@@ -30,3 +39,11 @@ class ImpossiblePlan(SimulationError):
 
 class TokenRefused(SimulationError):
     """A replay token is damaged, or of another version of lanes or another minor version of Python."""
+
+
+class Nondeterministic(SimulationError):
+    """The same plan gave two different runs. Names the first row in which they differ, and what to look for."""
+
+
+class SimulationFailed(AssertionError):
+    """A simulated test has failed: what was found, in which smallest run, and the token that repeats it."""

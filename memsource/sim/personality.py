@@ -49,6 +49,9 @@ class Personality(Protocol):
     def crash(self, member: str, now: float) -> None:
         """A member's process is gone. The broker does not know yet: its own timers tell it."""
 
+    def freeze(self, member: str, until: float) -> None:
+        """A member's process does not run until then, as under SIGSTOP: nothing of it reaches the broker."""
+
     def rebalance(self, now: float) -> bool:
         """Plan anew as if somebody had come or gone; whether anything is asked back."""
 

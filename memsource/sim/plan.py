@@ -6,12 +6,25 @@ messages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Literal, get_args
 
 from memsource.sim.errors import ImpossiblePlan
 
-__all__ = ["FAULT_KINDS", "PERSONALITIES", "Fault", "FaultKind", "PersonalityName", "Plan", "Schedule"]
+__all__ = [
+    "AMOUNT_MAX",
+    "FAULT_KINDS",
+    "NEVER",
+    "NUMBERS_END",
+    "PERSONALITIES",
+    "Fault",
+    "FaultKind",
+    "PersonalityName",
+    "Plan",
+    "Schedule",
+]
 
 PersonalityName = Literal["kafka", "jetstream"]
 FaultKind = Literal[
@@ -23,18 +36,30 @@ FaultKind = Literal[
     "slow",  # the broker's answers to a worker take `amount` seconds, for a while
     "commit_fails",  # the next settlement of a worker raises; with `amount` >= 1 after it was made
     "letter_fails",  # the next dead letter is not confirmed
+    "io_fails",  # the next call of the user's own fakes, see ``World.io``, raises
     "clock_jump",  # the wall clock jumps by `amount` seconds, to either side
 ]
 
 PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 
+NEVER: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {"kafka": ("redeliver",), "jetstream": ()}
+"""What cannot happen there: a Kafka broker delivers again only from where a new owner begins."""
+
+AMOUNT_MAX: Final = 1e9
+"""Seconds: some 30 years."""
+
+NUMBERS_END: Final = 1 << 64
+"""Seeds, calls, targets, turns, indexes and limits are below it."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """One fault, in front of the broker call with the number ``at`` (0 … of all workers together, in their order).
+    """One fault, at the boundary with the number ``at``: 0 … of all workers together, in the order they come.
 
-    ``target``: which worker or partition, modulo how many there are. ``amount``: seconds, or what ``FaultKind`` says.
+    Every broker call has two, one in front of it and one behind it, when the broker has acted and the worker does not
+    know; so has every call of the user's own fakes. ``target``: which worker or partition, modulo how many there are;
+    of workers 0 is the one whose call it is. ``amount``: seconds, or what ``FaultKind`` says.
     """
 
     at: int
@@ -45,8 +70,16 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
             raise ImpossiblePlan(f"fault kind {self.kind!r} is unknown: use one of {', '.join(FAULT_KINDS)}")
-        if self.at < 0 or self.target < 0:
-            raise ImpossiblePlan(f"{self}: at and target must be 0 or more")
+        if not _whole(self.at, 0) or not _whole(self.target, 0):
+            raise ImpossiblePlan(f"{self}: at and target must be whole numbers, 0 or more")
+        least = -AMOUNT_MAX if self.kind == "clock_jump" else 0
+        # NaN is in no range.
+        if (
+            isinstance(self.amount, bool)
+            or not isinstance(self.amount, int | float)
+            or not (least <= self.amount <= AMOUNT_MAX)
+        ):
+            raise ImpossiblePlan(f"{self}: amount must be a number of seconds in {least:g} … {AMOUNT_MAX:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +95,18 @@ class Schedule:
     jumps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        turns = [turn for turn, _ in self.deviations]
-        if turns != sorted(set(turns)) or list(self.jumps) != sorted(set(self.jumps)):
-            raise ImpossiblePlan("a schedule names each turn once, rising")
-        if any(turn < 0 or index < 1 for turn, index in self.deviations) or any(turn < 0 for turn in self.jumps):
-            raise ImpossiblePlan("a schedule deviates at turns of 0 or more, to an index of 1 or more")
+        for turn, index in self.deviations:
+            if not _whole(turn, 0) or not _whole(index, 1):
+                raise ImpossiblePlan(
+                    f"deviation ({turn}, {index}): a schedule deviates at a turn of 0 or more, to an index of 1 or more"
+                )
+        for turn in self.jumps:
+            if not _whole(turn, 0):
+                raise ImpossiblePlan(f"jump at turn {turn}: a turn is a whole number, 0 or more")
+        for turns in ([turn for turn, _ in self.deviations], self.jumps):
+            for before, turn in pairwise(turns):
+                if turn <= before:
+                    raise ImpossiblePlan(f"turn {turn} behind turn {before}: a schedule names each turn once, rising")
 
     def __len__(self) -> int:
         return len(self.deviations) + len(self.jumps)
@@ -74,8 +114,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. ``seed`` decides the traffic and every other draw. ``limit``: messages that each ``produce`` publishes
-    at most; None = all it asks for."""
+    """One run. ``seed`` (0 … 2⁶⁴−1) decides the traffic and every other draw. ``limit``: messages that each
+    ``produce`` publishes at most; None = all it asks for."""
 
     personality: PersonalityName = "kafka"
     seed: int = 0
@@ -86,7 +126,20 @@ class Plan:
     def __post_init__(self) -> None:
         if self.personality not in PERSONALITIES:
             raise ImpossiblePlan(f"personality {self.personality!r} is unknown: use one of {', '.join(PERSONALITIES)}")
-        if self.limit is not None and self.limit < 1:
+        if not _whole(self.seed, 0):
+            raise ImpossiblePlan(f"seed={self.seed}: must be a whole number in 0 … 2**64-1")
+        if self.limit is not None and not _whole(self.limit, 1):
             raise ImpossiblePlan(f"limit={self.limit}: must be 1 or more, or None")
+        for fault in self.faults:
+            if fault.kind in NEVER[self.personality]:
+                raise ImpossiblePlan(
+                    f"fault {fault.kind!r} in a plan for {self.personality!r}: never happens there; leave it out, "
+                    "or use another personality"
+                )
         if list(self.faults) != sorted(self.faults):
-            raise ImpossiblePlan("the faults of a plan rise by the call they are in front of")
+            raise ImpossiblePlan("the faults of a plan rise by their boundary: sort them")
+
+
+def _whole(value: object, least: int) -> bool:
+    """Whether it is a whole number in ``least`` … 2⁶⁴−1. True and False are none."""
+    return type(value) is int and least <= value < NUMBERS_END

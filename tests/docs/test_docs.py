@@ -1,4 +1,4 @@
-"""What README.md and docs/*.md show is true: their blocks are executed.
+"""What README.md, memsource/README.md and docs/*.md show is true: their blocks are executed.
 
 | fence | what happens |
 |---|---|
@@ -37,7 +37,7 @@ from tests.conftest import NatsFactory
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [page for page in (README, *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SECONDS = 40.0  # below the limit of a test, so that the block is named, with its output
@@ -180,7 +180,7 @@ def test_there_is_a_readme() -> None:
 
 
 @pytest.mark.timeout(300)  # of a whole page: each block has its own limit
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page: Path, server: Callable[[], NatsServer], tmp_path: Path) -> None:
     for block in blocks_of(str(page.relative_to(ROOT)), page.read_text()):
         check(block, server, tmp_path)

@@ -158,10 +158,10 @@ COMMIT_FAULTS: dict[Fault, set[str]] = {
     # Nobody saw it but its producer.
     a_message_skipped_and_committed_past: {"AtLeastOnce"},
     completed_that_never_was: {"AtLeastOnce"},
-    a_floor_that_falls: {"NoCommitPastUnfinished"},
-    a_floor_below_where_it_began: {"NoCommitPastUnfinished"},
-    a_commit_after_the_loss: {"NoCommitPastUnfinished"},
-    a_commit_after_the_release: {"NoCommitPastUnfinished"},
+    a_floor_that_falls: {"CommitsRise"},
+    a_floor_below_where_it_began: {"CommitsRise"},
+    a_commit_after_the_loss: {"NoCommitAfterRevoke"},
+    a_commit_after_the_release: {"NoCommitAfterRevoke"},
     a_smaller_bound: {"BoundedInFlight"},
 }
 """fault -> the checkers that must find it, and no others."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
 from memsource import Group
 from tests.history.rows import Rows, rows_of
-from tests.history.world import KEYS
+from tests.history.world import KEYS, RULES
 
 
 class Assignment:
@@ -54,7 +55,12 @@ class Member:
         self.bound = self.random.randint(2, 12)
         self.history = History(world.directory, member=name)
         self.history.open(
-            source="S", concurrency=4, max_in_flight=self.bound, max_in_flight_bytes=10**6, now=world.tick()
+            source="S",
+            concurrency=4,
+            max_in_flight=self.bound,
+            max_in_flight_bytes=10**6,
+            now=world.tick(),
+            rules=replace(RULES, settles="cumulative"),
         )
         self.assignments: dict[int, Assignment] = {}
         self.zombies: list[Message] = []
@@ -134,7 +140,7 @@ class Member:
             return
         self.history.ended(message, "error", self.world.tick(), ValueError("no"))
         if chance < 0.85 and message.attempt < 3:
-            self.history.retry(message, 0.1, self.world.tick())
+            self.history.retry(message, 0.0, self.world.tick())
             message.attempt += 1
         else:
             self.history.dlq_sent(message, self.world.tick())
@@ -230,7 +236,7 @@ class CommitWorld:
         self._trouble = random.randint(0, 12)
 
     def tick(self) -> float:
-        self.now += self.random.choice([0.0, 0.000001, 0.0007, 0.3])
+        self.now += self.random.choice([0.0, 0.000001, 0.0007, 0.003])
         return self.now
 
     def run(self) -> None:

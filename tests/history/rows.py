@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from memsource import Segment, Verdict, check, read_bytes
+from lanes.rules import Rules
+from memsource import (
+    AtLeastOnce,
+    BoundedInFlight,
+    DeadLetterBeforeSettle,
+    NoCommitPastUnfinished,
+    NoOverlap,
+    NoSettleBeforeEnd,
+    PerKeyOrder,
+    Segment,
+    Verdict,
+    check,
+    read_bytes,
+)
+from memsource.checkers import CommitsRise, MakeChecker, NoCommitAfterRevoke
 
 Fields = dict[str, Any]
 Rows = list[Fields]
+
+PROMISES: tuple[MakeChecker, ...] = (
+    PerKeyOrder,
+    NoOverlap,
+    AtLeastOnce,
+    BoundedInFlight,
+    DeadLetterBeforeSettle,
+    NoSettleBeforeEnd,
+    NoCommitPastUnfinished,
+    CommitsRise,
+    NoCommitAfterRevoke,
+)
+"""Those that judge any excerpt of a history; the others want to know how it came about."""
+
+RULES = {
+    "order": "key",
+    "keyless": "any",
+    "lanes": 0,
+    "batch": 0,
+    "timeout": 0,
+    "poison": "skip",
+    "attempts": 3,
+    "backoff": 0.2,
+    "max_backoff": 30.0,
+    "max_ahead": 1000,
+    "commit_interval": 1.0,
+    "drain_timeout": 30.0,
+    "grace": 2.0,
+    "settles": "individual",
+    "hands_over": True,
+    "extend_interval": 0,
+}
+assert RULES.keys() == {field.name for field in dataclasses.fields(Rules)}
 
 
 def key_hash(key: str | None) -> str | None:
@@ -63,17 +111,46 @@ def handled(position: int, key: str | None = "k", **more: Any) -> Rows:
     ]
 
 
+def assigned(floor: int | None = 0, **more: Any) -> Fields:
+    """Where the source commits, unless ``floor`` is None."""
+    return owned("assigned", incarnation="", **({} if floor is None else {"floor": floor}), **more)
+
+
+def sent(floor: int, completed: int = 0, **more: Any) -> Fields:
+    return owned("commit_sent", floor=floor, completed=completed, **more)
+
+
+def confirmed(floor: int, **more: Any) -> Fields:
+    return owned("commit_ok", floor=floor, **more)
+
+
+def ran(position: int, key: str | None = "k", **more: Any) -> Rows:
+    return [started(position, key, **more), ended(position, key, **more)]
+
+
+def at(mono: float, *rows: Fields | Sequence[Fields]) -> Rows:
+    """These rows at that time."""
+    flat: Rows = []
+    for row in rows:
+        flat += [row] if isinstance(row, dict) else row
+    return [{**row, "mono": mono} for row in flat]
+
+
 def segment(
     *rows: Fields | Sequence[Fields],
     member: str = "m-1",
     pid: int = 1,
     boot: str = "boot-a",
     max_in_flight: int = 100,
+    rules: Mapping[str, Any] | None = RULES,
     start: float = 100.0,
     wall: float = 1e9,
     end: str | None = "drained",
 ) -> Rows:
-    """A whole segment: numbered, a millisecond between rows, ``wall`` = ``wall`` + ``mono``."""
+    """A whole segment: numbered, a millisecond between rows, ``wall`` = ``wall`` + ``mono``.
+
+    ``rules``: those that are not as usual; None = its begin row says none.
+    """
     head = {
         "event": "begin",
         "format": 1,
@@ -84,6 +161,7 @@ def segment(
         "concurrency": 10,
         "max_in_flight": max_in_flight,
         "max_in_flight_bytes": 1000,
+        **({} if rules is None else RULES | {**rules}),
         "incomplete": 0,
     }
     flat: Rows = [head]
@@ -118,7 +196,14 @@ def parsed(*segments: Rows) -> list[Segment]:
 
 
 def verdicts(*segments: Rows) -> dict[str, Verdict]:
-    return {verdict.name: verdict for verdict in check(parsed(*segments))}
+    """Those of the promises, by name."""
+    return {verdict.name: verdict for verdict in check(parsed(*segments), PROMISES)}
+
+
+def judged(make: MakeChecker, *segments: Rows) -> Verdict:
+    """The verdict of one checker."""
+    (verdict,) = check(parsed(*segments), [make])
+    return verdict
 
 
 def violated(*segments: Rows) -> set[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from memsource import check, counts
 from tests.history.rows import (
+    PROMISES,
     Fields,
     Rows,
     delivered,
@@ -52,7 +53,7 @@ class TestNoCommitPastUnfinished:
 
     def test_what_is_completed_above_the_floor_says_nothing_about_the_floor(self) -> None:
         run = segment(assigned(), delivered(1, "a"), handled(2, "b"), sent(1, 1), ran(1, "a"), sent(3))
-        assert {verdict.status for verdict in check(parsed(run))} == {"passed"}
+        assert {verdict.status for verdict in check(parsed(run), PROMISES)} == {"passed"}
         assert verdicts(run)["NoCommitPastUnfinished"].checked == 2
         assert counts(parsed(run)).messages == 2
 
@@ -93,7 +94,7 @@ class TestNoCommitPastUnfinished:
         again = [assigned(1), delivered(1, "a"), delivered(2, "b"), redelivered(2, "settled", "b")]
         second = segment(again, ran(1, "a"), sent(3), start=200.0, pid=2)
         assert not violated(first, second)
-        assert {verdict.status for verdict in check(parsed(first, second))} == {"passed"}
+        assert {verdict.status for verdict in check(parsed(first, second), PROMISES)} == {"passed"}
 
     def test_a_late_result_does_not_count(self) -> None:
         run = segment(assigned(), delivered(1), started(1), owned("drained"), ended(1), sent(2), owned("revoked"))
@@ -103,7 +104,7 @@ class TestNoCommitPastUnfinished:
         "falls", [[sent(3), sent(2)], [sent(1)], [sent(3), sent(3), sent(4), sent(3)], [sent(5), sent(3), sent(4)]]
     )
     def test_floors_never_fall(self, falls: Rows) -> None:
-        verdict = verdicts(segment(assigned(2), falls))["NoCommitPastUnfinished"]
+        verdict = verdicts(segment(assigned(2), falls))["CommitsRise"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert "the floor fell, it was" in verdict.witnesses[0]
 
@@ -116,8 +117,8 @@ class TestNoCommitPastUnfinished:
         run = segment(assigned(), handled(1), owned("drained"), sent(2), owned(over), owned("commit_ok", floor=2))
         assert not violated(run)
         late = segment(assigned(), handled(1), owned("drained"), owned(over), sent(2))
-        assert violated(late) == {"NoCommitPastUnfinished"}
-        assert verdicts(late)["NoCommitPastUnfinished"].witnesses[0].endswith(f"assignment was {over}")
+        assert violated(late) == {"NoCommitAfterRevoke"}
+        assert verdicts(late)["NoCommitAfterRevoke"].witnesses[0].endswith(f"assignment was {over}")
 
     def test_in_a_gap_anything_may_have_finished(self) -> None:
         run = segment(assigned(), delivered(1), started(1), ended(1), sent(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +14,23 @@ from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
+from lanes.rules import Rules
 from memsource import HistoryError, Row, Segment, check, check_files, counts, read, read_bytes
 from memsource.history import LINE_LIMIT
-from tests.history.rows import delivered, encoded, ended, handled, parsed, segment, started
+from tests.history.rows import (
+    RULES,
+    Fields,
+    delivered,
+    encoded,
+    ended,
+    handled,
+    key_hash,
+    message,
+    owned,
+    parsed,
+    segment,
+    started,
+)
 
 SEGMENT = segment(delivered(1), started(1), ended(1))
 
@@ -31,6 +46,68 @@ def test_a_segment_is_what_its_begin_row_says() -> None:
     row = one.rows[1]
     assert (row.partition, row.epoch, row.position, row.attempt, row.number) == ("S/0", 1, 3, 1, 7)
     assert (one.wall_first, one.wall_last) == (1e9 + 100.0, 1e9 + 100.002)
+
+
+def test_what_the_begin_row_does_not_say_is_unknown() -> None:
+    (old,) = parsed(segment(delivered(1), rules=None))
+    assert old.rules == Rules()
+    (one,) = parsed(segment(delivered(1), rules={"grace": 0.5}))
+    assert asdict(one.rules) == {**RULES, "grace": 0.5}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"order": 1}, {"order": "x" * 300}, {"lanes": True}, {"grace": -1}, {"grace": "1"}, {"hands_over": 1}]
+)
+def test_rules_that_cannot_be_make_no_begin_row(wrong: dict[str, object]) -> None:
+    (one,) = parsed(segment(delivered(1), rules=wrong))
+    assert (one.rules, one.max_in_flight) == (Rules(), None)
+    assert len(one.gaps) == 1
+
+
+def test_rows_of_what_happens_now_and_then() -> None:
+    key = key_hash("k")
+    (one,) = parsed(
+        segment(
+            {"event": "unblocked", "key": key, "count": 2},
+            owned("extended", runs=[[1, 3], [7, 7]]),
+            owned("ahead_reached"),
+            message("ahead_reached", 4),
+            message("retry", 4, delay=1.5, asked=1),
+            owned("revoking", timeout=2.5),
+            owned("hastened", timeout=0),
+            owned("revoking"),
+            {"event": "paused", "in_flight": 3, "bytes": 77},
+        )
+    )
+    unblocked, extended, nobody, reached, retry, revoking, hastened, unsaid, paused = one.rows[1:-1]
+    assert (unblocked.key, unblocked.number) == (key, 2)
+    assert extended.runs == ((1, 3), (7, 7))
+    assert (nobody.position, reached.position, reached.key) == (-1, 4, key)
+    assert (retry.number, retry.text) == (1.5, "asked")
+    assert (revoking.number, hastened.number, unsaid.number) == (2.5, 0, -1)
+    assert (paused.number, paused.bytes) == (3, 77)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        owned("extended"),
+        owned("extended", runs={}),
+        owned("extended", runs=[1]),
+        owned("extended", runs=[[2, 1]]),
+        owned("extended", runs=[[1, 2], [2, 3]]),
+        owned("extended", runs=[[-1, 2]]),
+        owned("ahead_reached", position=-1, key=None),
+        owned("ahead_reached", position=1, key="no hash"),
+        owned("revoking", timeout=-1),
+        {"event": "unblocked", "key": None, "count": -1},
+        {"event": "unblocked", "count": 1},
+        {"event": "paused", "in_flight": 1, "bytes": "1"},
+    ],
+)
+def test_rare_rows_that_cannot_be_are_none(wrong: Fields) -> None:
+    (one,) = parsed(segment(wrong, delivered(1)))
+    assert events(one) == ["begin", "gap", "delivered", "end"]
 
 
 def test_a_segment_without_an_end_is_a_crash_and_no_gap() -> None:
@@ -293,6 +370,7 @@ def test_what_is_written_is_read(
         elif event in _OF_A_PARTITION:
             getattr(history, event)(partition, now)
             text = name if event == "assigned" else ""
+            number = -1 if event == "revoking" else 0
         else:
             getattr(history, event)(message, now)
         if flush:

@@ -6,15 +6,20 @@ import json
 import os
 import re
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from blake3 import blake3
 
+from lanes.config import Retry, Settings
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.errors import ConfigError, ContractError
 from lanes.history import BUFFER_BYTES, BUFFER_ROWS, FORMAT, History
+from lanes.rules import Rules
+from lanes.source import SourceTraits
+from memsource import read
 from tests.history.rows import Fields, Rows, rows_of
 
 NOW = 1234.567891
@@ -76,6 +81,20 @@ def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
     }
 
 
+def test_the_rules_stand_in_the_begin_row(tmp_path: Path) -> None:
+    history = History(tmp_path, member="m-1")
+    rules = Rules.of(Settings(retry=Retry(attempts=4), lanes=7), SourceTraits(name="S", settles="cumulative"), "exit")
+    history.open(source="S", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW, rules=rules)
+    history.close("drained", NOW)
+    begin = written(history)[0]
+    assert list(begin)[-1] == "incomplete"
+    assert {name: begin[name] for name in asdict(rules)} == asdict(rules)
+    assert (rules.attempts, rules.lanes, rules.batch, rules.poison, rules.settles) == (4, 7, 0, "exit", "cumulative")
+    assert history.path is not None
+    (segment,) = read([history.path])
+    assert segment.rules == rules
+
+
 def test_a_message_row_has_everything_but_the_message(tmp_path: Path) -> None:
     history = opened(tmp_path)
     assert history.started(message(), NOW + 2) == 2
@@ -122,6 +141,18 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
     history.assigned(one.partition, NOW)
     history.paused(9, 90, NOW)
     history.resumed(4, 40, NOW)
+    history.retry(one, 1.5, NOW, asked=True)
+    history.blocked(one, NOW)
+    history.unblocked(b"case-1", 2, NOW)
+    history.unblocked(None, 1, NOW)
+    other = message(4, partition=partition(number=1))
+    mine = [message(position, partition=one.partition) for position in (9, 7, 11, 8)]
+    history.extended([mine[0], other, *mine[1:]], NOW)
+    history.revoking(one.partition, NOW, 1.25)
+    history.hastened(one.partition, NOW, 0.5)
+    history.ahead_reached(one.partition, None, NOW)
+    history.ahead_reached(one.partition, one, NOW)
+    history.ahead_left(one.partition, NOW)
 
     digest = blake3(b"case-1").hexdigest()[:16]
     of_one = {"partition": "S/0", "epoch": 3, "position": 7, "key": digest, "attempt": 2}
@@ -153,6 +184,17 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
         {"event": "assigned", **owned, "incarnation": "i-1", "floor": 5},
         {"event": "paused", "in_flight": 9, "bytes": 90},
         {"event": "resumed", "in_flight": 4, "bytes": 40},
+        {"event": "retry", **of_one, "delay": 1.5, "asked": 1},
+        {"event": "blocked", **of_one},
+        {"event": "unblocked", "key": digest, "count": 2},
+        {"event": "unblocked", "key": None, "count": 1},
+        {"event": "extended", **owned, "runs": [[7, 9], [11, 11]]},
+        {"event": "extended", "partition": "S/1", "epoch": 3, "runs": [[4, 4]]},
+        {"event": "revoking", **owned, "timeout": 1.25},
+        {"event": "hastened", **owned, "timeout": 0.5},
+        {"event": "ahead_reached", **owned},
+        {"event": "ahead_reached", **of_one},
+        {"event": "ahead_left", **owned},
     ]
     rows = written(history)[1:]
     assert [row["n"] for row in rows] == list(range(2, 2 + len(expected)))

@@ -11,7 +11,26 @@ from typing import cast
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
+from lanes.rules import Rules
 
+RULES = Rules(
+    order="key",
+    keyless="any",
+    lanes=1,  # Which lane is next is drawn by lot here, and of folded ones nobody says that it is their turn.
+    batch=0,
+    timeout=0,
+    poison="skip",
+    attempts=3,
+    backoff=0.2,
+    max_backoff=30.0,
+    max_ahead=10**6,
+    commit_interval=10**6,
+    drain_timeout=30.0,
+    grace=2.0,
+    settles="individual",
+    hands_over=True,
+    extend_interval=0,
+)
 KEYS = (b"hot", b"hot", b"hot", b"warm", b"warm", b"cold", b'\x00\xff\n"{', None)
 
 
@@ -59,7 +78,12 @@ class Member:
         self.bound = self.random.randint(2, 12)
         self.history = History(world.directory, member=name)
         self.history.open(
-            source="S", concurrency=4, max_in_flight=self.bound, max_in_flight_bytes=10**6, now=world.tick()
+            source="S",
+            concurrency=4,
+            max_in_flight=self.bound,
+            max_in_flight_bytes=10**6,
+            now=world.tick(),
+            rules=RULES,
         )
         self.assignments: list[Assignment] = []
         self.zombies: list[Message] = []
@@ -165,7 +189,7 @@ class Member:
             return
         self.history.ended(message, "error", self.world.tick(), ValueError("no"))
         if chance < 0.85 and message.attempt < 3:
-            self.history.retry(message, 0.1, self.world.tick())
+            self.history.retry(message, 0.0, self.world.tick())
             message.attempt += 1
         else:
             self.history.dlq_sent(message, self.world.tick())

@@ -12,6 +12,7 @@ from lanes.config import Poison
 PARTITIONS = 2
 KEYS = (b"hot", b"a", b"b", None)
 REVOKE_TIMEOUT = 30.0
+MAX_AHEAD = 8
 
 Event = tuple[Any, ...]
 

@@ -256,7 +256,7 @@ _BOUNDS: Final = (
         "        if not self.taking and self.in_flight < self.max_in_flight",
         "intake goes on with every message that leaves",
         "acks",
-        ("ResumeAtLowWater",),
+        ("PauseAtBounds",),
     ),
     Mutant(
         "pause_forgotten",
@@ -295,7 +295,7 @@ _OWNERSHIP: Final = (
         "",
         "a partition that was lost is committed by its former owner",
         "commits",
-        ("NoCommitPastUnfinished",),
+        ("NoCommitAfterRevoke",),
     ),
     Mutant(
         "no_drain",
@@ -326,4 +326,98 @@ _OWNERSHIP: Final = (
     ),
 )
 
-MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP}
+_RUNTIME: Final = (
+    Mutant(
+        "settle_not_cancelled",
+        "lanes.settling",
+        "                scope.cancel()",
+        "                pass",
+        "a commit that is under way when its partition goes undoes one of the next owner",
+        "kafka",
+        ("NoCommitAfterRevoke", "CommitsRise"),
+    ),
+    Mutant(
+        "cancellation_swallowed",
+        "lanes.workers",
+        "                    raise cancellation from None",
+        "                    continue",
+        "a worker goes on after its cancellation: the run does not end",
+        "jetstream",
+        ("StopEnds",),
+    ),
+    Mutant(
+        "drain_forgets_a_partition",
+        "lanes.running",
+        "        for partition in list(self._engine.partitions.values()):\n            self._start_drain",
+        "        for partition in list(self._engine.partitions.values())[:1]:\n            self._start_drain",
+        "a stop drains one partition of several",
+        "jetstream",
+        ("StopEnds",),
+    ),
+    Mutant(
+        "drained_unsettled",
+        "lanes.handover",
+        "                await self._settler.settle_all(partition)",
+        "                pass",
+        "a partition is handed over before what has finished is committed",
+        "kafka",
+        ("RepeatsNothing", "NoDuplicateCleanly"),
+    ),
+    Mutant(
+        "stop_leaves_a_task",
+        "lanes.running",
+        "            self._tasks.cancel_scope.cancel()",
+        "            self._receiving.cancel()",
+        "when all is drained the consumer's tasks stay",
+        "jetstream",
+        ("StopEnds",),
+    ),
+    Mutant(
+        "redelivery_twice",
+        "lanes.running",
+        "                engine.receive(event.partition, event.run, event.size, now)\n",
+        "                engine.receive(event.partition, event.run, event.size, now)\n"
+        "                self._engine.chains.ready.extend(self._engine.chains.ready)\n",
+        "what is ready is taken twice",
+        "jetstream",
+        ("NoOverlap", "RunsOnce"),
+    ),
+    Mutant(
+        "lost_goes_on",
+        "lanes.running",
+        "        self._workers.cancel(partition)\n        self._settler.give_up(partition)",
+        "        self._settler.give_up(partition)",
+        "handlers of a lost partition are not cancelled",
+        "jetstream",
+        ("StopEnds",),
+    ),
+    Mutant(
+        "held_forgotten",
+        "lanes.running",
+        "            self._engine.due(self._clock())",
+        "            due and self._engine.due(due)",
+        "the timer is early, and holds a message for ever",
+        "jetstream",
+        ("CaughtUp",),
+    ),
+    Mutant(
+        "commit_wakes_nobody",
+        "lanes.settling",
+        "                # What has finished meanwhile had to wait for this one, whoever sent it.\n                self.wake()\n",
+        "",
+        "what finished while a drain's commit was under way is not committed",
+        "kafka",
+        ("CaughtUp", "CommitsInTime"),
+    ),
+    Mutant(
+        "extension_too_late",
+        "lanes.settling",
+        "        period = interval / 2",
+        "        period = interval * 4",
+        "messages are kept alive when the broker has given them up",
+        "jetstream",
+        ("KeptAlive",),
+    ),
+)
+
+MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + _RUNTIME}

@@ -12,14 +12,15 @@ from anyio.abc import TaskGroup
 
 from lanes import Consumer, History, Message, Nak, Retry, Settings, SourceError, Term
 from lanes.core.types import Partition, PartitionId
-from memsource import CHECKERS, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource, check, read
+from memsource import GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource, check, read
+from memsource.checkers import checkers_within
 from memsource.group import Group
 from memsource.topic import Record
-from tests.mutants.checks import MAX_AHEAD, DrainWaitsForRunning, MaxAhead, ResumeAtLowWater
 from tests.mutants.plans import (
     FAILS,
     FAILS_ONCE,
     KEYS,
+    MAX_AHEAD,
     PARTITIONS,
     REVOKE_TIMEOUT,
     SLOW,
@@ -32,6 +33,8 @@ from tests.mutants.plans import (
 from tests.mutants.watched import Watched
 
 ACK_WAIT = 6.0
+AT_ONCE = 0.05
+"""Seconds of virtual time by which nothing is late."""
 TAIL = 4_000.0
 """Virtual seconds without a fault, after which everything has to be handled and settled."""
 
@@ -152,7 +155,7 @@ class World:
                 await getattr(self, "_" + event[0].replace(" ", "_"))(*event[1:])
             await self._catch_up()
             self._tasks.cancel_scope.cancel()
-        for verdict in check(read([self.directory]), (*CHECKERS, MaxAhead, ResumeAtLowWater, DrainWaitsForRunning)):
+        for verdict in check(read([self.directory]), checkers_within(AT_ONCE)):
             if verdict.status != "passed":
                 self.find(verdict.name, f"{verdict.status}: {'; '.join(verdict.witnesses + verdict.reasons)}")
 

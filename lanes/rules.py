@@ -1,0 +1,65 @@
+"""What a run was asked to keep, as the ``begin`` row of its history says it: the settings that its checkers need."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from lanes.config import Settings
+from lanes.source import SourceTraits
+
+__all__ = ["Rules"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Settings and traits in force; None = the history does not say.
+
+    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``, but 0 stands for none: ``lanes`` (keys
+    are not folded), ``batch`` (the handler takes one message), ``timeout`` and ``extend_interval`` (seconds).
+    """
+
+    order: str | None = None
+    keyless: str | None = None
+    lanes: int | None = None
+    batch: int | None = None
+    timeout: float | None = None
+    poison: str | None = None
+    attempts: int | None = None
+    backoff: float | None = None
+    max_backoff: float | None = None
+    max_ahead: int | None = None
+    commit_interval: float | None = None
+    drain_timeout: float | None = None
+    grace: float | None = None
+    settles: str | None = None
+    hands_over: bool | None = None
+    extend_interval: float | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, traits: SourceTraits, poison: str) -> Rules:
+        """Those of a consumer; ``poison`` is the policy in force."""
+        return cls(
+            order=settings.order,
+            keyless=settings.keyless,
+            lanes=settings.lanes or 0,
+            batch=settings.batch or 0,
+            timeout=settings.timeout or 0,
+            poison=poison,
+            attempts=settings.retry.attempts,
+            backoff=settings.retry.backoff,
+            max_backoff=settings.retry.max_backoff,
+            max_ahead=settings.max_ahead,
+            commit_interval=settings.commit_interval,
+            drain_timeout=settings.drain_timeout,
+            grace=settings.grace,
+            settles=traits.settles,
+            hands_over=traits.hands_over,
+            extend_interval=traits.extend_interval or 0,
+        )
+
+    def fields(self) -> str:
+        """As fields of a JSON object, each behind a comma; what is None is left out."""
+        return "".join(
+            f",{json.dumps(name)}:{json.dumps(value)}" for name, value in asdict(self).items() if value is not None
+        )

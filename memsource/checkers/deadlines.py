@@ -1,0 +1,43 @@
+"""Deadlines, by the clock of the process that had to keep them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final
+
+from memsource.checkers.verdict import Findings
+from memsource.history import Segment
+from memsource.rows import Row
+
+__all__ = ["MARGIN", "Deadlines"]
+
+MARGIN: Final = 5.0
+"""Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
+
+
+class Deadlines:
+    """Judges what came late by more than ``margin`` seconds.
+
+    A process that wrote nothing from its deadline on until it acted may have been suspended: that is a doubt, and no
+    violation. In virtual time, with a small margin, nothing is ever late for another reason than a mistake or a freeze.
+    """
+
+    def __init__(self, findings: Findings, margin: float) -> None:
+        self._findings = findings
+        self._margin = margin
+        self._times: dict[Segment, list[float]] = {}
+
+    def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
+        """What was due at ``deadline`` comes with this row, or has not come by then."""
+        if row.mono <= deadline + self._margin:
+            return
+        times = self._times.get(segment)
+        if times is None:
+            # Rows may carry a clock reading that is a little older than that of the row before.
+            times = self._times[segment] = list(accumulate((row.mono for row in segment.rows), max))
+        awake = times[min(bisect_left(times, deadline), len(times) - 1)]
+        if row.mono - awake > self._margin:
+            self._findings.violation(segment, row, f"{what} {row.mono - deadline:.3f} s late")
+        else:
+            self._findings.doubt("deadlines passed while the process wrote nothing: it was suspended, or it was late")

@@ -1,0 +1,326 @@
+"""What is run again by a later assignment, and what must not be."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from memsource.checkers.assignments import Assignments, closes_prefix
+from memsource.checkers.verdict import Findings, Handler, Verdict, at
+from memsource.history import Segment
+from memsource.rows import Row
+from memsource.timeline import Assignment, Timeline
+
+
+class _Line:
+    """Of one key: what was delivered, in order, and how many of it were started when rewinds are taken out."""
+
+    __slots__ = ("by", "delivered", "started")
+
+    def __init__(self) -> None:
+        self.delivered: list[int] = []
+        self.started = 0
+        self.by: tuple[Segment, int] | None = None  # the assignment of the latest start
+
+
+class EpochOrder:
+    """What was started of a key is, when rewinds to a committed position are taken out, what was delivered of it, in
+    its order and without a hole (4).
+
+    An assignment begins at a position that somebody had committed, or where the first one in this history began, and
+    runs nothing below it; within an assignment nothing goes back but to repeat its own last message. Only where
+    positions are committed; of the others ``PerKeyOrder`` says what there is to say.
+    """
+
+    name = "EpochOrder"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._findings = Findings(self.name, timeline)
+        self._incomparable = timeline.incomparable
+        self._committing = timeline.committing
+        self._stopped = False
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._committed: dict[str, set[int]] = {}
+        self._floors: dict[Assignment, int] = {}
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "assigned": self._assigned,
+            "delivered": self._delivered,
+            "redelivered": self._redelivered,
+            "started": self._started,
+            "commit_sent": self._commit,
+            "gap": self._gap,
+        }
+
+    def verdict(self) -> Verdict:
+        return self._findings.verdict(across=True)
+
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        if row.floor < 0 or self._stopped or row.partition in self._incomparable:
+            return
+        self._floors[segment, row.partition, row.epoch] = row.floor
+        committed = self._committed.setdefault(row.partition, {row.floor})
+        if row.floor not in committed:
+            self._findings.doubt("assignments began at a position that nobody in this history had committed")
+
+    def _commit(self, segment: Segment, row: Row) -> None:
+        self._committed.setdefault(row.partition, set()).add(row.floor)
+
+    def _line(self, segment: Segment, row: Row) -> _Line | None:
+        if row.key is None or self._stopped or (segment, row.partition, row.epoch) not in self._committing:
+            return None
+        if segment.rules.order == "none" or row.partition in self._incomparable:
+            return None
+        if segment.rules.order is None:
+            self._findings.unsaid(segment, "order")
+            return None
+        line = self._lines.get((row.partition, row.key))
+        if line is None:
+            line = self._lines[row.partition, row.key] = _Line()
+        return line
+
+    def _delivered(self, segment: Segment, row: Row) -> None:
+        line = self._line(segment, row)
+        if line is None:
+            return
+        delivered = line.delivered
+        if not delivered or delivered[-1] < row.position:
+            delivered.append(row.position)
+            return
+        index = bisect_left(delivered, row.position)
+        if delivered[index] != row.position:
+            # Whoever had it before left it out, or is not in this history.
+            delivered.insert(index, row.position)
+            line.started += index < line.started
+
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        line = self._line(segment, row) if row.text == "settled" else None
+        if line is not None:
+            # A predecessor had completed it, and with it everything before it of its key.
+            line.started = max(line.started, bisect_left(line.delivered, row.position) + 1)
+
+    def _started(self, segment: Segment, row: Row) -> None:
+        line = self._line(segment, row)
+        if line is None:
+            return
+        self._findings.checked += 1
+        index = bisect_left(line.delivered, row.position)
+        if index == len(line.delivered) or line.delivered[index] != row.position:
+            # That it was never delivered is for DeliveredThenStarted to say.
+            return
+        by = segment, row.epoch
+        if index > line.started:
+            what = f"started, and position {line.delivered[line.started]} of its key never was"
+            self._findings.violation(segment, row, what)
+        elif index < line.started - 1 and line.by == by:
+            what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
+            self._findings.violation(segment, row, what)
+        floor = self._floors.get((segment, row.partition, row.epoch), 0)
+        if row.position < floor:
+            self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
+        line.started, line.by = index + 1, by
+
+    def _gap(self, segment: Segment, row: Row) -> None:
+        # What was started in it, by whomever, is unknown.
+        self._stopped = True
+
+
+class _Work:
+    """Of one assignment: what has finished and is not settled for good, what has begun and has not finished, and which
+    commits took effect."""
+
+    __slots__ = ("abandoned", "began", "confirmed", "drained", "finished", "floor", "sent", "unsure")
+
+    def __init__(self) -> None:
+        self.finished: dict[int, int] = {}  # position -> number of its row
+        self.began: set[int] = set()
+        self.abandoned: set[int] = set()
+        self.floor = -1
+        self.sent: Row | None = None
+        self.confirmed = -1  # number of the latest commit that was
+        self.unsure = False
+        self.drained: float | None = None
+
+
+class _Done(NamedTuple):
+    """Finished in an assignment that was handed over cleanly, at ``floor``."""
+
+    segment: Segment
+    row: Row
+    floor: int
+
+
+class NoDuplicateCleanly:
+    """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
+
+    Clean is: drained and handed over, with every commit confirmed, in less than its grace. Where the completed set
+    cannot be handed over, what lies above the committed floor is repeated when a message below it waited or ran on.
+    What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged message that comes again was
+    forgotten by its broker, which is no fault of the hand-over.
+    """
+
+    name = "NoDuplicateCleanly"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._findings = Findings(self.name, timeline)
+        self._committing = timeline.committing
+        self._incomparable = timeline.incomparable
+        self._assignments = Assignments(_Work)
+        self._done: dict[str, dict[int, _Done]] = defaultdict(dict)
+        self._floors: dict[Assignment, int] = {}
+        self._disturbed: set[str] = set()
+        self._stopped = False
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "assigned": self._assigned,
+            "redelivered": self._redelivered,
+            "started": self._started,
+            "ended": self._ended,
+            "dlq_confirmed": self._letter,
+            "abandoned": self._abandoned,
+            "ack": self._ack,
+            "commit_sent": self._sent,
+            "commit_ok": self._confirmed,
+            "commit_failed": self._failed,
+            "drained": self._drained,
+            "revoked": self._revoked,
+            "lost": self._lost,
+            "gap": self._gap,
+            "over": self._over,
+        }
+
+    def verdict(self) -> Verdict:
+        return self._findings.verdict(across=True)
+
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        self._assignments.begin(segment, row).floor = row.floor
+        self._floors[segment, row.partition, row.epoch] = row.floor
+
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        if row.text == "settled" and (segment, row.partition, row.epoch) in self._committing:
+            self._finished(segment, row)
+
+    def _started(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.began.add(row.position)
+        if not self._done:
+            return
+        done = self._done[row.partition].pop(row.position, None)
+        if done is None or row.partition in self._disturbed or row.partition in self._incomparable or self._stopped:
+            return
+        if self._floors.get((segment, row.partition, row.epoch), -1) >= done.floor:
+            # Else somebody had committed a lower position since then.
+            what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
+            self._findings.violation(segment, row, what)
+
+    def _ended(self, segment: Segment, row: Row) -> None:
+        if row.text == "ok":
+            self._finished(segment, row)
+
+    def _finished(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.began.discard(row.position)
+            state.finished[row.position] = row.n
+
+    def _letter(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        # One that is confirmed when its message was given up changes nothing: it runs again.
+        if state is not None and row.position not in state.abandoned:
+            self._finished(segment, row)
+
+    def _abandoned(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.abandoned.add(row.position)
+
+    def _ack(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.finished.pop(row.position, None)
+
+    def _sent(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.sent = row
+
+    def _confirmed(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is None or state.sent is None:
+            return
+        state.confirmed, state.floor = state.sent.n, state.sent.floor
+        state.sent, state.unsure = None, False
+        floor, n = state.floor, state.confirmed
+        state.finished = {p: row for p, row in state.finished.items() if p >= floor or row > n}
+
+    def _failed(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.sent, state.unsure = None, True
+
+    def _drained(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            state.drained = row.mono
+
+    def _revoked(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.end(segment, row)
+        if state is None:
+            return
+        if state.unsure or state.sent is not None:
+            self._disturb(row.partition)
+            return
+        grace = segment.rules.grace
+        if grace is None:
+            self._findings.unsaid(segment, "grace")
+            return
+        if state.drained is None or row.mono - state.drained >= grace:
+            return
+        self._findings.checked += 1
+        if (segment, row.partition, row.epoch) in self._committing:
+            self._handed_over(segment, row, state)
+        else:
+            for position in state.finished:
+                what = "finished, and not settled when its partition was handed over"
+                self._findings.violation(segment, row._replace(position=position), what)
+
+    def _handed_over(self, segment: Segment, row: Row, state: _Work) -> None:
+        closes = closes_prefix(segment.rules)
+        if closes is None:
+            self._findings.unsaid(segment, "whether the completed set is handed over")
+            return
+        lowest = min(state.began, default=None)
+        done = self._done[row.partition]
+        for position, n in state.finished.items():
+            if n > state.confirmed:
+                what = "finished, and not committed when its partition was handed over"
+                self._findings.violation(segment, row._replace(position=position), what)
+            if not closes or lowest is None or position < lowest:
+                done[position] = _Done(segment, row, state.floor)
+
+    def _disturb(self, partition: str) -> None:
+        """A commit of an assignment that is over may still arrive, and undo what others have committed."""
+        self._disturbed.add(partition)
+        self._done.pop(partition, None)
+
+    def _lost(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.end(segment, row)
+        if state is not None and (state.unsure or state.sent is not None):
+            self._disturb(row.partition)
+
+    def _gap(self, segment: Segment, row: Row) -> None:
+        # Whatever disturbs a partition may be in it.
+        self._assignments.gap(segment)
+        self._done.clear()
+        self._stopped = True
+
+    def _over(self, segment: Segment, row: Row) -> None:
+        for (one, partition, _), state in self._assignments.states.items():
+            if one is segment and (state.unsure or state.sent is not None):
+                self._disturb(partition)
+        self._assignments.drop(segment)

@@ -1,0 +1,126 @@
+"""The pytest plugin for tests made by ``memsource.simulate``; pytest finds it by its entry point.
+
+``--lanes-runs N`` makes so many runs of each of them, ``--lanes-replay TOKEN`` makes the one run that a failing test
+has printed the token of, in those tests alone. A line of the summary says what each of them has been through.
+
+Nothing is imported before an option asks for it, and so nothing of lanes in a project without a simulated test.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from memsource.sim.campaign import Report
+
+__all__: list[str] = []
+
+RUNS_MAX: Final = 10_000_000
+
+_PROPERTY: Final = "lanes_simulation"
+_BEFORE: Final = pytest.StashKey[tuple[int | None, str | None]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanes", "simulated tests (memsource.simulate)")
+    group.addoption(
+        "--lanes-runs",
+        type=_runs,
+        metavar="N",
+        help="runs of each simulated test, instead of what it asks for; what a test has to have seen is not asked for",
+    )
+    group.addoption(
+        "--lanes-replay",
+        metavar="TOKEN",
+        help="make the one run that a failing simulated test has printed this token of; other tests are deselected",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    runs, token = config.getoption("lanes_runs"), config.getoption("lanes_replay")
+    if runs is None and token is None:
+        return
+    from memsource.sim.errors import TokenRefused
+    from memsource.sim.simulate import OPTIONS
+    from memsource.sim.token import decode
+
+    if token is not None:
+        try:
+            decode(token)
+        except TokenRefused as error:
+            raise pytest.UsageError(f"--lanes-replay: {error}") from error
+    config.stash[_BEFORE] = OPTIONS.runs, OPTIONS.replay
+    OPTIONS.runs, OPTIONS.replay = runs, token
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    before = config.stash.get(_BEFORE, None)
+    if before is not None:
+        from memsource.sim.simulate import OPTIONS
+
+        # A test run may be made within another one.
+        OPTIONS.runs, OPTIONS.replay = before
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("lanes_replay") is None:
+        return
+    others = [item for item in items if _simulation(item) is None]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _simulation(item) is not None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    simulation = _simulation(item)
+    if simulation is None:
+        return (yield)
+    try:
+        return (yield)
+    finally:
+        if simulation.report is not None:
+            # A property of the item goes with its report, from another process too.
+            item.user_properties.append((_PROPERTY, _told(simulation.report)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    lines = [
+        f"{report.nodeid}: {told}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, told in report.user_properties
+        if name == _PROPERTY
+    ]
+    if lines:
+        terminalreporter.section("simulated by lanes")
+        for line in sorted(lines):
+            terminalreporter.write_line(line)
+
+
+def _simulation(item: pytest.Item) -> Any:
+    """What ``simulate`` has made of the item's test, if it was it."""
+    test = getattr(item, "obj", None)
+    return test if getattr(test, "lanes_simulation", None) is True else None
+
+
+def _told(report: Report) -> str:
+    faults = sum(count for name, count in report.happened.items() if name.startswith("fault: "))
+    return (
+        f"{report.runs} runs, {report.seconds / 3600:.1f} virtual hours, {report.crashes} crash points, {faults} faults"
+    )
+
+
+def _runs(text: str) -> int:
+    try:
+        runs = int(text)
+    except ValueError:
+        runs = 0
+    if not 1 <= runs <= RUNS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of runs in 1 … {RUNS_MAX}")
+    return runs

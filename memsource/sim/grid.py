@@ -1,0 +1,167 @@
+"""Text in columns over time: rows of short marks and bars, cut where nothing happens, and folded to a width.
+
+A column is something that happened; columns are in its order, not to scale. Between two of them stands a blank when
+time has passed, and ``~`` when much of it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+__all__ = ["CUT", "SAME", "GridRow", "draw"]
+
+CUT: Final = 0.5
+"""Seconds in which nothing happens: they are cut out."""
+
+SAME: Final = 1e-3
+"""Seconds that are shown as no time at all."""
+
+_WIDEST: Final = 24
+_MARGIN: Final = 2
+
+
+@dataclass(slots=True)
+class GridRow:
+    """``cells``: column → text. ``bars``: first and last column of what goes on from the one to the other."""
+
+    label: str
+    cells: dict[int, str] = field(default_factory=dict)
+    bars: list[tuple[int, int]] = field(default_factory=list)
+
+
+def draw(
+    times: Sequence[float], rows: Sequence[GridRow], *, width: int, merged: bool, alone: AbstractSet[int] = frozenset()
+) -> list[list[str]]:
+    """Panels of lines, one below the other as many as it takes; none without a column. Pure.
+
+    ``times``: of each column, in seconds, never falling. ``merged``: columns of one time become one, and the order
+    within it is that of a row alone; those in ``alone`` stay by themselves. ``width``: characters of a line, 40 at
+    least. Every panel begins with a line of times; rows that have nothing in it are left out.
+    """
+    if not times:
+        return []
+    groups = _merged(times, rows, alone) if merged else [[column] for column in range(len(times))]
+    label = max(len(row.label) for row in rows) + _MARGIN
+    room = max(width, 40) - label
+    lines = [_Line(row, groups) for row in rows]
+    widths = [min(room - 1, max(1, *(len(line.texts[i]) for line in lines))) for i in range(len(groups))]
+    starts = [times[group[0]] for group in groups]
+    gaps = [""] + [_gap(times[one[-1]], times[other[0]]) for one, other in pairwise(groups)]
+    return [
+        _panel(lines, starts, gaps, widths, first, last, label, room) for first, last in _folded(gaps, widths, room)
+    ]
+
+
+class _Line:
+    """A row in groups of columns: its text in each, and where a bar goes into one and out of it."""
+
+    def __init__(self, row: GridRow, groups: Sequence[Sequence[int]]) -> None:
+        self.label = row.label
+        self.texts = ["".join(row.cells.get(column, "") for column in group) for group in groups]
+        self.enters = [False] * len(groups)
+        self.leaves = [False] * len(groups)
+        group_of = {column: number for number, group in enumerate(groups) for column in group}
+        for start, end in row.bars:
+            for number in range(group_of[start], group_of[end]):
+                self.leaves[number] = self.enters[number + 1] = True
+
+    def empty(self, first: int, last: int) -> bool:
+        return not any(self.texts[first:last]) and not any(self.leaves[first:last])
+
+    def text(self, gaps: Sequence[str], widths: Sequence[int], first: int, last: int) -> str:
+        parts = []
+        for number in range(first, last):
+            gap = gaps[number]
+            parts.append("=" if gap == " " and self.enters[number] else gap)
+            text = self.texts[number]
+            before = "=" if self.enters[number] and not text else ""
+            parts.append((before + text)[: widths[number]].ljust(widths[number], "=" if self.leaves[number] else " "))
+        return "".join(parts)
+
+
+def _gap(before: float, after: float) -> str:
+    return "" if after - before < SAME else " " if after - before < CUT else "~"
+
+
+def _merged(times: Sequence[float], rows: Sequence[GridRow], alone: AbstractSet[int]) -> list[list[int]]:
+    cells: list[list[tuple[int, int]]] = [[] for _ in times]
+    for number, row in enumerate(rows):
+        for column, text in row.cells.items():
+            cells[column].append((number, len(text)))
+    groups: list[list[int]] = []
+    lengths: Counter[int] = Counter()
+    for column, time in enumerate(times):
+        if (
+            groups
+            and time - times[groups[-1][0]] < SAME
+            and column not in alone
+            and groups[-1][-1] not in alone
+            and all(lengths[number] + length <= _WIDEST for number, length in cells[column])
+        ):
+            groups[-1].append(column)
+            lengths.update(dict(cells[column]))
+        else:
+            groups.append([column])
+            lengths = Counter(dict(cells[column]))
+    return groups
+
+
+def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """From which group to which each panel goes."""
+    found, first, used = [], 0, 0
+    for number, width in enumerate(widths):
+        needed = len(gaps[number]) + width
+        if used + needed > room:
+            found.append((first, number))
+            first, used = number, 0
+        used += needed
+    return [*found, (first, len(widths))]
+
+
+def _panel(
+    lines: Sequence[_Line],
+    starts: Sequence[float],
+    gaps: Sequence[str],
+    widths: Sequence[int],
+    first: int,
+    last: int,
+    label: int,
+    room: int,
+) -> list[str]:
+    shown = ["seconds".ljust(label) + _axis(starts, gaps, widths, first, last, room)]
+    shown += [
+        (line.label.ljust(label) + line.text(gaps, widths, first, last)).rstrip()
+        for line in lines
+        if not line.empty(first, last)
+    ]
+    return shown
+
+
+def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
+    """The time at the columns in front of which time has passed, as far as there is room: the longest way first."""
+    offset = 0
+    wanted: list[tuple[bool, int, str]] = []
+    for number in range(first, last):
+        offset += len(gaps[number])
+        if gaps[number] or number == first:
+            wanted.append((gaps[number] == " " and number > first, offset, _seconds(starts[number])))
+        offset += widths[number]
+    placed: list[tuple[int, str]] = []
+    for _, at, text in sorted(wanted):
+        # At the edge a label may be wider than its column.
+        at = max(min(at, room - len(text)), 0)
+        if all(at + len(text) < other or at > other + len(taken) for other, taken in placed):
+            placed.append((at, text))
+    axis = ""
+    for at, text in sorted(placed):
+        axis = axis.ljust(at) + text
+    return axis
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,226 @@
+"""What has no virtual time is refused while a simulation runs: threads, sockets, processes, signals, sleeps.
+
+The guards stand in the standard library and in anyio's asyncio backend for as long as a simulation runs in the
+process. They refuse only inside one, that is where its loop is the running one; other threads are let through. What
+was imported by name before (``from time import sleep``) is not seen: a step that waits by the wall clock then ends at
+the loop's ``step_limit``, if it takes that long.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import _thread
+import asyncio
+import functools
+import gc
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from asyncio.events import _get_running_loop
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any, Final, Protocol
+
+from anyio import CapacityLimiter
+from anyio._backends import _asyncio as backend
+from anyio._core._eventloop import claim_worker_thread, threadlocals
+
+from memsource.sim.errors import Refused
+
+__all__ = ["LOOP_CALLS", "THREADS", "Refuser", "installed", "refusing"]
+
+
+class Refuser(Protocol):
+    """What the guards need of the loop of a running simulation."""
+
+    scopes: Iterator[int]
+    """0, 1, 2 …: the numbers of the cancel scopes of this run."""
+
+    def refuse(self, what: str, remedy: str) -> Refused:
+        """The error to raise. The run ends with it even if somebody swallows it."""
+
+    def thread_seconds(self, what: str) -> float:
+        """How much virtual time a thread's function takes, before it is called in its place.
+
+        Raises ``Refused`` where threads are not inlined; ``what`` says who asked for one.
+        """
+
+
+THREADS: Final = 'make it async, or run with threads="inline" what goes through anyio.to_thread or asyncio.to_thread'
+_SLEEP: Final = "await anyio.sleep, which takes virtual time"
+_NETWORK: Final = "give the handler a client that answers from memory"
+_LOOP: Final = "await on the loop of the simulation"
+_PROCESS: Final = "give the handler a function in its place"
+_SIGNAL: Final = "call what the signal's handler would call"
+_FROM_THREAD: Final = (
+    'a function of threads="inline" runs on the loop\'s own thread: return to it instead of calling it'
+)
+
+_GUARDS: Final[tuple[tuple[object, str, str, str], ...]] = (
+    (threading.Thread, "start", "threading.Thread.start", THREADS),
+    (_thread, "start_new_thread", "_thread.start_new_thread", THREADS),
+    (time, "sleep", "time.sleep", _SLEEP),
+    (socket.socket, "__init__", "socket.socket", _NETWORK),
+    *((socket, name, f"socket.{name}", _NETWORK) for name in ("socketpair", "create_connection", "create_server")),
+    *((socket, name, f"socket.{name}", _NETWORK) for name in ("getaddrinfo", "getnameinfo")),
+    *((socket, name, f"socket.{name}", _NETWORK) for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr")),
+    *((module, "new_event_loop", "asyncio.new_event_loop", _LOOP) for module in (asyncio, asyncio.events)),
+    (subprocess.Popen, "__init__", "subprocess.Popen", _PROCESS),
+    (_posixsubprocess, "fork_exec", "a new process", _PROCESS),
+    *((os, name, f"os.{name}", _PROCESS) for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system")),
+    *((signal, name, f"signal.{name}", _SIGNAL) for name in ("signal", "set_wakeup_fd", "setitimer", "alarm")),
+    *((signal, name, f"signal.{name}", _SIGNAL) for name in ("pause", "sigwait", "sigwaitinfo", "sigtimedwait")),
+)
+
+LOOP_CALLS: Final[dict[str, str]] = {
+    **dict.fromkeys(("add_signal_handler", "remove_signal_handler"), _SIGNAL),
+    **dict.fromkeys(("subprocess_exec", "subprocess_shell"), _PROCESS),
+    **dict.fromkeys(("add_reader", "remove_reader", "add_writer", "remove_writer"), _NETWORK),
+    **dict.fromkeys(("getaddrinfo", "getnameinfo", "start_tls", "sendfile", "connect_accepted_socket"), _NETWORK),
+    **dict.fromkeys(("create_connection", "create_server", "create_datagram_endpoint"), _NETWORK),
+    **dict.fromkeys(("create_unix_connection", "create_unix_server"), _NETWORK),
+    **dict.fromkeys(("connect_read_pipe", "connect_write_pipe"), _NETWORK),
+    **dict.fromkeys(("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into"), _NETWORK),
+    **dict.fromkeys(("sock_sendall", "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile"), _NETWORK),
+}
+"""The methods of an event loop that have no virtual time, and what to use instead."""
+
+_lock: Final = threading.Lock()
+_users = 0
+_replaced: list[tuple[Any, str, Any]] = []
+_collecting = False
+
+
+@contextmanager
+def installed(kind: type[Refuser]) -> Iterator[None]:
+    """Guards on and garbage collection off, until the last one that asked for it leaves.
+
+    ``kind``: the class of the loops whose code is guarded. From several threads at once it must be the same. What
+    a run leaves behind in cycles is collected at its end: a finalizer in the middle of it would run at a turn that
+    depends on what else is in the memory.
+    """
+    global _users, _collecting
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _install(kind)
+            _collecting = gc.isenabled()
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                while _replaced:
+                    owner, name, original = _replaced.pop()
+                    setattr(owner, name, original)
+                if _collecting:
+                    gc.enable()
+        # What was made with the collector off is all in the youngest generation, and little else is.
+        gc.collect(0)
+
+
+def refusing(what: str, remedy: str) -> Callable[..., Any]:
+    """A method of a loop that refuses."""
+
+    def call(loop: Refuser, *args: object, **kwargs: object) -> Any:
+        raise loop.refuse(what, remedy)
+
+    return call
+
+
+def _install(kind: type[Refuser]) -> None:
+    for owner, name, what, remedy in _GUARDS:
+        if hasattr(owner, name):
+            _replace(owner, name, _guard(kind, getattr(owner, name), what, remedy))
+    _replace(backend, "CancelScope", _numbered_scope(kind))
+    in_order = _as_completed(kind)
+    for module in (asyncio, asyncio.tasks):
+        _replace(module, "as_completed", in_order)
+    asynchronous = backend.AsyncIOBackend
+    _replace(asynchronous, "run_sync_in_worker_thread", classmethod(_to_thread(kind)))
+    for name in ("run_async_from_thread", "run_sync_from_thread"):
+        original = getattr(asynchronous, name)
+        guard = _guard(kind, original, "anyio.from_thread", _FROM_THREAD)
+        _replace(asynchronous, name, staticmethod(guard))
+
+
+def _replace(owner: Any, name: str, by: object) -> None:
+    # From the dictionary: getattr would bind what is a classmethod there.
+    _replaced.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, by)
+
+
+def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        loop = _get_running_loop()
+        if isinstance(loop, kind):
+            raise loop.refuse(what, remedy)
+        return original(*args, **kwargs)
+
+    return guard
+
+
+def _numbered_scope(kind: type[Refuser]) -> type[backend.CancelScope]:
+    """anyio's cancel scope, with a hash that is the same in every run.
+
+    anyio keeps the scopes that are within a scope in a set, and walks it to cancel them: by address, without this.
+    """
+
+    def number_of(scope: Any) -> int:
+        try:
+            number: int = scope._number
+        except AttributeError:
+            loop = _get_running_loop()
+            number = scope._number = next(loop.scopes) if isinstance(loop, kind) else id(scope)
+        return number
+
+    return type("CancelScope", (backend.CancelScope,), {"__slots__": ("_number",), "__hash__": number_of})
+
+
+def _as_completed(kind: type[Refuser]) -> Callable[..., Any]:
+    """``asyncio.as_completed`` makes tasks of coroutines in the order of a set of them, which is by address."""
+    original = asyncio.as_completed
+
+    @functools.wraps(original)
+    def as_completed(fs: Iterable[Any], **options: Any) -> Any:
+        if isinstance(_get_running_loop(), kind):
+            fs = [asyncio.ensure_future(one) for one in dict.fromkeys(fs)]
+        return original(fs, **options)
+
+    return as_completed
+
+
+def _to_thread(kind: type[Refuser]) -> Callable[..., Awaitable[Any]]:
+    original = backend.AsyncIOBackend.run_sync_in_worker_thread
+
+    async def run_sync_in_worker_thread(
+        cls: type[backend.AsyncIOBackend],
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        abandon_on_cancel: bool = False,
+        limiter: CapacityLimiter | None = None,
+    ) -> Any:
+        loop: object = asyncio.get_running_loop()
+        if not isinstance(loop, kind):
+            return await original(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        seconds = loop.thread_seconds("anyio.to_thread.run_sync")
+        await cls.checkpoint()
+        async with limiter or cls.current_default_thread_limiter():
+            with backend.CancelScope(shield=not abandon_on_cancel) as scope:
+                await asyncio.sleep(seconds)
+                # As in anyio's own worker threads: for anyio.from_thread.check_cancelled.
+                threadlocals.current_cancel_scope = scope if abandon_on_cancel else scope._parent_scope
+                try:
+                    with claim_worker_thread(cls, loop):
+                        return copy_context().run(func, *args)
+                finally:
+                    del threadlocals.current_cancel_scope
+
+    return run_sync_in_worker_thread

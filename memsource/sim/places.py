@@ -1,0 +1,85 @@
+"""Where code stands: file, line and function, for errors that say what a task was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import anyio
+
+from memsource.sim.tasks import SimTask
+
+__all__ = ["place_of_frame", "place_of_task", "title", "waits"]
+
+_MACHINERY: Final = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)
+)
+"""Folders that a user's own line is looked for outside of."""
+_PACKAGES: Final = ("site-packages", "dist-packages")
+"""Folders below them that hold what is not machinery all the same."""
+_NAMED: Final = 10
+"""Tasks that one error names at most."""
+
+
+def place_of_frame(frame: FrameType | None) -> str:
+    """``file:line in function`` of the innermost caller that is not machinery of asyncio, anyio or the simulator."""
+    innermost = frame
+    while frame is not None:
+        if not _machinery(frame):
+            return _place(frame)
+        frame = frame.f_back
+    return "nowhere" if innermost is None else _place(innermost)
+
+
+def place_of_task(task: asyncio.Task[Any]) -> str:
+    """The same, of the line that a suspended task waits at."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        # A coroutine, a generator, or an asynchronous generator; what is awaited last, a future, is none of them.
+        for kind, below in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                frames.append(frame)
+                awaited = getattr(awaited, f"{kind}_{below}")
+                break
+        else:
+            break
+    if not frames:
+        return "its end"
+    own = [frame for frame in frames if not _machinery(frame)]
+    return _place((own or frames)[-1])
+
+
+def title(task: asyncio.Task[Any]) -> str:
+    """A task for an error: its number, its name, and its group if it has one."""
+    if not isinstance(task, SimTask):
+        return f"task {task.get_name()!r}"
+    group = "" if task.group is None else f" of {task.group!r}"
+    return f"task {task.number} {task.get_name()!r}{group}"
+
+
+def waits(tasks: Sequence[asyncio.Task[Any]]) -> list[str]:
+    """A line for each of the first ten: who it is, and where it waits."""
+    lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in tasks[:_NAMED]]
+    return lines if len(tasks) <= _NAMED else [*lines, f"  … and {len(tasks) - _NAMED} more"]
+
+
+def _machinery(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith("<"):
+        return file.startswith("<frozen")
+    found = file.startswith(_MACHINERY)
+    if found and file.startswith(_MACHINERY[0]) and any(name in file for name in _PACKAGES):
+        return file.startswith(_MACHINERY[1:])
+    return found
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

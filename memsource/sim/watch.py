@@ -1,0 +1,124 @@
+"""A step that does not end is interrupted: by a signal in the main thread, from a thread of its own elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import Final, Protocol
+
+__all__ = ["Interrupted", "Watched", "watching"]
+
+_LOOKS: Final = 4
+"""How often within a limit is looked; a step is interrupted after the limit and at most so much of it."""
+
+
+class Interrupted(BaseException):
+    """Raised in the middle of a step that does not end. Not an ``Exception``: handlers catch those and go on."""
+
+
+class Watched(Protocol):
+    """What is watched, and told."""
+
+    @property
+    def turns(self) -> int:
+        """How many turns there have been; another number = the last step has ended."""
+
+    def overdue(self, frame: FrameType | None) -> None:
+        """A step takes longer than the limit; ``frame``: where it is. May be called from another thread."""
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Something else ended the run from outside."""
+
+
+@contextmanager
+def watching(watched: Watched, limit: float) -> Iterator[None]:
+    """Interrupt every step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
+
+    Takes the process's real-time timer where it can, and gives it back: an alarm that somebody set before (a test's
+    timeout) is delivered in the meantime, up to a quarter of the limit late.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
+        with _by_signal(watched, limit):
+            yield
+    else:
+        with _by_thread(watched, limit):
+            yield
+
+
+class _Patience:
+    """Whether one step has taken too long by now."""
+
+    def __init__(self, watched: Watched, limit: float) -> None:
+        self._watched = watched
+        self._limit = limit
+        self._turn = -1
+        self._since = 0.0
+
+    def ended(self) -> bool:
+        now = monotonic()
+        if self._watched.turns != self._turn:
+            self._turn, self._since = self._watched.turns, now
+        return now - self._since >= self._limit
+
+
+@contextmanager
+def _by_signal(watched: Watched, limit: float) -> Iterator[None]:
+    patience = _Patience(watched, limit)
+    before = signal.getsignal(signal.SIGALRM)
+    delay, interval = signal.getitimer(signal.ITIMER_REAL)
+    alarm = monotonic() + delay if delay else None
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal alarm
+        if alarm is not None and monotonic() >= alarm:
+            alarm = monotonic() + interval if interval else None
+            if callable(before):
+                try:
+                    before(number, frame)
+                except BaseException as error:
+                    # The task whose step this is would keep it for itself.
+                    watched.fail(error)
+                    raise
+        if patience.ended():
+            watched.overdue(frame)
+            raise Interrupted
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, limit / _LOOKS, limit / _LOOKS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(alarm - monotonic(), 1e-3), interval)
+
+
+@contextmanager
+def _by_thread(watched: Watched, limit: float) -> Iterator[None]:
+    patience = _Patience(watched, limit)
+    here = ctypes.c_ulong(threading.get_ident())
+    over = threading.Event()
+    interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def look() -> None:
+        while not over.wait(limit / _LOOKS):
+            if patience.ended():
+                watched.overdue(sys._current_frames().get(here.value))
+                interrupt(here, ctypes.py_object(Interrupted))
+
+    thread = threading.Thread(target=look, name="memsource-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        # One that was sent and has not arrived: the step it was for has ended.
+        interrupt(here, None)

@@ -1,0 +1,191 @@
+"""One worker of a world: a process of the user's, from its start to its end or its crash."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from lanes.config import Settings
+from lanes.consumer import Consumer
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.dead_letter import DeadLetter
+from lanes.errors import SourceError
+from lanes.handlers import Decode, Handler, is_async
+from lanes.source import Source, SourceEvent, SourceTraits
+from memsource.sim.errors import Refused
+from memsource.sim.recording import MemoryHistory
+from memsource.sim.tasks import GROUP
+
+if TYPE_CHECKING:
+    from memsource.sim.world import World
+
+__all__ = ["App", "Worker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """What each worker runs: the user's ``handler`` with the user's ``settings``.
+
+    ``decode``: see ``lanes.Consumer``. ``dead_letters``: whether it is given dead letters, which are then in
+    ``World.letters``. Settings that need a clock or threads are checked when a world starts the worker.
+    """
+
+    handler: Handler
+    settings: Settings | None = None
+    decode: Decode | None = None
+    dead_letters: bool = False
+
+
+class Worker:
+    """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts."""
+
+    def __init__(self, world: World, name: str, number: int, app: App) -> None:
+        self.world = world
+        self.name = name
+        self.app = app
+        self.gone = False
+        self.failing: str | None = None
+        self.slow = 0.0
+        self.slow_until = 0.0
+        self.frozen_until = 0.0
+        self.ended = anyio.Event()
+        self.stopped = False
+        self.history = MemoryHistory(name, number, world.wall)
+        self.source = _Link(self, world.broker.source(name, world.clock))
+        self.consumer = Consumer(
+            self.source,
+            app.handler,
+            settings=self._settings(),
+            decode=app.decode,
+            dead_letters=_Letters(self) if app.dead_letters else None,
+            history=self.history,
+            clock=world.clock,
+        )
+
+    def _settings(self) -> Settings:
+        settings = self.app.settings or Settings()
+        if is_async(self.app.handler) or settings.sync_handlers == "inline":
+            return settings
+        if self.world.threads != "inline":
+            raise Refused(
+                f"the handler {self.app.handler!r} is a plain function, which runs in threads, and threads have no "
+                'virtual time: pass threads="inline", or sync_handlers="inline" in its settings'
+            )
+        return dataclasses.replace(settings, sync_handlers="inline")
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name}{' crashed' if self.gone else ''}>"
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """What is called and started within is done by this worker's process, and ends or freezes with it."""
+        token = GROUP.set(self.name)
+        try:
+            yield
+        finally:
+            GROUP.reset(token)
+
+    async def run(self) -> None:
+        """Consume until it is stopped. What ends it otherwise is a finding."""
+        try:
+            await self.consumer.run()
+        except Exception as error:
+            if isinstance(error, Refused):
+                raise
+            if self.gone:
+                return
+            self.world.find(type(error).__name__, f"{self.name} ended with it: {error}", error)
+        finally:
+            if not self.gone:
+                # What it could not say goodbye to in time finds out by itself.
+                self.world.broker.crash(self.name, self.world.now)
+            self.ended.set()
+
+    async def reach(self) -> None:
+        """A boundary between worker and broker. A crashed worker does not come back from it."""
+        self.world.boundary(self)
+        if self.gone:
+            await anyio.sleep_forever()
+
+
+class _Link:
+    """A worker's way to the broker; see ``lanes.source.Source``. Everything on it can be slow, fail, or be the last."""
+
+    def __init__(self, worker: Worker, inner: Source) -> None:
+        self._worker = worker
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<link of {self._worker.name}>"
+
+    async def _begin(self) -> None:
+        await self._worker.reach()
+        if self._worker.slow_until > anyio.current_time():
+            await anyio.sleep(self._worker.slow)
+
+    async def open(self) -> SourceTraits:
+        await self._begin()
+        traits = await self._inner.open()
+        await self._worker.reach()
+        return traits
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        await self._begin()
+        events = await self._inner.receive(room)
+        # Behind it nothing suspends unless the process is gone: what was taken is not lost by a cancellation.
+        await self._worker.reach()
+        return events
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        worker = self._worker
+        await self._begin()
+        failing, worker.failing = worker.failing, None
+        if failing != "before":
+            await self._inner.settle(settlements)
+            worker.world.note_commits(settlements)
+        await worker.reach()
+        if failing is not None:
+            raise SourceError(f"injected: the settlement of {worker.name} was not confirmed", retryable=True)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        await self._begin()
+        await self._inner.extend(messages)
+        await self._worker.reach()
+
+    async def release(self, partition: Partition) -> None:
+        await self._begin()
+        await self._inner.release(partition)
+        await self._worker.reach()
+
+    async def aclose(self) -> None:
+        await self._begin()
+        await self._inner.aclose()
+        await self._worker.reach()
+
+
+class _Letters:
+    """A worker's dead letters, in the world's broker; see ``lanes.source.DeadLetters``."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def open(self) -> None:
+        await self._worker.reach()
+
+    async def put(self, letter: DeadLetter) -> None:
+        world = self._worker.world
+        await self._worker.reach()
+        await anyio.lowlevel.checkpoint()
+        if world.letter_failures:
+            world.letter_failures -= 1
+            raise OSError("injected: the dead letter was not confirmed")
+        world.broker.write_letter(letter)
+        await self._worker.reach()
+
+    async def aclose(self) -> None:
+        await self._worker.reach()

@@ -1,0 +1,113 @@
+"""Each checker on a history that keeps its promise, on one that breaks it, and on what proves neither."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from memsource import CHECKERS, check
+from memsource.checkers import MARGIN, CommitsInTime, DrainInTime, EpochOrder, KeptWorkGoesOn, checkers_within
+from tests.history.cases import COMMITS, Case, Part
+from tests.history.commit_cases import BOUNDED, COMMITTING, DRAINING
+from tests.history.message_cases import LANES, OUTCOMES, OWNING
+from tests.history.rows import (
+    PROMISES,
+    assigned,
+    at,
+    delivered,
+    ended,
+    judged,
+    owned,
+    parsed,
+    ran,
+    segment,
+    sent,
+    started,
+)
+
+CASES = [*COMMITTING, *BOUNDED, *DRAINING, *OWNING, *LANES, *OUTCOMES]
+CATALOGUE = Path(__file__).resolve().parents[2] / "docs" / "checkers.md"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_promise_that_is_kept_passes(case: Case) -> None:
+    verdict = judged(case.make, *case.kept())
+    assert (verdict.status, verdict.witnesses, verdict.reasons) == ("passed", (), ())
+    assert case.checked is None or verdict.checked == case.checked
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_promise_that_is_broken_is_violated(case: Case) -> None:
+    verdict = judged(case.make, *case.broken())
+    assert (verdict.status, verdict.violations) == ("violated", case.violations), verdict
+    assert verdict.witnesses[0].endswith(f": {case.witness}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_row_that_is_missing_leaves_it_unproven(case: Case) -> None:
+    for index in range(len(case.kept()[0]) - 1):
+        segments = case.kept()
+        del segments[0][index]
+        verdict = judged(case.make, *segments)
+        assert verdict.status == "unproven", (index, verdict)
+        assert any(reason.startswith("gap in the history") for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.asks], ids=str)
+def test_a_history_that_does_not_say_what_was_asked_for_proves_nothing(case: Case) -> None:
+    kept, broken = judged(case.make, *case.kept(said=False)), judged(case.make, *case.broken(said=False))
+    assert kept.status != "violated"
+    reason = f"segments whose begin row does not say {case.asks}"
+    # What it does not need to know that for, it may convict.
+    assert any(one.endswith(reason) for verdict in (kept, broken) for one in verdict.reasons)
+
+
+def test_every_checker_has_its_cases() -> None:
+    cases = Counter(case.make for case in CASES)
+    assert set(cases) | set(PROMISES) == set(CHECKERS)
+
+
+def test_the_catalogue_names_every_checker_and_every_invariant() -> None:
+    rows = [line.split("|")[1:3] for line in CATALOGUE.read_text().splitlines() if re.match(r"\| *\d", line)]
+    numbers = [int(number) for cell, _ in rows for number in re.findall(r"\d+", cell)]
+    assert numbers == list(range(1, 63)), "each invariant once, in order"
+    named = {name for _, cell in rows for name in re.findall(r"`([A-Z]\w+)`", cell)}
+    assert named == {make.name for make in CHECKERS}  # type: ignore[attr-defined]
+
+
+def test_what_a_process_missed_while_it_wrote_nothing_is_a_doubt() -> None:
+    rows: list[Part] = [assigned(), delivered(0), ran(0), at(150.0, sent(1), {"event": "end", "reason": "drained"})]
+    verdict = judged(CommitsInTime, segment(*rows, rules=COMMITS, end=None))
+    assert verdict.status == "unproven"
+    assert verdict.reasons[0].startswith("1 deadlines passed while the process wrote nothing")
+
+
+def test_a_margin_is_what_may_be_late() -> None:
+    def status(late: float, margin: float) -> str:
+        drain: list[Part] = [
+            owned("revoking", timeout=1.0),
+            at(102.0, delivered(1)),
+            at(103.002 + late, owned("drained")),
+        ]
+        rows = parsed(segment(*drain, end=None))
+        return next(one.status for one in check(rows, checkers_within(margin)) if one.name == DrainInTime.name)
+
+    assert (status(0.1, 0.2), status(0.3, 0.2)) == ("passed", "unproven")
+    assert (status(MARGIN - 0.1, MARGIN), status(MARGIN + 0.1, MARGIN)) == ("passed", "unproven")
+
+
+def test_only_an_end_of_the_run_cancels_what_goes_on() -> None:
+    run = [delivered(0), started(0), ended(0, result="cancelled")]
+    assert judged(KeptWorkGoesOn, segment(*run)).status == "passed"
+    assert judged(KeptWorkGoesOn, segment(*run, delivered(1))).status == "violated"
+    assert judged(KeptWorkGoesOn, segment(*run, delivered(1), rules={"batch": 9})).status == "passed"
+
+
+def test_a_position_that_nobody_committed_is_a_doubt() -> None:
+    first = segment(assigned(), delivered(0), ran(0), sent(1), owned("lost"))
+    assert judged(EpochOrder, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
+    verdict = judged(EpochOrder, first, segment(assigned(7), start=200.0, pid=2))
+    assert verdict.reasons == ("1 assignments began at a position that nobody in this history had committed",)

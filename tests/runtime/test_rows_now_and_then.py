@@ -1,0 +1,188 @@
+"""With a history: the rows of what happens now and then, from which the checkers know what a run had to keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import Consumer, History, Message, Nak, Retry, Settings
+from lanes.rules import Rules
+from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
+from memsource.broker import MemoryBroker
+from memsource.source import MemorySource
+from tests.runtime.grouped import group_of, member
+from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+
+
+def rows(history: History, *events: str) -> list[dict[str, Any]]:
+    """Those of these events, as far as they are in the file."""
+    if history.path is None:
+        return []
+    history.flush()
+    found = [json.loads(line) for line in history.path.read_text().splitlines()]
+    return [row for row in found if row["event"] in events]
+
+
+def verdicts(directory: Path) -> dict[str, Verdict]:
+    return {verdict.name: verdict for verdict in check(read([directory]), CHECKERS)}
+
+
+@pytest.mark.anyio
+async def test_the_begin_row_says_what_was_asked_for(tmp_path: Path) -> None:
+    group = Group(1)
+    source = GroupSource(group, "m-1", hands_over=False)
+    settings = Settings(concurrency=3, lanes=5, max_ahead=77, grace=1.5, retry=Retry(attempts=2), poison="block")
+    source.finish()
+    await Consumer(source, Gated(), settings=settings, history=History(tmp_path)).run()
+    (segment,) = read([tmp_path])
+    assert segment.rules == Rules.of(settings, await GroupSource(group, "m-2", hands_over=False).open(), "block")
+    assert (segment.rules.settles, segment.rules.hands_over, segment.rules.max_ahead) == ("cumulative", False, 77)
+
+
+@pytest.mark.anyio
+async def test_a_lane_that_is_blocked_and_goes_on(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    failing = True
+
+    async def handler(message: Message) -> None:
+        if failing:
+            raise ValueError("no")
+
+    consumer = consumer_of(MemorySource(published("a")), handler, poison="block", history=history)
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready and not run.consumer.healthy)
+        failing = False
+        assert consumer.unblock("b") == 0
+        assert consumer.unblock("a") == 1
+        await until(lambda: consumer.status().settled == 1)
+        assert await run.stop() is None
+    assert [row["position"] for row in rows(history, "blocked")] == [0]
+    (unblocked,) = rows(history, "unblocked")
+    assert (unblocked["key"], unblocked["count"]) == (rows(history, "blocked")[0]["key"], 1)
+    assert verdicts(tmp_path)["AttemptsCount"].status == verdicts(tmp_path)["RetryHoldsLane"].status == "passed"
+
+
+@pytest.mark.anyio
+async def test_a_delay_that_the_handler_asked_for(tmp_path: Path) -> None:
+    history = History(tmp_path)
+
+    async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            raise Nak(delay=0.002) if message.key == b"a" else ValueError("no")
+
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    source.finish()
+    await consumer_of(source, handler, attempts=2, backoff=0.001, history=history).run()
+    assert {row["position"]: row.get("asked") for row in rows(history, "retry")} == {0: 1, 1: None}
+    assert {verdict.status for verdict in check(read([tmp_path]))} == {"passed"}
+
+
+@pytest.mark.anyio
+async def test_what_the_broker_was_told_is_alive(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    source = MemorySource(MemoryBroker(ack_wait=0.06))
+    for key in "aab":
+        source.broker.publish(key=key)
+    handler = Gated()
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: rows(history, "extended"))
+        handler.let(0, 1, 2)
+        assert await run.stop() is None
+    assert rows(history, "extended")[0]["runs"] == [[0, 2]]
+    assert verdicts(tmp_path)["KeptAlive"].checked >= 3
+
+
+@pytest.mark.anyio
+async def test_who_stalls_a_partition(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    group = group_of("abcd")
+    handler = Gated(free=[b"b", b"c", b"d"])
+    async with started(member(GroupSource(group, "m-1"), handler, max_ahead=3, history=history)) as run:
+        await until(lambda: rows(history, "ahead_reached"))
+        handler.let(0)
+        await until(lambda: rows(history, "ahead_left"))
+        await until(lambda: group.unfinished == 0)
+        assert await run.stop() is None
+    assert rows(history, "ahead_reached")[0]["position"] == 0
+    assert verdicts(tmp_path)["StallNamed"].checked >= 1
+    assert {verdict.status for verdict in check(read([tmp_path]))} == {"passed"}
+
+
+@pytest.mark.anyio
+async def test_a_drain_that_is_asked_to_hurry(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    source = MemorySource(published("a"))
+    handler = Gated()
+    async with started(consumer_of(source, handler, drain_timeout=30.0, grace=0.05, history=history)) as run:
+        await until(lambda: handler.started)
+        run.consumer.stop()
+        await turns()
+        source.revoke(0, timeout=0.01)
+        assert await run.end() is None
+    assert [row["timeout"] for row in rows(history, "revoking", "hastened")] == [30.0, 0.01]
+    drained = verdicts(tmp_path)["HandedOverAfterDrain"]
+    assert (drained.status, drained.checked) == ("passed", 1)
+
+
+@pytest.mark.anyio
+async def test_what_a_predecessor_had_completed_is_committed_in_time(tmp_path: Path) -> None:
+    """Also when nothing else finishes: nothing but that wakes the settling."""
+    group = group_of("ab")
+    first = Gated(free=[b"b"])
+    async with started(member(GroupSource(group, "m-1"), first, drain_timeout=0.0, grace=0.01)) as run:
+        await until(lambda: first.ended == [1])
+        assert await run.stop() is None
+    history = History(tmp_path)
+    async with started(member(GroupSource(group, "m-2"), Gated(), drain_timeout=0.0, grace=0.01, history=history)):
+        await until(lambda: rows(history, "commit_ok"))
+        assert not rows(history, "ended")
+
+
+@pytest.mark.anyio
+async def test_a_commit_that_is_cancelled_with_its_run_has_failed(tmp_path: Path) -> None:
+    """A second one may follow it: of one that has neither failed nor been confirmed it would seem to cross it."""
+    history = History(tmp_path)
+    source = GroupSource(group_of("a"), "m-1")
+    source.block("settle")
+    async with started(member(source, Gated(free=[b"a"]), history=history)) as run:
+        await until(lambda: rows(history, "commit_sent"))
+        run.scope.cancel()
+        await turns()
+        source.unblock("settle")
+        await run.end()
+    assert [row["event"] for row in rows(history, "commit_sent", "commit_failed", "commit_ok")][:2] == [
+        "commit_sent",
+        "commit_failed",
+    ]
+    assert verdicts(tmp_path)["OneCommitAtATime"].status == "passed"
+
+
+@pytest.mark.anyio
+async def test_a_batch_that_outlives_its_partition_is_counted_at_the_end_of_the_run(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    over = anyio.Event()
+
+    async def handler(batch: list[Message]) -> None:
+        try:
+            await anyio.sleep_forever()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await over.wait()
+            raise
+
+    source = MemorySource(published("a"))
+    settings = Settings(concurrency=1, batch=2, drain_timeout=0.0, grace=0.01)
+    async with started(Consumer(source, handler, settings=settings, history=history)) as run:
+        await until(lambda: rows(history, "started"))
+        run.consumer.stop()
+        await until(lambda: rows(history, "revoked"))
+        await turns()
+        over.set()
+        assert await run.end() is None
+    assert len(rows(history, "zombie")) == 1
+    assert verdicts(tmp_path)["ZombiesDoNotCount"].status == "passed"

@@ -1,0 +1,66 @@
+"""What a plan may say, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memsource.sim.errors import ImpossiblePlan
+from memsource.sim.plan import AMOUNT_MAX, NUMBERS_END, Fault, Plan, Schedule
+
+CRASH = Fault(3, "crash")
+FREEZE = Fault(7, "freeze", 1, 5.0)
+
+
+def test_plans_are_compared_by_what_they_say() -> None:
+    assert Plan(faults=(CRASH, FREEZE)) == Plan(faults=(Fault(3, "crash"), FREEZE))
+    assert len({Plan(), Plan(), Plan(seed=1), Plan(schedule=Schedule(jumps=(1,)))}) == 3
+
+
+def test_the_edges_of_the_ranges_are_in() -> None:
+    end = NUMBERS_END - 1
+    Plan(seed=end, limit=1, faults=(Fault(0, "clock_jump", amount=-AMOUNT_MAX), Fault(end, "slow", end, AMOUNT_MAX)))
+    Schedule(deviations=((0, 1), (1, 1), (end, end)), jumps=(0, 1, end))
+    Plan(personality="jetstream", faults=(Fault(0, "redeliver"),))
+
+
+def unknown(name: str) -> Any:
+    """What mypy would not let a test say."""
+    return name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: Fault(0, unknown("explode")), "fault kind 'explode' is unknown: use one of crash, freeze, "),
+        (lambda: Fault(-1, "crash"), "at=-1"),
+        (lambda: Fault(NUMBERS_END, "crash"), "at and target must be whole numbers"),
+        (lambda: Fault(0, "crash", -1), "target=-1"),
+        (lambda: Fault(0, "crash", unknown("0")), "at and target must be whole numbers, 0 or more"),
+        (lambda: Fault(True, "crash"), "at=True"),
+        (lambda: Fault(0, "freeze", 0, -0.5), "amount must be a number of seconds in 0 … 1e+09"),
+        (lambda: Fault(0, "freeze", 0, float("nan")), "amount=nan"),
+        (lambda: Fault(0, "freeze", 0, float("inf")), "amount=inf"),
+        (lambda: Fault(0, "clock_jump", 0, -2 * AMOUNT_MAX), "amount must be a number of seconds in -1e+09 … 1e+09"),
+        (lambda: Fault(0, "freeze", 0, unknown("5")), "amount must be a number"),
+        (lambda: Fault(0, "freeze", 0, True), "amount=True"),
+        (lambda: Schedule(((3, 1), (3, 2))), "turn 3 behind turn 3: a schedule names each turn once, rising"),
+        (lambda: Schedule(((3, 1), (2, 2))), "turn 2 behind turn 3"),
+        (lambda: Schedule(jumps=(4, 4)), "turn 4 behind turn 4"),
+        (lambda: Schedule(((3, 0),)), "deviation (3, 0): a schedule deviates at a turn of 0 or more, to an index of 1"),
+        (lambda: Schedule(((-1, 1),)), "deviation (-1, 1)"),
+        (lambda: Schedule(jumps=(-1,)), "jump at turn -1"),
+        (lambda: Plan(unknown("rabbit")), "personality 'rabbit' is unknown: use one of kafka, jetstream"),
+        (lambda: Plan(seed=-1), "seed=-1: must be a whole number in 0 … 2**64-1"),
+        (lambda: Plan(seed=NUMBERS_END), f"seed={NUMBERS_END}"),
+        (lambda: Plan(limit=0), "limit=0: must be 1 or more, or None"),
+        (lambda: Plan(faults=(FREEZE, CRASH)), "the faults of a plan rise by their boundary"),
+        (lambda: Plan(faults=(Fault(0, "redeliver"),)), "'redeliver' in a plan for 'kafka': never happens there"),
+    ],
+)
+def test_an_impossible_plan_is_refused_by_name(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(ImpossiblePlan) as caught:
+        wrong()
+    assert said in str(caught.value)

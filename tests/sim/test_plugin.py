@@ -1,0 +1,171 @@
+"""The pytest plugin: its options, what they select, and its lines in the summary."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import memsource
+from lanes import Message
+from memsource.sim.plan import Fault, Plan, Schedule
+from memsource.sim.simulate import OPTIONS
+from memsource.sim.token import encode
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import anyio
+import memsource
+import pytest
+
+db = {}
+
+async def right(message):
+    await anyio.sleep(0.01)
+    db[message.partition.id.number, message.position] = 1
+
+async def wrong(message):
+    await anyio.sleep(0.01)
+    db["count"] = db.get("count", 0) + 1
+
+def simulated(handler):
+    async def test(world):
+        world.produce("orders", n=10, keys=3)
+        world.workers(2, handler)
+        await world.settled()
+        world.check(state=lambda: dict(db))
+    return memsource.simulate(runs=30, faults=memsource.faults(crash=1, rebalance=1), setup=db.clear)(test)
+
+test_right = simulated(right)
+test_wrong = simulated(wrong)
+
+def test_plain():
+    pass
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
+    """A project with a simulated test that passes, one that fails, and a plain one."""
+    pytester.makepyfile(test_orders=TESTS)
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    before = OPTIONS.runs, OPTIONS.replay
+    yield pytester
+    # What a run has set it puts back, or the simulated tests behind this one would be others.
+    assert (OPTIONS.runs, OPTIONS.replay) == before
+
+
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return project.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", *arguments)
+
+
+def test_a_line_for_each_simulated_test(project: pytest.Pytester) -> None:
+    result = run(project)
+    result.assert_outcomes(passed=2, failed=1)
+    lines = [line for line in result.outlines if " virtual hours, " in line]
+    assert len(lines) == 2
+    told = re.fullmatch(
+        r"test_orders\.py::test_right: 30 runs, \d+\.\d virtual hours, (\d+) crash points, (\d+) faults", lines[0]
+    )
+    assert told is not None
+    assert 0 < int(told[1]) < int(told[2])
+    assert lines[1].startswith("test_orders.py::test_wrong: ")
+    result.stdout.fnmatch_lines(["*= simulated by lanes =*"])
+
+
+def test_without_a_simulated_test_nothing_is_said(project: pytest.Pytester) -> None:
+    result = run(project, "-k", "plain")
+    result.assert_outcomes(passed=1, deselected=2)
+    assert "simulated by lanes" not in result.stdout.str()
+
+
+def test_so_many_runs(project: pytest.Pytester) -> None:
+    result = run(project, "--lanes-runs", "3", "-k", "right")
+    result.assert_outcomes(passed=1, deselected=2)
+    result.stdout.fnmatch_lines(["test_orders.py::test_right: 3 runs, *"])
+
+
+@pytest.mark.parametrize("runs", ["0", "-1", "many", "1e3", "10000001"])
+def test_a_number_of_runs_that_is_none(project: pytest.Pytester, runs: str) -> None:
+    result = run(project, f"--lanes-runs={runs}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*'{runs}': must be a whole number of runs in 1 … 10000000*"])
+
+
+def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pytester) -> None:
+    failed = run(project)
+    printed = re.search(r"replay: pytest --lanes-replay (lanes1-\S+)", failed.stdout.str())
+    assert printed is not None
+    result = run(project, "--lanes-replay", printed[1], "-k", "wrong")
+    result.assert_outcomes(failed=1, deselected=2)
+    found = next(line for line in failed.outlines if "FaultDifferential: " in line)
+    assert found in result.outlines
+
+
+def test_a_replay_runs_nothing_but_simulated_tests(project: pytest.Pytester) -> None:
+    token = encode(Plan("jetstream", 4, (Fault(3, "crash"),), Schedule(((5, 1),))))
+    result = run(project, "--lanes-replay", token, "-k", "right or plain")
+    result.assert_outcomes(passed=1, deselected=2)
+    assert "virtual hours" not in result.stdout.str()
+
+
+def test_a_token_that_is_refused_ends_it_before_anything_runs(project: pytest.Pytester) -> None:
+    result = run(project, "--lanes-replay", "lanes1-AAAA")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --lanes-replay: replay token 'lanes1-AAAA': is damaged*"])
+    assert "test session starts" not in result.stdout.str()
+
+
+def test_the_report_is_that_of_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    @memsource.simulate(runs=3)
+    async def test(world: memsource.World) -> None:
+        world.produce("orders", n=3)
+        world.workers(1, handle)
+        await world.settled()
+
+    assert test.report is None
+    test()
+    report: object = test.report
+    assert isinstance(report, memsource.Report)
+    assert report.runs == 3
+    monkeypatch.setattr(OPTIONS, "replay", encode(Plan("kafka", 1)))
+    test()
+    assert test.report is None
+
+
+def test_it_is_registered_for_every_test_run() -> None:
+    found = entry_points(group="pytest11", name="lanes")
+    assert [entry.value for entry in found] == ["memsource.pytest_plugin"]
+
+
+def test_it_imports_nothing_before_it_has_to(tmp_path: Path) -> None:
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\n"
+        "def test_plain():\n"
+        "    assert 'memsource.pytest_plugin' in sys.modules\n"
+        "    assert not {'lanes', 'memsource.sim', 'blake3'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_exported_name_is_there() -> None:
+    assert [name for name in memsource.__all__ if getattr(memsource, name, None) is None] == []
+    assert set(memsource.__all__) <= set(dir(memsource))
+    with pytest.raises(AttributeError, match="module 'memsource' has no attribute 'simulated'"):
+        getattr(memsource, "simulated")  # noqa: B009
+
+
+def test_simulate_does_without_hypothesis() -> None:
+    program = "import sys; sys.modules['hypothesis'] = None; from memsource import *"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], timeout=50, check=True)

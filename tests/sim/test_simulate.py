@@ -1,0 +1,205 @@
+"""``simulate``: wrong handlers are convicted, right ones pass, and what is printed repeats the failure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lanes import Message, Retry, Settings
+from memsource.sim.errors import ImpossiblePlan, Nondeterministic, SimulationFailed, TokenRefused
+from memsource.sim.faults import FaultBudget, faults
+from memsource.sim.simulate import simulate
+from memsource.sim.worker import App
+from memsource.sim.world import World
+
+ALL = faults(crash=1, rebalance=2, redeliver=2, io_fails=1)
+
+
+class Accounts:
+    """A fake of a database: a balance for each key, and what was booked already."""
+
+    def __init__(self) -> None:
+        self.balances: dict[str, int] = defaultdict(int)
+        self.booked: set[str] = set()
+        self.total = 0
+
+    def snapshot(self) -> dict[str, int]:
+        return {**self.balances, "total": self.total}
+
+
+def test_a_right_handler_passes() -> None:
+    happened: Counter[str] = Counter()
+
+    @simulate(runs=120, faults=ALL, sometimes=("fault: crash", "fault: rebalance", "fault: redeliver"))
+    async def right(world: World) -> None:
+        accounts = Accounts()
+
+        async def handle(message: Message) -> None:
+            await world.io("book", 0.01)
+            name = f"{message.partition.id} {message.position}"
+            if name not in accounts.booked:
+                accounts.booked.add(name)
+                accounts.balances[str(message.key)] += 1
+
+        world.produce("orders", n=30, keys=5)
+        world.workers(2, handle)
+        await world.settled()
+        world.check(state=accounts.snapshot)
+
+    report = right.campaign()
+    assert report.failure is None
+    happened = report.happened
+    assert (report.runs, report.rechecked) == (120, 3)
+    assert happened["fault: crash"] > 20
+    right()
+
+
+def not_idempotent(accounts: Accounts, world: World) -> Callable[[Message], object]:
+    async def handle(message: Message) -> None:
+        await world.io("book", 0.01)
+        accounts.balances[str(message.key)] += 1
+
+    return handle
+
+
+def reads_before_an_await(accounts: Accounts, world: World) -> Callable[[Message], object]:
+    async def handle(message: Message) -> None:
+        name = f"{message.partition.id} {message.position}"
+        if name in accounts.booked:
+            return
+        total = accounts.total
+        await anyio.lowlevel.checkpoint()
+        accounts.booked.add(name)
+        accounts.total = total + 1
+
+    return handle
+
+
+def swallows_exceptions(accounts: Accounts, world: World) -> Callable[[Message], object]:
+    async def handle(message: Message) -> None:
+        name = f"{message.partition.id} {message.position}"
+        if name in accounts.booked:
+            return
+        try:
+            await world.io("book", 0.01)
+        except Exception:
+            return
+        accounts.booked.add(name)
+        accounts.balances[str(message.key)] += 1
+
+    return handle
+
+
+@pytest.mark.parametrize("wrong", [not_idempotent, reads_before_an_await, swallows_exceptions])
+def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
+    wrong: Callable[[Accounts, World], Callable[[Message], object]],
+) -> None:
+    @simulate(runs=300, faults=ALL)
+    async def test(world: World) -> None:
+        accounts = Accounts()
+        world.produce("orders", n=30, keys=5)
+        world.workers(2, App(handler=wrong(accounts, world), settings=Settings(retry=Retry(attempts=3, backoff=0.1))))
+        await world.settled()
+        world.check(state=accounts.snapshot)
+
+    failure = test.campaign().failure
+    assert failure is not None
+    assert set(failure.run.findings) == {"FaultDifferential"}
+    plan = failure.run.plan
+    assert len(plan.faults) + len(plan.schedule) <= 5
+    assert len(plan.faults) + len(plan.schedule) >= 1
+    again = test.replay(failure.token)
+    assert (again.findings, again.digest) == (failure.run.findings, failure.run.digest)
+    with pytest.raises(SimulationFailed, match="FaultDifferential: the final state differs") as raised:
+        test()
+    token = re.search(r"--lanes-replay (\S+)", str(raised.value))
+    assert token is not None
+    assert token[1] == failure.token
+
+
+def test_what_the_test_asserts_is_made_small_too() -> None:
+    @simulate(runs=50, faults=faults(crash=2))
+    async def test(world: World) -> None:
+        calls: Counter[int] = Counter()
+
+        async def handle(message: Message) -> None:
+            calls[message.position] += 1
+            await anyio.sleep(1.0)
+
+        world.produce("orders", n=20, keys=20)
+        world.workers(1, handle)
+        await world.settled()
+        assert not [position for position, count in calls.items() if count > 4], "repeated"
+
+    failure = test.campaign().failure
+    assert failure is not None
+    assert "repeated" in failure.run.findings["AssertionError"]
+    assert failure.run.plan.limit is not None
+    assert failure.run.plan.limit <= 20
+
+
+def test_state_that_outlives_a_run_is_found_out() -> None:
+    seen: list[int] = []
+
+    @simulate(runs=10)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            seen.append(1)
+            await anyio.sleep(0.001 * len(seen))
+
+        world.produce("orders", n=5)
+        world.workers(1, handle)
+        await world.settled()
+
+    with pytest.raises(Nondeterministic, match="the same plan gave two different runs"):
+        test()
+
+
+def test_setup_is_called_before_each_run() -> None:
+    seen: list[int] = []
+
+    @simulate(runs=10, setup=seen.clear)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            seen.append(1)
+            await anyio.sleep(0.001 * len(seen))
+
+        world.produce("orders", n=5)
+        world.workers(1, handle)
+        await world.settled()
+        world.check(state=lambda: len(seen))
+
+    test()
+
+
+def test_fixtures_are_passed_on() -> None:
+    got: list[str] = []
+
+    @simulate(runs=2)
+    async def test(world: World, name: str) -> None:
+        got.append(name)
+
+    test("a fixture")
+    assert got == ["a fixture"] * len(got)
+    assert str(test.__signature__) == "(name: 'str')"  # type: ignore[attr-defined]
+
+
+def test_bad_use_is_refused() -> None:
+    async def test(world: World) -> None:
+        pass
+
+    with pytest.raises(ImpossiblePlan, match="must be an async function of a world"):
+        simulate(lambda world: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ImpossiblePlan, match="runs=0: must be 1 or more"):
+        simulate(runs=0)(test)()
+    with pytest.raises(ImpossiblePlan, match="redeliver=1: never happens on kafka"):
+        simulate(faults=FaultBudget(redeliver=1), personalities=("kafka",))(test)()
+    with pytest.raises(ImpossiblePlan, match="fault: lost: never happened in 3 runs, and had to"):
+        simulate(runs=3, sometimes=("fault: lost",))(test)()
+    with pytest.raises(TokenRefused):
+        simulate(test).replay("nonsense")

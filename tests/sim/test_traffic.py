@@ -1,0 +1,132 @@
+"""Traffic: the same for a seed, in the shares that were asked for, a key always in its own partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.core.types import PartitionKey
+from memsource.sim.errors import ImpossiblePlan
+from memsource.sim.strategies import traffics
+from memsource.sim.traffic import Item, Traffic, traffic
+from memsource.topic import Topic
+
+SEEDS = st.integers(0, 2**64 - 1)
+PARTITIONS = st.integers(1, 5)
+
+
+def counted(items: list[Item]) -> Counter[PartitionKey | None]:
+    return Counter(item.key for item in items)
+
+
+@given(traffics(), SEEDS, PARTITIONS)
+def test_a_seed_is_a_traffic(wanted: Traffic, seed: int, partitions: int) -> None:
+    items = wanted.items(seed, partitions)
+    assert items == wanted.items(seed, partitions)
+    assert [item.index for item in items] == list(range(wanted.n))
+    assert all(0 <= item.partition < partitions and item.gap >= 0 for item in items)
+    assert isinstance(wanted.keys, int)
+    assert len(counted(items).keys() - {None}) <= wanted.keys
+
+
+def test_another_seed_is_another_traffic() -> None:
+    assert len({tuple(traffic(seed, 20, 5)) for seed in range(200)}) == 200
+
+
+@given(traffics(), SEEDS, PARTITIONS, st.integers(0, 50))
+def test_less_is_the_beginning_of_more(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
+    less = Traffic(
+        n=min(fewer, wanted.n),
+        keys=wanted.keys,
+        skew=wanted.skew,
+        hot=wanted.hot,
+        keyless=wanted.keyless,
+        gaps=wanted.gaps,
+    )
+    assert less.items(seed, partitions) == wanted.items(seed, partitions)[: less.n]
+
+
+@given(st.lists(st.binary(max_size=3) | st.text(max_size=2) | st.integers(0, 99), unique=True, min_size=1), PARTITIONS)
+def test_a_key_goes_where_a_topic_puts_it(keys: list[PartitionKey], partitions: int) -> None:
+    topic = Topic(partitions, "orders")
+    try:
+        items = traffic(7, 50, keys, partitions=partitions)
+    except ImpossiblePlan:
+        # Two of them are the same bytes.
+        assert len({key.encode() if isinstance(key, str) else key for key in keys}) < len(keys)
+        return
+    assert {item.key for item in items} <= set(keys)
+    assert all(topic.publish(key=item.key).partition == item.partition for item in items)
+
+
+def test_the_first_keys_have_the_most_messages() -> None:
+    found = counted(traffic(1, 20_000, 4))
+    shares = [found[f"key-{number}".encode()] / 20_000 for number in range(4)]
+    # 1, 1/2, 1/3 and 1/4 of 25/12.
+    assert shares == pytest.approx([0.48, 0.24, 0.16, 0.12], abs=0.02)
+
+
+def test_without_a_skew_all_keys_are_alike() -> None:
+    found = counted(traffic(1, 20_000, 4, skew=0.0))
+    assert [count / 20_000 for count in found.values()] == pytest.approx([0.25] * 4, abs=0.02)
+
+
+def test_one_hot_key_and_messages_without_one() -> None:
+    items = traffic(1, 20_000, 10, hot=0.6, keyless=0.25, partitions=3)
+    found = counted(items)
+    assert found[None] / 20_000 == pytest.approx(0.25, abs=0.02)
+    assert found[b"key-0"] / 20_000 == pytest.approx(0.6 * 0.75, abs=0.02)
+    assert len(found) == 11
+    assert {item.partition for item in items if item.key is None} == {0, 1, 2}
+
+
+def test_every_message_may_be_of_the_hot_key() -> None:
+    assert counted(traffic(1, 500, 10, hot=1.0)) == {b"key-0": 500}
+
+
+def test_gaps_are_in_front_of_their_share_of_the_messages() -> None:
+    items = traffic(1, 20_000, 10, gaps=0.3)
+    assert sum(item.gap > 0 for item in items) / 20_000 == pytest.approx(0.3, abs=0.02)
+    assert not any(item.gap for item in traffic(1, 1_000, 10))
+
+
+def test_no_messages_are_a_traffic_too() -> None:
+    assert traffic(1, 0, 10) == []
+
+
+def any_value(value: object) -> Any:
+    """What mypy would not let a test say."""
+    return value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n": -1}, "n=-1: traffic has a whole number of messages, 0 or more"),
+        ({"n": 1.5}, "n=1.5"),
+        ({"keys": 0}, "keys=0: must be 1 or more; for messages without a key keyless=1.0"),
+        ({"keys": True}, "keys=True"),
+        ({"keys": "orders"}, "keys='orders': must be a count or several keys, ['orders'] for one alone"),
+        ({"keys": b"a"}, "must be a count or several keys"),
+        ({"keys": []}, "keys=[]: must name one key or more, each once"),
+        ({"keys": ["a", b"a"]}, "each once"),
+        ({"hot": 1.1}, "hot=1.1: is a share of the messages, in 0 … 1"),
+        ({"keyless": -0.1}, "keyless=-0.1"),
+        ({"gaps": float("nan")}, "gaps=nan"),
+        ({"skew": -1.0}, "skew=-1.0"),
+        ({"skew": 1e9}, "skew=1000000000.0: must be in 0"),
+    ],
+)
+def test_impossible_traffic_is_refused_by_name(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ImpossiblePlan) as caught:
+        Traffic(**any_value(wrong))
+    assert said in str(caught.value)
+
+
+def test_traffic_to_no_partition_is_refused() -> None:
+    with pytest.raises(ImpossiblePlan, match="partitions=0: there is 1 or more"):
+        traffic(1, 10, 10, partitions=0)

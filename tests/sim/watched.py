@@ -1,0 +1,87 @@
+"""What no history says, noted between a worker and its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from lanes.clock import Clock
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.source import Delivered, Source, SourceEvent, SourceTraits
+from memsource.sim.personality import Personality
+
+__all__ = ["Watched", "Watching", "watching"]
+
+
+class Watched:
+    """A source that hands everything on. ``paused``: whether the user has stopped the intake; ``found``: check → the
+    first thing it found."""
+
+    def __init__(self, inner: Source, found: dict[str, str]) -> None:
+        self.paused = False
+        self._was_paused = False
+        self._inner = inner
+        self._found = found
+        self._newest: dict[tuple[Partition, int], object] = {}
+
+    def pause(self, *, paused: bool) -> None:
+        """The user has stopped the intake, or lets it go on."""
+        self.paused = paused
+        self._was_paused = False
+
+    async def open(self) -> SourceTraits:
+        return await self._inner.open()
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        # The call that the pause came in between may have been made up before.
+        if self.paused and self._was_paused and room.messages > 0:
+            self._found.setdefault(
+                "PauseTakesNothing", f"asked for {room.messages} messages while paused by the user"
+            )
+        self._was_paused = self.paused
+        events = await self._inner.receive(room)
+        for event in events:
+            if isinstance(event, Delivered):
+                self._newest.update(((event.partition, m.position), m.token) for m in event.run)
+        return events
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        messages = [message for settlement in settlements for message in settlement.messages]
+        tokens = [message.token for message in messages]
+        for message in messages:
+            # What was delivered several times since it was settled may be settled by all of these tokens.
+            if self._newest[message.partition, message.position] not in tokens:
+                what = f"position {message.position} settled by the token of an old delivery"
+                self._found.setdefault("NewestToken", what)
+        await self._inner.settle(settlements)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        await self._inner.extend(messages)
+
+    async def release(self, partition: Partition) -> None:
+        await self._inner.release(partition)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class Watching:
+    """A broker whose sources are ``Watched``. Whatever else it is asked, the broker itself answers."""
+
+    def __init__(self, inner: Personality, found: dict[str, str]) -> None:
+        self.found = found
+        self._inner = inner
+        self.sources: dict[str, Watched] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def source(self, member: str, clock: Clock) -> Source:
+        """A source for a new member of this name."""
+        watched = self.sources[member] = Watched(self._inner.source(member, clock), self.found)
+        return watched
+
+
+def watching(inner: Personality, found: dict[str, str]) -> Personality:
+    """``inner`` with watched sources."""
+    return cast(Personality, Watching(inner, found))
