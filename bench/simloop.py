@@ -15,6 +15,7 @@ from typing import Final
 
 import anyio
 
+from bench import simulate
 from bench.figures import Effort, Figure, interleaved, rate
 from memsource.sim.choosers import Chooser, Fifo, RandomWalk
 from memsource.sim.virtual import run
@@ -43,6 +44,7 @@ def figures(effort: Effort) -> list[Figure]:
         rate("simloop steps", "steps/s of CPU", first, bare).at_least(GOAL),
         rate("simloop steps, random walk", "steps/s of CPU", walk, bare).at_least(GOAL),
         rate("simloop streams, random walk", "steps/s of CPU", in_streams, bare_streams),
+        *simulate.figures(effort),
     ]
 
 

@@ -1,8 +1,10 @@
 """A long run under faults on real servers: `python -m tests.soak --seconds 600 [--seed N]`.
 
-First every order of events around the engine, with four messages, which takes minutes of its own. Then round after
+First every order of events around the engine, with four messages, and all planted faults, which takes minutes of its
+own. Then, for half of the time, the simulated campaign: schedules and every crash point. For the other half round after
 round of the demo, each on a fresh server, with the worker killed with -9, frozen and the server killed, frozen, at
-moments drawn from the seed. Prints a line a scope and a round, then one JSON object; status 1 when a promise broke.
+moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object; status 1 when a promise
+broke.
 """
 
 from __future__ import annotations
@@ -24,10 +26,17 @@ from lanes.demo import DemoConfig, Report
 from lanes.demo import run as run_demo
 from lanes.demo.progress import Progress
 from memsource.explorer import GroupWorld, search
+from memsource.sim.plan import FAULT_KINDS
 from tests.components import NatsServer
 from tests.explorer.scopes import SOAK
+from tests.mutants.hunted import hunted
+from tests.mutants.table import MUTANTS
+from tests.sim.slices import Tally, tally
 
 EVENTS: Final = 8_000
+SEEDS: Final = 1_000_000_000
+SCHEDULE_SEEDS: Final = 50
+SWEEP_SEEDS: Final = 5
 FREEZE: Final = (0.5, 4.0)
 """Seconds a frozen process stays so."""
 
@@ -130,6 +139,40 @@ def explore() -> tuple[int, int]:
     return states, broken
 
 
+def plant() -> tuple[int, int]:
+    """Look for all planted faults; returns how many there are, and how many were found by the check they name."""
+    found = hunted(list(MUTANTS))
+    count = 0
+    for name, mutant in MUTANTS.items():
+        by = sorted(found[name].checks.keys() & set(mutant.found_by))
+        count += bool(by)
+        print(f"planted {name}: {', '.join(by) or 'NOT FOUND'} after {found[name].runs} runs", flush=True)
+    return len(MUTANTS), count
+
+
+def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
+    """The simulated campaign for so long; returns what was run, and how many runs of it crash at a boundary."""
+    total, swept = Tally(), 0
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        made = tally("schedules", range(seed, seed + SCHEDULE_SEEDS))
+        crashed = tally("sweep", range(seed, seed + SWEEP_SEEDS))
+        for found in made.found + crashed.found:
+            print(f"  {found}", flush=True)
+        print(f"simulated seed {seed}: {made.runs:,} schedules, {crashed.runs:,} crash points", flush=True)
+        swept += crashed.runs - crashed.sweeps
+        total += made
+        total += crashed
+        seed += SCHEDULE_SEEDS
+    return total, swept
+
+
+def table(total: Tally) -> None:
+    """What happened in the simulator, and how often."""
+    for name, times in sorted(total.happened.items()):
+        print(f"{name:24} {times:12,}", flush=True)
+
+
 def main() -> int:
     """The soak; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
@@ -137,10 +180,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     states, broken_scopes = explore()
+    planted, planted_found = plant()
+    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 2)
+    table(simulated)
     started = time.monotonic()
     rounds = events = redelivered = broken = 0
     faults: Counter[str] = Counter()
-    while time.monotonic() - started < options.seconds:
+    while time.monotonic() - started < options.seconds / 2:
         seed = options.seed + rounds
         report, struck = asyncio.run(round_of(seed))
         rounds += 1
@@ -156,7 +202,13 @@ def main() -> int:
         "seconds": round(time.monotonic() - started, 1),
         "rounds": rounds,
         "events": events,
-        "faults": sum(faults.values()),
+        "schedules": simulated.runs - crash_points,
+        "virtual_hours": round(simulated.seconds / 3600, 1),
+        "crash_points": crash_points,
+        "faults": sum(faults.values()) + sum(simulated.happened[f"fault: {kind}"] for kind in FAULT_KINDS),
+        "planted": planted,
+        "planted_found": planted_found,
+        "violations": len(simulated.found) + broken + broken_scopes,
         **{name.replace(" ", "_"): count for name, count in sorted(faults.items())},
         "redelivered": redelivered,
         "broken_rounds": broken,
@@ -164,7 +216,7 @@ def main() -> int:
         "broken_scopes": broken_scopes,
     }
     print(json.dumps(result), flush=True)
-    return 1 if broken or broken_scopes else 0
+    return 1 if broken or broken_scopes or simulated.found or planted_found < planted else 0
 
 
 if __name__ == "__main__":

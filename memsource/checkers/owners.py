@@ -26,8 +26,8 @@ class ExclusiveOwner:
 
     An owner has it from ``assigned`` until it is drained, lost, or its process is gone. Two at once there are only
     between a loss and its holder's learning of it: whoever starts a handler or commits while another process has it
-    already, and then hands it over as if it had been its own, was one of two. A process never has two assignments of
-    one partition.
+    already, and then hands it over as if it had been its own, was one of two, unless it was the other that lost it. A
+    process never has two assignments of one partition.
     """
 
     name = "ExclusiveOwner"
@@ -69,8 +69,9 @@ class ExclusiveOwner:
     def _acts(self, segment: Segment, row: Row) -> None:
         if self._contested:
             tenure = self._contested.get((segment, row.partition, row.epoch))
-            if tenure is not None and tenure.acted is None:
-                tenure.acted = segment, row
+            # Of rows of two processes at the same moment nobody knows which came first.
+            if tenure is not None and tenure.rival is not None and row.mono > tenure.rival[1].mono:
+                tenure.acted = tenure.acted or (segment, row)
 
     def _drained(self, segment: Segment, row: Row) -> None:
         # What it does until it is handed over still tells, but from now on somebody else may have it.
@@ -85,8 +86,14 @@ class ExclusiveOwner:
             self._findings.violation(*tenure.acted, what)
 
     def _lost(self, segment: Segment, row: Row) -> None:
-        self._owners[row.partition].pop((segment, row.partition, row.epoch), None)
-        self._contested.pop((segment, row.partition, row.epoch), None)
+        lost = segment, row.partition, row.epoch
+        self._owners[row.partition].pop(lost, None)
+        self._contested.pop(lost, None)
+        for assignment, tenure in list(self._contested.items()):
+            rival = tenure.rival
+            if rival is not None and (rival[0], rival[1].partition, rival[1].epoch) == lost:
+                tenure.rival = tenure.acted = None
+                del self._contested[assignment]
 
     def _gone(self, segment: Segment, row: Row) -> None:
         for owners in self._owners.values():

@@ -207,4 +207,3 @@ class KeptAlive:
             if one is segment and segment.crashed:
                 self._judge_all(segment, row._replace(partition=partition, epoch=epoch), state)
         self._assignments.drop(segment)
-

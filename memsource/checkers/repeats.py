@@ -56,15 +56,18 @@ class EpochOrder:
         }
 
     def verdict(self) -> Verdict:
-        return self._findings.verdict(across=True)
+        findings = self._findings
+        # Of rows of several processes at the same moment nobody knows which came first.
+        strange = sum(floor not in self._committed[name] for (_, name, _), floor in self._floors.items())
+        return findings.verdict(
+            across=True, doubts={"assignments began at a position that nobody in this history had committed": strange}
+        )
 
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor < 0 or self._stopped or row.partition in self._incomparable:
             return
         self._floors[segment, row.partition, row.epoch] = row.floor
-        committed = self._committed.setdefault(row.partition, {row.floor})
-        if row.floor not in committed:
-            self._findings.doubt("assignments began at a position that nobody in this history had committed")
+        self._committed.setdefault(row.partition, {row.floor})
 
     def _commit(self, segment: Segment, row: Row) -> None:
         self._committed.setdefault(row.partition, set()).add(row.floor)
@@ -157,7 +160,8 @@ class NoDuplicateCleanly:
     """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
 
     Clean is: drained and handed over, with every commit confirmed, in less than its grace. Where the completed set
-    cannot be handed over, what lies above the committed floor is repeated when a message below it waited or ran on.
+    cannot be handed over, what lies above the committed floor is repeated when a message below it waited or ran on, or
+    could not start because a handler of an earlier assignment was still running.
     What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged message that comes again was
     forgotten by its broker, which is no fault of the hand-over.
     """
@@ -172,6 +176,8 @@ class NoDuplicateCleanly:
         self._done: dict[str, dict[int, _Done]] = defaultdict(dict)
         self._floors: dict[Assignment, int] = {}
         self._disturbed: set[str] = set()
+        # Where handlers of an assignment that is over may still hold their lanes.
+        self._fenced: set[tuple[Segment, str]] = set()
         self._stopped = False
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -272,6 +278,9 @@ class NoDuplicateCleanly:
         state = self._assignments.end(segment, row)
         if state is None:
             return
+        fenced = (segment, row.partition) in self._fenced
+        if state.began:
+            self._fenced.add((segment, row.partition))
         if state.unsure or state.sent is not None:
             self._disturb(row.partition)
             return
@@ -283,13 +292,13 @@ class NoDuplicateCleanly:
             return
         self._findings.checked += 1
         if (segment, row.partition, row.epoch) in self._committing:
-            self._handed_over(segment, row, state)
+            self._handed_over(segment, row, state, fenced=fenced)
         else:
             for position in state.finished:
                 what = "finished, and not settled when its partition was handed over"
                 self._findings.violation(segment, row._replace(position=position), what)
 
-    def _handed_over(self, segment: Segment, row: Row, state: _Work) -> None:
+    def _handed_over(self, segment: Segment, row: Row, state: _Work, *, fenced: bool) -> None:
         closes = closes_prefix(segment.rules)
         if closes is None:
             self._findings.unsaid(segment, "whether the completed set is handed over")
@@ -300,7 +309,7 @@ class NoDuplicateCleanly:
             if n > state.confirmed:
                 what = "finished, and not committed when its partition was handed over"
                 self._findings.violation(segment, row._replace(position=position), what)
-            if not closes or lowest is None or position < lowest:
+            if not closes or (not fenced and (lowest is None or position < lowest)):
                 done[position] = _Done(segment, row, state.floor)
 
     def _disturb(self, partition: str) -> None:
@@ -310,7 +319,11 @@ class NoDuplicateCleanly:
 
     def _lost(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
-        if state is not None and (state.unsure or state.sent is not None):
+        if state is None:
+            return
+        if state.began:
+            self._fenced.add((segment, row.partition))
+        if state.unsure or state.sent is not None:
             self._disturb(row.partition)
 
     def _gap(self, segment: Segment, row: Row) -> None:

@@ -81,9 +81,11 @@ class Findings:
             self._unsaid.add((segment, name))
             self.doubt(f"segments whose begin row does not say {name}")
 
-    def verdict(self, *, across: bool = False, note: str = "") -> Verdict:
-        """The verdict. ``across``: the promise needs an order between segments."""
-        reasons = [f"{count} {why}" for why, count in sorted(self._doubts.items())]
+    def verdict(self, *, across: bool = False, note: str = "", doubts: Mapping[str, int] | None = None) -> Verdict:
+        """The verdict. ``across``: the promise needs an order between segments. ``doubts``: those that show only at the
+        end, with their counts; 0 = none."""
+        late = {why: count for why, count in (doubts or {}).items() if count}
+        reasons = [f"{count} {why}" for why, count in sorted((self._doubts + Counter(late)).items())]
         gaps = [printable(str(gap)) for segment in self._timeline.segments for gap in segment.gaps]
         reasons += _some([f"gap in the history: {gap}" for gap in dict.fromkeys(gaps)])
         if across:

@@ -184,6 +184,8 @@ class Campaign:
         )
 
     def _failure(self, run: Run) -> Failure:
+        # Else there is nothing to make small.
+        self.recheck(run)
         name = next(iter(run.findings))
         smallest = run
 

@@ -20,7 +20,7 @@ from memsource.sim.faults import AMOUNTS
 from memsource.sim.guards import installed
 from memsource.sim.loop import SimLoop, Threads
 from memsource.sim.plan import NEVER, Fault, FaultKind, PersonalityName, Plan
-from memsource.sim.run import Conditions, _broker, _judged
+from memsource.sim.run import Conditions, broker_of, judged
 from memsource.sim.watch import watching
 from memsource.sim.worker import App
 from memsource.sim.world import World
@@ -114,17 +114,14 @@ class SimulationMachine(RuleBasedStateMachine):
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the simulation's loop, and everything else there while it lasts; returns what it does.
 
-        Blocks, while virtual time passes. Raises what it raises, ``Deadlock``, ``Livelock`` and ``Refused``.
+        Blocks, while virtual time passes. Raises what the coroutine raises, and ``Deadlock``, ``Livelock`` and
+        ``Refused``: after one of these every further call raises it again.
         """
-        try:
-            with watching(self._loop, _STEP_LIMIT):
-                result = self._runner.run(coroutine)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
-            if self._loop.failure is None:
-                raise
-            raise self._loop.failure from None
+        if self._loop.failure is not None:
+            coroutine.close()
+            raise self._loop.failure
+        with watching(self._loop, _STEP_LIMIT):
+            result = self._runner.run(coroutine)
         if self._life is not None and self._life.done() and not self._over:
             self._life.result()
         return result
@@ -196,7 +193,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     def _perform(self, kind: FaultKind, target: int = 0, amount: float = 0.0) -> None:
         world = self.world
-        self.call(world._perform, Fault(world.boundaries, kind, target, amount), world.members[0])
+        self.call(world.perform, Fault(world.boundaries, kind, target, amount), world.members[0])
 
     async def _begin(self) -> World:
         made: asyncio.Future[World] = self._loop.create_future()
@@ -205,7 +202,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     async def _live(self, made: asyncio.Future[World]) -> None:
         async with anyio.create_task_group() as tasks:
-            broker = _broker(self._plan, self._conditions)
+            broker = broker_of(self._plan, self._conditions)
             world = World(self._plan, broker, self._loop, tasks, threads=self.threads)
             tasks.start_soon(world.turn_time)
             self._scope = tasks.cancel_scope
@@ -216,7 +213,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        run = _judged(self._plan, self._conditions, self.world, self._loop.turns, self._loop.time())
+        run = judged(self._plan, self._conditions, self.world, self._loop.turns, self._loop.time())
         _raise(self.personality, run.findings, run.causes)
 
     def _close(self) -> None:

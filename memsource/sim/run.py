@@ -113,7 +113,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
         nonlocal world
         loop = current()
         async with anyio.create_task_group() as tasks:
-            world = World(plan, _broker(plan, conditions), loop, tasks, threads=conditions.threads)
+            world = World(plan, broker_of(plan, conditions), loop, tasks, threads=conditions.threads)
             tasks.start_soon(world.turn_time)
             try:
                 await conditions.test(world)
@@ -139,7 +139,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
         world.find(name, str(cause), cause)
     if recording is not None:
         plan = Plan(plan.personality, plan.seed, plan.faults, recording.schedule, plan.limit)
-    return _judged(plan, conditions, world, turns, seconds)
+    return judged(plan, conditions, world, turns, seconds)
 
 
 @contextmanager
@@ -154,7 +154,8 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _broker(plan: Plan, conditions: Conditions) -> Personality:
+def broker_of(plan: Plan, conditions: Conditions) -> Personality:
+    """The broker of a run, new and empty."""
     if conditions.broker is not None:
         return conditions.broker(plan)
     if plan.personality == "kafka":
@@ -178,7 +179,8 @@ def _checkers(plan: Plan, conditions: Conditions) -> Sequence[MakeChecker]:
     return [make for make in conditions.checkers if make not in left_out]
 
 
-def _judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
+def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
+    """What a world was whose run is over, with what the checkers find in its histories."""
     histories = [data for worker in world.members if (data := worker.history.data)]
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)

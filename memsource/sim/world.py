@@ -235,7 +235,7 @@ class World:
         self.boundaries += 1
         if self._faulty:
             for fault in self._faults.get(number, ()):
-                self._perform(fault, worker)
+                self.perform(fault, worker)
 
     def note_commits(self, settlements: Sequence[Settlement]) -> None:
         """The broker has them."""
@@ -290,7 +290,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """From here on nothing is injected, nor what was and has not struck yet. Who is frozen wakes when it is time."""
+        """From here on nothing is injected, nor what was and has not struck yet. Who is frozen wakes in time."""
         self._faulty = False
         self.letter_failures = self._io_failures = 0
         for worker in self.members:
@@ -330,7 +330,8 @@ class World:
 
     # --- faults
 
-    def _perform(self, fault: Fault, caller: Worker) -> None:
+    def perform(self, fault: Fault, caller: Worker) -> None:
+        """Have a fault happen now; ``caller``: the worker that its target is counted from. Does not block."""
         alive = self._alive()
         # The one whose call it is, then those after it.
         at = alive.index(caller) if caller in alive else 0

@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 
 from memsource import CHECKERS, check
-from memsource.checkers import MARGIN, CommitsInTime, DrainInTime, EpochOrder, KeptWorkGoesOn, checkers_within
-from tests.history.cases import COMMITS, Case, Part
+from memsource.checkers import (
+    MARGIN,
+    CommitsInTime,
+    DrainInTime,
+    EpochOrder,
+    ExclusiveOwner,
+    KeptWorkGoesOn,
+    NoDuplicateCleanly,
+    checkers_within,
+)
+from tests.history.cases import CLOSES, COMMITS, Case, Part
 from tests.history.commit_cases import BOUNDED, COMMITTING, DRAINING
 from tests.history.message_cases import LANES, OUTCOMES, OWNING
 from tests.history.rows import (
     PROMISES,
     assigned,
     at,
+    confirmed,
     delivered,
     ended,
     judged,
@@ -104,6 +114,30 @@ def test_only_an_end_of_the_run_cancels_what_goes_on() -> None:
     assert judged(KeptWorkGoesOn, segment(*run)).status == "passed"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1))).status == "violated"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1), rules={"batch": 9})).status == "passed"
+
+
+def test_who_lost_a_partition_was_no_owner_of_it() -> None:
+    first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
+    for lost, status in (([], "violated"), ([owned("lost")], "passed")):
+        second = segment(assigned(), *at(102.0, *lost), start=100.5, pid=2, end=None)
+        assert judged(ExclusiveOwner, segment(*first, end=None), second).status == status
+
+
+def test_rows_of_one_moment_have_no_order() -> None:
+    rows: list[Part] = [assigned(), at(101.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
+    for begun, status in ((101.0, "passed"), (100.9, "violated")):
+        other = segment(*at(begun, assigned()), start=begun - 0.5, member="a", pid=2, end=None)
+        assert judged(ExclusiveOwner, segment(*rows, end=None), other).status == status
+
+
+def test_where_an_old_handler_holds_its_lane_the_prefix_stays_open() -> None:
+    zombie = [assigned(), delivered(3), started(3), owned("lost")]
+    run = [assigned(epoch=2), delivered(0, epoch=2), delivered(1, "b", epoch=2), *ran(1, "b", epoch=2)]
+    run += [sent(0, epoch=2), confirmed(0, epoch=2)]
+    over = [owned(event, epoch=2) for event in ("revoking", "drained", "revoked")]
+    again = segment(assigned(), delivered(0), delivered(1, "b"), ran(1, "b"), start=200.0, pid=2)
+    assert judged(NoDuplicateCleanly, segment(zombie, run, over, rules=CLOSES), again).status == "passed"
+    assert judged(NoDuplicateCleanly, segment(run, over, rules=CLOSES), again).status == "violated"
 
 
 def test_a_position_that_nobody_committed_is_a_doubt() -> None:

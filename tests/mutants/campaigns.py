@@ -1,26 +1,31 @@
-"""The campaigns: whole consumers under faults, and the engine beside its naive models.
+"""The campaigns: whole consumers in the simulator, and the engine beside its naive models.
 
-Each runs examples until a check that it is asked for has found something, at most so many. The same ones every time,
-and none is made small: what counts is the check.
+Each runs until a check that it is asked for has found something, at most so long. The same runs every time, and none
+is made small: what counts is the check.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Final
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from memsource.sim.plan import PersonalityName
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
-from tests.mutants.findings import findings
-from tests.mutants.plans import Plan, plans
+from tests.sim.slices import campaign
 
-Campaign = Callable[[Collection[str]], dict[str, str]]
-"""Takes the names of checks; returns what was found until one of them found something: check -> the first thing."""
+RUNS: Final = 3_000
+"""Runs of the simulator after which a fault counts as not found."""
+
+RUNS_A_SEED: Final = 6
+"""Few, so that there are many cases: of each seed there is one."""
 
 EFFORT: Final = settings(
     max_examples=1_000,
@@ -33,28 +38,30 @@ EFFORT: Final = settings(
 )
 
 
-class _Found(Exception):
-    """What was looked for was found."""
+@dataclass
+class Found:
+    """``checks``: check -> the first thing it found; ``runs``: how many it took, 0 where they are not counted."""
+
+    checks: dict[str, str] = field(default_factory=dict)
+    runs: int = 0
 
 
-def _world(found_by: Collection[str], *, commits: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
-
-    @EFFORT
-    @given(plan=plans(commits=commits))
-    def example(plan: Plan) -> None:
-        found.update(findings(plan) | found)
-        if any(name in found for name in found_by):
-            raise _Found
-
-    try:
-        example()
-    except _Found:
-        pass
-    return found
+Campaign = Callable[[Collection[str]], Found]
+"""Takes the names of checks; ends when one of them has found something."""
 
 
-def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> dict[str, str]:
+def _simulated(found_by: Collection[str], *, personality: PersonalityName) -> Found:
+    found = Found()
+    for seed in count():
+        for run in campaign(personality, seed, runs=RUNS_A_SEED).each():
+            found.runs += 1
+            found.checks = run.findings | found.checks
+            if found.checks.keys() & set(found_by) or found.runs >= RUNS:
+                return found
+    raise AssertionError("there are seeds for ever")
+
+
+def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> Found:
     try:
         run_state_machine_as_test(machine, settings=settings(EFFORT, stateful_step_count=60))
     except Exception as error:
@@ -62,13 +69,13 @@ def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> dic
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
         name = last.name if "/tests/core/" in last.filename else type(error).__name__
-        return {name: f"{last.filename}:{last.lineno}: {last.line}"}
-    return {}
+        return Found({name: f"{last.filename}:{last.lineno}: {last.line}"})
+    return Found()
 
 
 CAMPAIGNS: Final[dict[str, Campaign]] = {
-    "acks": partial(_world, commits=False),
-    "commits": partial(_world, commits=True),
+    "jetstream": partial(_simulated, personality="jetstream"),
+    "kafka": partial(_simulated, personality="kafka"),
     "engine": partial(_machine, machine=EngineMachine),
     "modes": partial(_machine, machine=ModesMachine),
 }

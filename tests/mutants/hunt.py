@@ -1,6 +1,6 @@
 """Plant mutants and look for them: ``python -m tests.mutants.hunt NAME...``, each in a process of its own.
 
-Prints a JSON array a line: the name, and check -> the first thing it found.
+Prints a JSON array a line: the name, check -> the first thing it found, and how many runs it took.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def hunt(name: str) -> None:
     install(mutant)
     from tests.mutants.campaigns import CAMPAIGNS
 
-    print(json.dumps([name, CAMPAIGNS[mutant.campaign](mutant.found_by)]))
+    found = CAMPAIGNS[mutant.campaign](mutant.found_by)
+    print(json.dumps([name, found.checks, found.runs]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ _ORDER: Final = (
         "            lane = message.lane\n            if lane is None:",
         "            lane = message.lane = None\n            if lane is None:",
         "no message waits for the one before it of its key",
-        "acks",
+        "jetstream",
         ("NoOverlap",),
     ),
     Mutant(
@@ -22,7 +22,7 @@ _ORDER: Final = (
         "            self._ready.append(following)",
         "            self._ready.append(partition.tails[message.lane])",
         "the last message of a key follows its head, not the next one",
-        "acks",
+        "jetstream",
         ("PerKeyOrder",),
     ),
     Mutant(
@@ -31,7 +31,7 @@ _ORDER: Final = (
         '            waiting.stop(message, "block", failure)\n',
         '            waiting.stop(message, "block", failure)\n            self.chains.free(message)\n',
         "behind a blocked message its key goes on",
-        "acks",
+        "jetstream",
         ("PerKeyOrder",),
     ),
     Mutant(
@@ -40,8 +40,8 @@ _ORDER: Final = (
         "            while outcome is not ACK and partition.live",
         "            while False and partition.live",
         "what follows a failed message in its batch counts",
-        "modes",
-        ("effects_say_what_happened",),
+        "jetstream",
+        ("PerKeyOrder",),
     ),
     Mutant(
         "zombie_frees_its_key",
@@ -49,7 +49,7 @@ _ORDER: Final = (
         "partition.tails = self.chains.tails.setdefault(partition.id, {})",
         "partition.tails = self.chains.tails[partition.id] = {}",
         "a partition that comes back does not wait for handlers that still run",
-        "acks",
+        "jetstream",
         ("NoOverlap",),
     ),
     Mutant(
@@ -58,8 +58,8 @@ _ORDER: Final = (
         "        if ledger.is_settled(message.position):\n            step(",
         "        if False:\n            step(",
         "a message whose acknowledgement was lost is handled again",
-        "acks",
-        ("RunsOnce", "AttemptsCount"),
+        "jetstream",
+        ("RunsOnce", "RedeliveryNotRun"),
     ),
 )
 
@@ -70,7 +70,7 @@ _RETRY: Final = (
         "            self._failed(message, outcome, now)",
         '            step(message, "ack")\n            self._finished(message)',
         "a failed message is settled",
-        "acks",
+        "jetstream",
         ("NoSettleBeforeEnd",),
     ),
     Mutant(
@@ -79,7 +79,7 @@ _RETRY: Final = (
         "                over.append(message)",
         "                pass",
         "a held message never gets its next attempt",
-        "acks",
+        "jetstream",
         ("CaughtUp",),
     ),
     Mutant(
@@ -88,7 +88,7 @@ _RETRY: Final = (
         "                message.attempt += 1\n                over",
         "                over",
         "a message that always fails is tried for ever",
-        "acks",
+        "jetstream",
         ("AttemptsCount",),
     ),
     Mutant(
@@ -97,7 +97,7 @@ _RETRY: Final = (
         '            waiting.stop(message, "give up" if policy.poison == SKIP else "archive", failure)',
         '            step(message, "ack")\n            self._finished(message)',
         "a message that is given up is settled while its dead letter is being written",
-        "acks",
+        "jetstream",
         ("DeadLetterBeforeSettle",),
     ),
     Mutant(
@@ -106,7 +106,7 @@ _RETRY: Final = (
         "        self.effects += [fx.DeadLetterDue(lane.head, lane.failure) for lane in parked]",
         "        for lane in parked:\n            self.parked(lane.head)",
         "a blocked message that is parked is settled, and nobody has written it anywhere",
-        "acks",
+        "jetstream",
         ("AtLeastOnce",),
     ),
 )
@@ -124,7 +124,7 @@ _SETTLING: Final = (
                 ]
             )""",
         "what runs is acknowledged together with what has finished, so a crash loses it",
-        "acks",
+        "jetstream",
         ("NothingLost",),
     ),
     Mutant(
@@ -133,7 +133,7 @@ _SETTLING: Final = (
         "                self.outbox.give_back(settlement)",
         "                pass",
         "what could not be settled is not settled again",
-        "acks",
+        "jetstream",
         ("CaughtUp",),
     ),
     Mutant(
@@ -142,7 +142,7 @@ _SETTLING: Final = (
         "            known.token = message.token",
         "            pass",
         "a message that came again is settled by the token of its old delivery",
-        "acks",
+        "jetstream",
         ("NewestToken",),
     ),
     Mutant(
@@ -151,7 +151,7 @@ _SETTLING: Final = (
         "            messages = self._engine.held_since(self._clock() - period)",
         "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
         "what does not run yet comes again, behind the ack wait",
-        "acks",
+        "jetstream",
         ("KeptAlive",),
     ),
     Mutant(
@@ -160,7 +160,7 @@ _SETTLING: Final = (
         "ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
         "max(ledger.floor(), ledger.highest + 1), [], ledger.floor_ordinal)",
         "the highest delivered position is committed, not the lowest unfinished",
-        "commits",
+        "kafka",
         ("NoCommitPastUnfinished",),
     ),
     Mutant(
@@ -169,7 +169,7 @@ _SETTLING: Final = (
         "return self.changes > 0 and self.sending is None",
         "return self.changes > 0",
         "a second commit of a partition leaves while the first is on its way",
-        "commits",
+        "kafka",
         ("OneCommitAtATime",),
     ),
     Mutant(
@@ -179,8 +179,8 @@ _SETTLING: Final = (
         "            completed = ledger.completed()\n"
         "            settlement = Settlement(partition, [], ledger.floor(), completed, ledger.floor_ordinal)",
         "floor and completed set are of two moments",
-        "modes",
-        ("one_snapshot",),
+        "kafka",
+        ("AtLeastOnce", "CommitsRise"),
     ),
     Mutant(
         "floor_past_a_gap",
@@ -189,7 +189,7 @@ _SETTLING: Final = (
         "        self._messages[message.ordinal - self._base] = None\n"
         "        self._open[message.ordinal - self._base] = 0",
         "what was abandoned counts as finished",
-        "commits",
+        "kafka",
         ("NoCommitPastUnfinished",),
     ),
     Mutant(
@@ -198,8 +198,8 @@ _SETTLING: Final = (
         "            self._floor = max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)",
         "            self._floor = max(self._floor, self.highest + 1, self._trailing)",
         "what the source has read is committed although some of it waits for max_ahead",
-        "modes",
-        ("one_snapshot",),
+        "kafka",
+        ("AtLeastOnce", "CommitsRise"),
     ),
     Mutant(
         "completed_off_by_one",
@@ -207,7 +207,7 @@ _SETTLING: Final = (
         "offsets[end - 1] + 1))",
         "offsets[end - 1] + 2))",
         "the next owner leaves out a message that nobody has handled",
-        "commits",
+        "kafka",
         ("AtLeastOnce",),
     ),
     Mutant(
@@ -216,8 +216,8 @@ _SETTLING: Final = (
         "        return self._seed(run) if self._seeded else []",
         "        return []",
         "what the predecessor had finished is handled again",
-        "commits",
-        ("RepeatsNothing",),
+        "kafka",
+        ("NoDuplicateCleanly",),
     ),
 )
 
@@ -228,7 +228,7 @@ _BOUNDS: Final = (
         "        return Room(self.max_in_flight - self.in_flight,",
         "        return Room(self.max_in_flight,",
         "what is in flight does not reduce what may be delivered",
-        "acks",
+        "jetstream",
         ("BoundedInFlight",),
     ),
     Mutant(
@@ -237,7 +237,7 @@ _BOUNDS: Final = (
         "        return self._policy.max_ahead - ",
         "        return 1_000_000 - ",
         "one stuck key lets its partition run ahead without a limit",
-        "commits",
+        "kafka",
         ("MaxAhead",),
     ),
     Mutant(
@@ -246,7 +246,7 @@ _BOUNDS: Final = (
         "            self.ahead.discard(partition)\n            self._effects",
         "            self._effects",
         "a partition that has reached max_ahead is never taken from again",
-        "commits",
+        "kafka",
         ("CaughtUp",),
     ),
     Mutant(
@@ -255,7 +255,7 @@ _BOUNDS: Final = (
         "        if not self.taking and self.in_flight <= self.low",
         "        if not self.taking and self.in_flight < self.max_in_flight",
         "intake goes on with every message that leaves",
-        "acks",
+        "jetstream",
         ("PauseAtBounds",),
     ),
     Mutant(
@@ -264,7 +264,7 @@ _BOUNDS: Final = (
         "            self.taking = True\n",
         "            self.taking = True\n            self.paused = False\n",
         "the user's pause ends when the bound is left",
-        "acks",
+        "jetstream",
         ("PauseTakesNothing",),
     ),
     Mutant(
@@ -273,8 +273,8 @@ _BOUNDS: Final = (
         "                chains.forget(partition.id)\n            self._released(1, message.size)\n",
         "                chains.forget(partition.id)\n",
         "each handler that outlives its assignment takes a place for ever",
-        "engine",
-        ("taking_changes_at_the_marks", "teardown"),
+        "jetstream",
+        ("CaughtUp", "PauseAtBounds"),
     ),
 )
 
@@ -285,8 +285,8 @@ _OWNERSHIP: Final = (
         "        if outcome is not ACK or not partition.steady:",
         "        if outcome is not ACK or partition.draining:",
         "a handler that ends after its assignment counts",
-        "acks",
-        ("NoSettleBeforeEnd",),
+        "jetstream",
+        ("ZombiesDoNotCount",),
     ),
     Mutant(
         "lost_is_committed",
@@ -294,7 +294,7 @@ _OWNERSHIP: Final = (
         "        self.committer.forget(partition)\n",
         "",
         "a partition that was lost is committed by its former owner",
-        "commits",
+        "kafka",
         ("NoCommitAfterRevoke",),
     ),
     Mutant(
@@ -303,7 +303,7 @@ _OWNERSHIP: Final = (
         "            await drained.wait()\n        del self._waits",
         "            drained.set()\n        del self._waits",
         "a partition is handed over while its handlers run",
-        "commits",
+        "kafka",
         ("NoOverlap",),
     ),
     Mutant(
@@ -312,8 +312,8 @@ _OWNERSHIP: Final = (
         "close_prefix=self._close_prefix)",
         "close_prefix=False)",
         "what was finished above a queued message is repeated where the completed set is not handed over",
-        "commits",
-        ("RepeatsNothing",),
+        "kafka",
+        ("NoDuplicateCleanly",),
     ),
     Mutant(
         "drain_waits_for_held",
@@ -321,7 +321,7 @@ _OWNERSHIP: Final = (
         "sum(1 for m in unfinished if m.state == RUNNING)",
         "sum(1 for m in unfinished if m.state in (RUNNING, 3))",
         "a drain waits for a message that is held for a retry, until its deadline",
-        "acks",
+        "jetstream",
         ("DrainWaitsForRunning",),
     ),
 )
@@ -339,11 +339,11 @@ _RUNTIME: Final = (
     Mutant(
         "cancellation_swallowed",
         "lanes.workers",
-        "                    raise cancellation from None",
-        "                    continue",
-        "a worker goes on after its cancellation: the run does not end",
+        '                        endings.finish(message, ABANDON, "cancelled", error, handling)',
+        "                        engine.finish(message, ACK, 0.0)",
+        "a handler that was cancelled counts as one that has ended well",
         "jetstream",
-        ("StopEnds",),
+        ("NoSettleBeforeEnd", "ZombiesDoNotCount"),
     ),
     Mutant(
         "drain_forgets_a_partition",
@@ -361,7 +361,7 @@ _RUNTIME: Final = (
         "                pass",
         "a partition is handed over before what has finished is committed",
         "kafka",
-        ("RepeatsNothing", "NoDuplicateCleanly"),
+        ("NoDuplicateCleanly",),
     ),
     Mutant(
         "stop_leaves_a_task",
@@ -383,28 +383,28 @@ _RUNTIME: Final = (
         ("NoOverlap", "RunsOnce"),
     ),
     Mutant(
-        "lost_goes_on",
-        "lanes.running",
-        "        self._workers.cancel(partition)\n        self._settler.give_up(partition)",
-        "        self._settler.give_up(partition)",
-        "handlers of a lost partition are not cancelled",
+        "drained_handlers_go_on",
+        "lanes.handover",
+        "            self._workers.cancel(partition)\n",
+        "",
+        "handlers that have used up the drain of their partition are not cancelled",
         "jetstream",
-        ("StopEnds",),
+        ("NoOverlap",),
     ),
     Mutant(
-        "held_forgotten",
+        "due_too_early",
         "lanes.running",
         "            self._engine.due(self._clock())",
         "            due and self._engine.due(due)",
-        "the timer is early, and holds a message for ever",
+        "what was held goes on before its time has come",
         "jetstream",
-        ("CaughtUp",),
+        ("RetryHoldsLane",),
     ),
     Mutant(
         "commit_wakes_nobody",
         "lanes.settling",
-        "                # What has finished meanwhile had to wait for this one, whoever sent it.\n                self.wake()\n",
-        "",
+        "whoever sent it.\n                self.wake()\n",
+        "whoever sent it.\n",
         "what finished while a drain's commit was under way is not committed",
         "kafka",
         ("CaughtUp", "CommitsInTime"),

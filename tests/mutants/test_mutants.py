@@ -36,7 +36,7 @@ def test_the_old_text_is_there_once(mutant: Mutant) -> None:
 
 
 def test_a_text_that_is_not_there_once_is_refused() -> None:
-    mutant = Mutant("gone", "lanes.core.engine", "no such line", "", "", "acks", ())
+    mutant = Mutant("gone", "lanes.core.engine", "no such line", "", "", "jetstream", ())
     with pytest.raises(ValueError, match=r"gone: its old text occurs 0 times in lanes\.core\.engine"):
         mutated("source", mutant)
     with pytest.raises(ValueError, match="2 times"):

@@ -248,6 +248,29 @@ async def test_what_finished_beside_a_commit_is_committed_before_the_release() -
 
 
 @pytest.mark.anyio
+async def test_what_finished_beside_the_commit_of_a_drain_is_committed_when_it_is_due() -> None:
+    group = Group(2, cooperative=True)
+    for key, partition in (("x", 0), ("y", 0), ("z", 1)):
+        group.publish(key=key, partition=partition)
+    source = GroupSource(group, "m")
+    source.block("settle")
+    clock = HandClock()
+    handler = Gated(free=[b"x", b"z"])
+    settings = Settings(concurrency=4, retry=ONCE, commit_interval=0.02, grace=3600.0)
+    async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
+        await until(lambda: len(handler.ended) == 2 and run.consumer.status().settled == 2)
+        group.revoke(1)
+        # The drain of the one partition sends what there is of the other one, too.
+        await until(lambda: sorted(commits(source)) == [1, 1])
+        handler.let(1)
+        await until(lambda: run.consumer.status().settled == 3)
+        clock.now += 0.02
+        source.unblock("settle")
+        await until(lambda: group.committed(0) == Committed(2))
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
 async def test_a_partition_is_released_although_its_commit_hangs() -> None:
     group = group_of("a")
     source = GroupSource(group, "m")

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Final, Literal
 
 from memsource.sim.campaign import RECHECKED, Campaign
-from memsource.sim.faults import FaultBudget, crash_sweep, faults
+from memsource.sim.faults import crash_sweep, faults
 from memsource.sim.plan import NEVER, PERSONALITIES, PersonalityName, Plan
 from memsource.sim.run import Conditions, Run, collect_garbage
 from memsource.sim.token import encode
@@ -67,9 +67,9 @@ class Tally:
         return self
 
 
-def campaign(personality: PersonalityName, seed: int, runs: int = RUNS_A_SEED, budget: FaultBudget = BUDGET) -> Campaign:
+def campaign(personality: PersonalityName, seed: int, *, runs: int = RUNS_A_SEED) -> Campaign:
     """The campaign of one seed of traffic."""
-    possible = replace(budget, **dict.fromkeys(NEVER[personality], 0))
+    possible = replace(BUDGET, **dict.fromkeys(NEVER[personality], 0))
     return Campaign(CONDITIONS, runs=runs, budget=possible, personalities=(personality,), seed=seed)
 
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from lanes import Message, Settings
-from memsource.sim.errors import Refused, SimulationFailed
+from memsource.sim import machine as module
+from memsource.sim.errors import Livelock, Refused, SimulationFailed
 from memsource.sim.machine import SimulationMachine
 from memsource.sim.plan import PERSONALITIES, PersonalityName
 from memsource.sim.worker import App
@@ -202,8 +203,34 @@ def test_an_error_of_a_world_that_ended_is_raised_in_the_rule() -> None:
 
 def test_what_has_no_virtual_time_is_refused_and_the_machine_closed() -> None:
     machine = Counted()
-    with pytest.raises(Refused, match=r"time\.sleep"), torn_down(machine):
+    with pytest.raises(Refused, match=r"time\.sleep"):
         machine.call(time.sleep, 1.0)
+    with pytest.raises(Refused, match=r"time\.sleep"), torn_down(machine):
+        machine.advance(1.0)
+    assert machine._loop.is_closed()
+
+
+def test_what_is_refused_is_raised_whatever_becomes_of_it() -> None:
+    async def swallow() -> None:
+        try:
+            time.sleep(1.0)  # noqa: ASYNC251 (is refused)
+        except Refused as error:
+            raise KeyError from error
+
+    machine = Counted()
+    with pytest.raises(Refused), torn_down(machine):
+        machine.drive(swallow())
+
+
+def test_a_step_without_an_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(module, "_STEP_LIMIT", 0.2)
+    machine = Counted()
+    with pytest.raises(Livelock, match=r"does not yield: .* in forever"), torn_down(machine):
+        machine.call(forever)
     assert machine._loop.is_closed()
 
 

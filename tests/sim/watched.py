@@ -35,9 +35,7 @@ class Watched:
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         # The call that the pause came in between may have been made up before.
         if self.paused and self._was_paused and room.messages > 0:
-            self._found.setdefault(
-                "PauseTakesNothing", f"asked for {room.messages} messages while paused by the user"
-            )
+            self._found.setdefault("PauseTakesNothing", f"asked for {room.messages} messages while paused by the user")
         self._was_paused = self.paused
         events = await self._inner.receive(room)
         for event in events:

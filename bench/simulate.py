@@ -1,0 +1,86 @@
+"""The simulator as a user meets it: runs of whole worlds a second, and a campaign from its first run to its last.
+
+Crash sweep: 40 messages, two workers, a crash in front of one boundary after the other. Its baseline are runs of the
+same without a crash. The campaign is the example of memsource/README.md: 200 messages, two workers, 500 runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import anyio
+
+from bench.figures import Effort, Figure, cost, interleaved, rate
+from lanes import Message, Settings
+from memsource.sim.faults import crash_sweep, faults
+from memsource.sim.plan import Plan
+from memsource.sim.run import Conditions, run_plan
+from memsource.sim.simulate import simulate
+from memsource.sim.worker import App
+from memsource.sim.world import World
+
+RUNS_GOAL: Final = 100
+SECONDS_GOAL: Final = 20
+SWEEP, CAMPAIGN = 100, 500
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each with its baseline."""
+    runs = max(1, effort.messages(SWEEP * 1_000) // 1_000)
+    clean, swept = interleaved([partial(_clean, runs), partial(_swept, runs)], effort.repeats)
+    # Of the clock on the wall: what a user waits for. Once, because it is many runs by itself.
+    campaign = max(1, effort.messages(CAMPAIGN * 1_000) // 1_000)
+    seconds = _campaign(campaign)
+    return [
+        rate("simloop crash sweep", "runs/s of CPU", swept, clean).at_least(RUNS_GOAL),
+        cost("simloop simulate(500)", "s", seconds * CAMPAIGN / campaign, CAMPAIGN / clean, SECONDS_GOAL),
+    ]
+
+
+async def _test(world: World, n: int = 40, concurrency: int = 4) -> None:
+    booked: dict[bytes | None, set[int]] = defaultdict(set)
+
+    async def handle(message: Message) -> None:
+        await anyio.sleep(0.01)
+        booked[message.key].add(message.position)
+
+    world.produce("orders", n, keys=max(1, n // 10))
+    world.workers(2, App(handler=handle, settings=Settings(concurrency=concurrency)))
+    await world.settled()
+    world.check(state=lambda: {str(key): sorted(positions) for key, positions in booked.items()})
+
+
+def _clean(runs: int) -> float:
+    begin = time.thread_time()
+    for seed in range(runs):
+        _run(Plan(seed=seed))
+    return runs / (time.thread_time() - begin)
+
+
+def _swept(runs: int) -> float:
+    boundaries = run_plan(Plan(), Conditions(test=_test)).boundaries
+    begin = time.thread_time()
+    for crash in islice(crash_sweep(boundaries), runs):
+        _run(Plan(faults=crash))
+    return min(runs, boundaries) / (time.thread_time() - begin)
+
+
+def _run(plan: Plan) -> None:
+    run = run_plan(plan, Conditions(test=_test))
+    assert not run.findings, run.findings
+
+
+def _campaign(runs: int) -> float:
+    made = simulate(runs=runs, faults=faults(crash=1, rebalance=2, redeliver=2))(_example)
+    begin = time.perf_counter()
+    report = made.campaign()
+    assert report.failure is None, report.failure
+    return time.perf_counter() - begin
+
+
+async def _example(world: World) -> None:
+    await _test(world, 200, 100)
