@@ -163,11 +163,12 @@ class Settler:
         return False
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
-        """Those whose partition was not given up since they were collected: what is due is sent by a task of its own."""
-        ours = [s for s in settlements if self._owned(s.partition) and not (s.partition.commits and s.partition.commits.over)]
-        if len(ours) < len(settlements):
-            self._engine.unsettled([settlement for settlement in settlements if settlement not in ours])
-        return ours
+        """Those whose partition was not given up since they were collected: they are sent by a task of their own."""
+        gone = [each for each in settlements if not self._owned(each.partition) or _is_over(each.partition)]
+        if not gone:
+            return settlements
+        self._engine.unsettled(gone)
+        return [settlement for settlement in settlements if settlement not in gone]
 
     async def _try_to_send(self, settlements: list[Settlement]) -> bool:
         engine, tap = self._engine, self._tap
@@ -200,3 +201,7 @@ class Settler:
             if messages:
                 await self._source.extend(messages)
                 self._tap.extended(messages)
+
+
+def _is_over(partition: Partition) -> bool:
+    return partition.commits is not None and partition.commits.over

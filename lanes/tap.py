@@ -37,7 +37,8 @@ class Tap:
 
     def redelivered(self, effect: Redelivered) -> None:
         """A position of the run just delivered was not new."""
-        if self.history is not None:
+        # Of a run that came while its partition was drained there are no rows.
+        if self.history is not None and not effect.message.partition.draining:
             self.history.redelivered(effect.message, effect.cause, self._clock())
         if self.telemetry is not None:
             self.telemetry.redelivered(effect.message, effect.cause)

@@ -220,6 +220,9 @@ class KafkaMemberSource:
             yield from self._told_failure(callback)
         elif callback.kind == "assign":
             for number in callback.partitions:
+                if number in self._owned:
+                    # Its release was cancelled on its way, and what took it away came and went meanwhile.
+                    yield Lost(self._forget(number), "it is assigned anew")
                 yield self._assigned(number)
         elif callback.kind == "lost":
             # Once the membership is gone nothing is called back for what was being revoked.

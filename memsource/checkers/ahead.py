@@ -189,7 +189,10 @@ class StallNamed:
             return
         self._findings.checked += 1
         state.ahead, state.crossed = True, None
-        oldest = state.oldest()
+        oldest, admitted = state.oldest(), state.delivered[: segment.rules.max_ahead]
+        if oldest not in admitted:
+            # What waits for max_ahead holds nothing up.
+            oldest = -1
         if row.position != oldest:
             named = "nobody" if row.position < 0 else f"position {row.position}"
             holds = "nobody does" if oldest < 0 else f"position {oldest} does"

@@ -132,7 +132,9 @@ class PerKeyOrder:
         elif row.text == "late":
             lane = self._lane(segment, row, row.key)
             lane.forget(row.position)
-            if not self._know_across(segment, row, row.key).finished(row.position):
+            repeats = self._know_across(segment, row, row.key).finished(row.position)
+            if not repeats or lane.first_unfinished() is None:
+                # Else what was delivered before it, and is still queued, starts before it.
                 lane.know(row.position)
             self._late.add((segment, row.partition, row.epoch, row.position))
 

@@ -23,6 +23,7 @@ from memsource.checkers import (
     ExclusiveOwner,
     KeptAlive,
     MakeChecker,
+    NoDuplicateCleanly,
     NoOverlap,
     UnknownCommitRepeated,
     check,
@@ -171,11 +172,11 @@ def _checkers(plan: Plan, conditions: Conditions) -> Sequence[MakeChecker]:
     if kinds & _STAND_STILL or plan.schedule.jumps:
         left_out += _LATE
     if kinds & _STAND_STILL:
-        left_out += (NoOverlap, ExclusiveOwner, EpochOrder)
+        left_out += (NoOverlap, ExclusiveOwner, EpochOrder, NoDuplicateCleanly)
     elif "lost" in kinds:
         left_out += (ExclusiveOwner, EpochOrder)
         if plan.personality == "kafka":
-            left_out += (NoOverlap,)
+            left_out += (NoOverlap, NoDuplicateCleanly)
     return [make for make in conditions.checkers if make not in left_out]
 
 

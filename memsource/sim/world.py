@@ -326,7 +326,7 @@ class World:
         settings = worker.app.settings
         drain, grace = (30.0, 2.0) if settings is None else (settings.drain_timeout, settings.grace)
         # A drain and its three graces, and the three things that are closed, 5 s each at most. Twice, to be sure.
-        return 2 * (drain + 3 * grace + 15.0) + max(0.0, worker.frozen_until - self.now)
+        return 2 * (drain + 3 * grace + 15.0) + worker.slow + max(0.0, worker.frozen_until - self.now)
 
     # --- faults
 

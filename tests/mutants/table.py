@@ -180,7 +180,7 @@ _SETTLING: Final = (
         "            settlement = Settlement(partition, [], ledger.floor(), completed, ledger.floor_ordinal)",
         "floor and completed set are of two moments",
         "kafka",
-        ("AtLeastOnce", "CommitsRise"),
+        ("CaughtUp", "NoDuplicateCleanly"),
     ),
     Mutant(
         "floor_past_a_gap",
@@ -198,8 +198,8 @@ _SETTLING: Final = (
         "            self._floor = max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)",
         "            self._floor = max(self._floor, self.highest + 1, self._trailing)",
         "what the source has read is committed although some of it waits for max_ahead",
-        "kafka",
-        ("AtLeastOnce", "CommitsRise"),
+        "modes",
+        ("one_snapshot",),
     ),
     Mutant(
         "completed_off_by_one",
@@ -295,7 +295,7 @@ _OWNERSHIP: Final = (
         "",
         "a partition that was lost is committed by its former owner",
         "kafka",
-        ("NoCommitAfterRevoke",),
+        ("NoCommitAfterLoss", "NoCommitAfterRevoke"),
     ),
     Mutant(
         "no_drain",
@@ -334,7 +334,7 @@ _RUNTIME: Final = (
         "                pass",
         "a commit that is under way when its partition goes undoes one of the next owner",
         "kafka",
-        ("NoCommitAfterRevoke", "CommitsRise"),
+        ("NoCommitAfterLoss",),
     ),
     Mutant(
         "cancellation_swallowed",

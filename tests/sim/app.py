@@ -32,6 +32,9 @@ QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN = range
 _USUAL: Final = (QUICK, QUICK, STEPS, STEPS, IO)
 _CALM: Final = (*_USUAL, SLOW)
 _TROUBLE: Final = (*_USUAL, *_USUAL, SLOW, FAILS_ONCE, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN)
+_UNSAID: Final = {"NewestToken": "slow", "NoCommitAfterLoss": "freeze"}
+"""Checks that say nothing beside such a fault: on a slow way a message may come again while what settles it is under
+way, and in a process that wakes the next step of a commit may come before its cancellation."""
 _ACTIONS: Final = ("pause", "resume", "unblock", "park", "stop", "join", "publish", "publish")
 
 
@@ -178,8 +181,7 @@ class _Application:
         watching = world.broker
         assert isinstance(watching, Watching)
         for check, what in watching.found.items():
-            # On a slow way a message may come again while what settles it is under way.
-            if check != "NewestToken" or all(fault.kind != "slow" for fault in world.plan.faults):
+            if _UNSAID.get(check) not in {fault.kind for fault in world.plan.faults}:
                 world.find(check, what)
         world.check(state=self.state)
 
@@ -299,7 +301,7 @@ class _Application:
         elif kind == VERY_SLOW:
             await anyio.sleep(15.0)
         elif kind == STUBBORN:
-            await self.stubborn()
+            await self.stubborn(message)
         elif kind == FAILS_ONCE and message.attempt == 1:
             raise Nak(delay=0.5)
         elif kind == TERMINAL:
@@ -307,14 +309,14 @@ class _Application:
         elif kind == FAILS:
             raise ValueError("no")
 
-    async def stubborn(self) -> None:
+    async def stubborn(self, message: Message) -> None:
         """One that ignores its cancellation, and ends well a while later."""
         try:
             await anyio.sleep(9.0)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 # Beyond its grace it may run beside the next owner's. In the same process its lane waits for it.
-                await anyio.sleep(5.0 if self.alone else self.case.settings.grace / 2)
+                await anyio.sleep(12.0 if self.alone and message.key is not None else self.case.settings.grace / 2)
 
     @property
     def member(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from lanes.clock import Clock
 from lanes.core.types import Message, Partition, Room, Settlement
-from lanes.source import Delivered, Source, SourceEvent, SourceTraits
+from lanes.source import Delivered, Lost, Source, SourceEvent, SourceTraits
 from memsource.sim.personality import Personality
 
 __all__ = ["Watched", "Watching", "watching"]
@@ -22,6 +22,7 @@ class Watched:
         self._was_paused = False
         self._inner = inner
         self._found = found
+        self._lost: set[Partition] = set()
         self._newest: dict[tuple[Partition, int], object] = {}
 
     def pause(self, *, paused: bool) -> None:
@@ -39,7 +40,9 @@ class Watched:
         self._was_paused = self.paused
         events = await self._inner.receive(room)
         for event in events:
-            if isinstance(event, Delivered):
+            if isinstance(event, Lost):
+                self._lost.add(event.partition)
+            elif isinstance(event, Delivered):
                 self._newest.update(((event.partition, m.position), m.token) for m in event.run)
         return events
 
@@ -52,6 +55,9 @@ class Watched:
                 what = f"position {message.position} settled by the token of an old delivery"
                 self._found.setdefault("NewestToken", what)
         await self._inner.settle(settlements)
+        for settlement in settlements:
+            if settlement.floor is not None and settlement.partition in self._lost:
+                self._found.setdefault("NoCommitAfterLoss", f"{settlement.partition.id} was lost, and then committed")
 
     async def extend(self, messages: Sequence[Message]) -> None:
         await self._inner.extend(messages)
