@@ -1,6 +1,6 @@
 """The simulator as a user meets it: runs of whole worlds a second, and a campaign from its first run to its last.
 
-Crash sweep: 40 messages, two workers, a crash in front of one boundary after the other. Its baseline are runs of the
+Crash sweep: 40 messages, two workers of 4 handlers or 100, a crash at one boundary after the other. Its baseline are runs of the
 same without a crash. The campaign is the example of memsource/README.md: 200 messages, two workers, 500 runs.
 """
 
@@ -26,22 +26,33 @@ from memsource.sim.world import World
 RUNS_GOAL: Final = 100
 SECONDS_GOAL: Final = 20
 SWEEP, CAMPAIGN = 100, 500
+FEW, MANY = 4, 100
+"""Handlers of a worker at once. The default is many: a task for each is made and ended in every run."""
 
 
 def figures(effort: Effort) -> list[Figure]:
     """The cases, each with its baseline."""
     runs = max(1, effort.messages(SWEEP * 1_000) // 1_000)
-    clean, swept = interleaved([partial(_clean, runs), partial(_swept, runs)], effort.repeats)
+    clean, swept, default, many = interleaved(
+        [
+            partial(_clean, runs, FEW),
+            partial(_swept, runs, FEW),
+            partial(_clean, runs, MANY),
+            partial(_swept, runs, MANY),
+        ],
+        effort.repeats,
+    )
     # Of the clock on the wall: what a user waits for. Once, because it is many runs by itself.
     campaign = max(1, effort.messages(CAMPAIGN * 1_000) // 1_000)
     seconds = _campaign(campaign)
     return [
         rate("simloop crash sweep", "runs/s of CPU", swept, clean).at_least(RUNS_GOAL),
-        cost("simloop simulate(500)", "s", seconds * CAMPAIGN / campaign, CAMPAIGN / clean, SECONDS_GOAL),
+        rate("simloop crash sweep, 100 handlers", "runs/s of CPU", many, default).at_least(RUNS_GOAL),
+        cost("simloop simulate(500)", "s", seconds * CAMPAIGN / campaign, CAMPAIGN / default, SECONDS_GOAL),
     ]
 
 
-async def _test(world: World, n: int = 40, concurrency: int = 4) -> None:
+async def _test(world: World, n: int, concurrency: int) -> None:
     booked: dict[bytes | None, set[int]] = defaultdict(set)
 
     async def handle(message: Message) -> None:
@@ -54,23 +65,29 @@ async def _test(world: World, n: int = 40, concurrency: int = 4) -> None:
     world.check(state=lambda: {str(key): sorted(positions) for key, positions in booked.items()})
 
 
-def _clean(runs: int) -> float:
+def _clean(runs: int, concurrency: int) -> float:
+    conditions = _conditions(concurrency)
     begin = time.thread_time()
     for seed in range(runs):
-        _run(Plan(seed=seed))
+        _run(Plan(seed=seed), conditions)
     return runs / (time.thread_time() - begin)
 
 
-def _swept(runs: int) -> float:
-    boundaries = run_plan(Plan(), Conditions(test=_test)).boundaries
+def _swept(runs: int, concurrency: int) -> float:
+    conditions = _conditions(concurrency)
+    boundaries = run_plan(Plan(), conditions).boundaries
     begin = time.thread_time()
     for crash in islice(crash_sweep(boundaries), runs):
-        _run(Plan(faults=crash))
+        _run(Plan(faults=crash), conditions)
     return min(runs, boundaries) / (time.thread_time() - begin)
 
 
-def _run(plan: Plan) -> None:
-    run = run_plan(plan, Conditions(test=_test))
+def _conditions(concurrency: int) -> Conditions:
+    return Conditions(test=lambda world: _test(world, 40, concurrency))
+
+
+def _run(plan: Plan, conditions: Conditions) -> None:
+    run = run_plan(plan, conditions)
     assert not run.findings, run.findings
 
 
@@ -83,4 +100,4 @@ def _campaign(runs: int) -> float:
 
 
 async def _example(world: World) -> None:
-    await _test(world, 200, 100)
+    await _test(world, 200, MANY)

@@ -233,8 +233,9 @@ class World:
             return
         number = self.boundaries
         self.boundaries += 1
-        if self._faulty:
-            for fault in self._faults.get(number, ()):
+        for fault in self._faults.get(number, ()):
+            # A process may die in good weather, too, and while it stops: whoever goes on behind it loses nothing.
+            if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
     def note_commits(self, settlements: Sequence[Settlement]) -> None:
@@ -256,7 +257,7 @@ class World:
             self.broker.advance(self.now)
 
     async def stop(self) -> None:
-        """Stop all workers in order; whatever does not end is the finding ``StopEnds``."""
+        """Stop all workers in order; whatever does not end is the finding ``StopEnds``. Some may crash meanwhile."""
         self._calm()
         left = [worker for worker in self.members if not worker.gone]
         for worker in left:
@@ -370,13 +371,17 @@ class World:
             self._wall_offset += fault.amount
 
     def _crash(self, worker: Worker, after: float) -> None:
-        if worker.gone or worker.stopped:
+        if worker.gone:
             return
         self.crashes += 1
         worker.gone = True
+        worker.ended.set()
         worker.history.cut()
         self.broker.crash(worker.name, self.now)
         self._loop.freeze(worker.name, math.inf)
+        if worker.stopped:
+            # Nobody starts it again.
+            return
         # It is called in a task of the worker, and what is started there would be gone with it.
         token = GROUP.set(None)
         try:

@@ -275,3 +275,12 @@ def test_the_global_random_is_the_plans_and_is_put_back() -> None:
         run_plan(Plan(seed=9), Conditions(test=test))
     assert drawn[0] == drawn[1]
     assert random.random() == expected
+
+
+@both
+def test_a_worker_may_crash_while_it_stops(personality: PersonalityName) -> None:
+    boundaries = world_of(personality=personality).boundaries
+    runs = [world_of(Fault(at, "crash"), personality=personality) for at in range(boundaries)]
+    assert [(run.findings, run.crashes, handled(run)) for run in runs] == [({}, 1, 40)] * boundaries
+    # Nobody starts those again that were told to stop.
+    assert {len(run.segments) for run in runs} == {2, 3}
