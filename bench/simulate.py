@@ -1,7 +1,8 @@
 """The simulator as a user meets it: runs of whole worlds a second, and a campaign from its first run to its last.
 
 Crash sweep: 40 messages, two workers of 4 handlers or 100, a crash at one boundary after the other.
-Its baseline are runs of the same without a crash. The campaign is the example of memsource/README.md: 200 messages, two workers, 500 runs.
+Its baseline are runs of the same without a crash. The campaign is the example of memsource/README.md: 200 messages, two
+workers, 500 runs.
 """
 
 from __future__ import annotations

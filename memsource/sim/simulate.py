@@ -173,5 +173,9 @@ def _shown(run: Run, token: str) -> str:
 
 
 def _sized(plan: Plan) -> str:
-    limit = "all messages" if plan.limit is None else f"at most {plan.limit} messages"
-    return f"{len(plan.faults)} faults and {len(plan.schedule)} deviations with {limit}"
+    limit = "all messages" if plan.limit is None else f"at most {_counted(plan.limit, 'message')}"
+    return f"{_counted(len(plan.faults), 'fault')} and {_counted(len(plan.schedule), 'deviation')} with {limit}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
