@@ -37,8 +37,9 @@ class KafkaMemberSource:
 
     ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
     A commit carries what is completed above its position in its metadata, within what the broker takes: what does not
-    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that it owns no more is sent
-    all the same. A receive that waits polls all the time; between two of them nobody polls.
+    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that is somebody else's is sent
+    as long as it has not heard of that; once it has released a partition, or reported it lost, nothing of it is. A
+    receive that waits polls all the time; between two of them nobody polls.
 
     What is not released within the ``timeout`` of its ``Revoking`` is given back all the same, and reported as lost.
 
@@ -140,7 +141,8 @@ class KafkaMemberSource:
                 await self._change()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor.
+        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor, and
+        ``SourceError`` for one of a partition that was released or reported lost, also while this call waited.
 
         While the broker is down it waits (848), or fails after ``commit_timeout`` (classic).
         """
@@ -355,6 +357,9 @@ class KafkaMemberSource:
             before, now = settlement.partition.incarnation, self.broker.topic_id
             if now is not None and now != before:
                 raise self._recreated(before, now)
+            if self._owned.get(number) is not settlement.partition:
+                # The loss and this call may have been woken in one turn, and this call's step comes before its end.
+                raise SourceError(f"{self._name}: partition {number} was given up: it is not committed", retryable=True)
             commits[number] = Commit(settlement.floor, self._metadata(settlement, settlement.floor))
         try:
             self.broker.commit(self.client, commits, self.client.clock())

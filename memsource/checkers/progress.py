@@ -28,9 +28,9 @@ class LaneProgress:
     """A lane whose head could start does start, before ``max_in_flight`` others have (30): whatever another lane or
     another partition does, it waits for its turn alone (29, 35).
 
-    With batches so many calls, of ``batch`` messages each. Not measured: heads that were held or blocked, what waits
-    for ``max_ahead``, what comes late, partitions that are drained, and folded lanes, because a history does not say
-    which keys share one.
+    With batches so many calls, of ``batch`` messages each. A head behind a handler of an earlier assignment can start
+    when that one has ended. Not measured: heads that were held or blocked, what waits for ``max_ahead``, what comes
+    late, partitions that are drained, and folded lanes, because a history does not say which keys share one.
     """
 
     name = "LaneProgress"
@@ -39,6 +39,9 @@ class LaneProgress:
         self._findings = Findings(self.name, timeline)
         self._assignments = Assignments(_Ready)
         self._starts: dict[Segment, int] = defaultdict(int)
+        # (segment, partition, lane) -> its handlers that run: (epoch, position); of several assignments when the
+        # former ones were fenced.
+        self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
         self._bounds = {segment: self._bound(segment) for segment in timeline.segments}
 
     @staticmethod
@@ -56,6 +59,7 @@ class LaneProgress:
             "redelivered": self._redelivered,
             "started": self._started,
             "ended": self._ended,
+            "zombie": self._zombie,
             "dlq_confirmed": self._finished,
             "ahead_reached": self._ahead,
             "ahead_left": self._not_ahead,
@@ -88,8 +92,13 @@ class LaneProgress:
                 waiting.append(row.position)
                 return
             state.lanes[lane] = deque([row.position])
-        if not state.ahead:
+        if not state.ahead and not self._behind(segment, row, lane):
             state.since.setdefault(row.position, self._starts[segment])
+
+    def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
+        """Whether a handler of an earlier assignment still runs in its lane."""
+        running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
+        return any(epoch != row.epoch for epoch, _ in running)
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
@@ -108,6 +117,9 @@ class LaneProgress:
         if bound is None:
             return
         self._starts[segment] += 1
+        lane = lane_of(segment.rules, row)
+        if lane is not None:
+            self._running.setdefault((segment, row.partition, lane), set()).add((row.epoch, row.position))
         state = self._state(segment, row)
         since = None if state is None else state.since.pop(row.position, None)
         if since is not None:
@@ -117,8 +129,29 @@ class LaneProgress:
                 self._findings.violation(segment, row, f"{between} others started while it could, the bound is {bound}")
 
     def _ended(self, segment: Segment, row: Row) -> None:
+        self._runs_no_more(segment, row)
         if row.text == "ok":
             self._finished(segment, row)
+
+    def _zombie(self, segment: Segment, row: Row) -> None:
+        lane = self._runs_no_more(segment, row)
+        if lane is None or self._running.get((segment, row.partition, lane)):
+            return
+        for (one, partition, _), state in self._assignments.states.items():
+            waiting = state.lanes.get(lane)
+            if one is segment and partition == row.partition and waiting and state.measured and not state.ahead:
+                state.since.setdefault(waiting[0], self._starts[segment])
+
+    def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
+        """A handler has ended; returns its lane, None when it has none or was not known to run."""
+        lane = lane_of(segment.rules, row)
+        running = None if lane is None else self._running.get((segment, row.partition, lane))
+        if lane is None or running is None or (row.epoch, row.position) not in running:
+            return None
+        running.remove((row.epoch, row.position))
+        if not running:
+            del self._running[segment, row.partition, lane]
+        return lane
 
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
@@ -139,7 +172,7 @@ class LaneProgress:
         waiting.popleft()
         if not waiting:
             del state.lanes[lane]
-        elif not state.ahead:
+        elif not state.ahead and not self._behind(segment, row, lane):
             state.since[waiting[0]] = self._starts[segment]
 
     def _ahead(self, segment: Segment, row: Row) -> None:
@@ -164,6 +197,11 @@ class LaneProgress:
 
     def _gap(self, segment: Segment, row: Row) -> None:
         self._assignments.gap(segment)
+        self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        for one in [one for one in self._running if one[0] is segment]:
+            del self._running[one]
 
     def _end(self, segment: Segment, row: Row) -> None:
         bound = self._bounds[segment]
@@ -176,3 +214,4 @@ class LaneProgress:
                     what = f"{self._starts[segment] - since} others started and it never did, the bound is {bound}"
                     self._findings.violation(segment, head, what)
         self._assignments.drop(segment)
+        self._forget(segment)

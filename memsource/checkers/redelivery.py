@@ -86,7 +86,8 @@ class RedeliveryNotRun:
 
 
 class _Alive:
-    """position -> when the broker last heard of it; ``failed``: of those of which it is not known what becomes."""
+    """position -> when the broker last heard of it; ``failed``: of those whose handler did not end well, and of which
+    it is not known yet whether they are held on."""
 
     __slots__ = ("failed", "heard", "latest")
 
@@ -118,6 +119,8 @@ class KeptAlive:
             "extended": self._extended,
             "ack": self._left,
             "abandoned": self._left,
+            # What was cancelled with the rest of its batch is queued again, and only its next start says so.
+            "started": self._held,
             "ended": self._ended,
             "retry": self._held,
             "dlq_sent": self._held,
@@ -152,6 +155,8 @@ class KeptAlive:
         if state is None:
             return
         # Not all positions of a run: whoever wrote the row says how long it is.
+        for position in [p for p in state.failed if any(first <= p <= last for first, last in row.runs)]:
+            state.heard[position] = state.failed.pop(position)
         held = sorted(state.heard)
         for first, last in row.runs:
             for position in held[bisect_left(held, first) : bisect_right(held, last)]:
@@ -170,7 +175,7 @@ class KeptAlive:
             state.failed[row.position] = heard
 
     def _held(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
+        state = self._assignments.known(segment, row)
         heard = None if state is None else state.failed.pop(row.position, None)
         if state is not None and heard is not None:
             state.heard[row.position] = heard

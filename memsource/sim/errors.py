@@ -8,6 +8,7 @@ __all__ = [
     "Deadlock",
     "ImpossiblePlan",
     "Livelock",
+    "NeverYields",
     "Nondeterministic",
     "Refused",
     "SimulationError",
@@ -30,7 +31,11 @@ class Deadlock(SimulationError):
 
 
 class Livelock(SimulationError):
-    """So many turns in which no time has passed, or one step that does not end. Names the tasks that take them."""
+    """So many turns in which no time has passed. Names the tasks that take them."""
+
+
+class NeverYields(Livelock):
+    """One step of a task does not end: it has to await something. Names the task, and the line it is at."""
 
 
 class ImpossiblePlan(SimulationError):

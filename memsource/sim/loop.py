@@ -22,17 +22,17 @@ import threading
 import weakref
 from asyncio.events import _get_running_loop
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from operator import itemgetter
 from types import FrameType
 from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 from memsource.sim.choosers import Chooser
-from memsource.sim.errors import Deadlock, Livelock, Refused, SimulationError
+from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.guards import LOOP_CALLS, THREADS, refusing
 from memsource.sim.places import place_of_frame, title, waits
-from memsource.sim.tasks import GROUP, TASK_METHODS, OrderedWeakSet, SimFuture, SimTask, owner_of
+from memsource.sim.tasks import GROUP, TASK_METHODS, OrderedWeakSet, SimFuture, SimTask, owner_of, wrapped_by
 from memsource.sim.timers import Timers
 
 __all__ = ["GROUP", "SimLoop", "SimTask", "Threads", "current"]
@@ -91,6 +91,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._stepping: asyncio.Handle | None = None
         self._frozen: dict[str, float] = {}
         self._held: list[tuple[str, int, asyncio.Handle]] = []
+        self._wrapped: list[Coroutine[Any, Any, Any]] = []
         self._held_callbacks: list[tuple[str, asyncio.Handle]] = []
         # Of anyio's cancellation, which tries again until its tasks have ended: as often as a loop that takes a step of
         # every ready task a turn would let it, so each with the number of steps that are to be taken before.
@@ -345,12 +346,15 @@ class SimLoop(asyncio.BaseEventLoop):
     def _end(self, error: E) -> E:
         self.fail(error)
         self._failed = True
+        self._wrapped = [coroutine for task in asyncio.all_tasks(self) for coroutine in wrapped_by(task)]
         self.end()
         return error
 
     def abandon(self) -> None:
         """Close the coroutines of tasks that have not ended, after the loop was closed: here, not when and where
         the garbage collector would. What they raise is dropped."""
+        for inner in self._wrapped:
+            inner.close()
         for task in sorted(asyncio.all_tasks(self), key=self._number_of):
             coroutine: Any = task.get_coro()
             with contextlib.suppress(BaseException):
@@ -373,7 +377,7 @@ class SimLoop(asyncio.BaseEventLoop):
         task = None if step is None else owner_of(step)
         who = "a callback" if task is None else title(task)
         self.fail(
-            Livelock(
+            NeverYields(
                 f"{who} does not yield: turn {self.turns}, at {place_of_frame(frame)}, has no end: "
                 "await something in it, such as anyio.sleep(0)"
             )

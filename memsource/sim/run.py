@@ -32,7 +32,7 @@ from memsource.history import Segment, read_bytes
 from memsource.jetstream import JetStreamBroker
 from memsource.kafka import KafkaBroker
 from memsource.sim.choosers import Chooser, Recording, Sparse
-from memsource.sim.errors import Deadlock, Livelock
+from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.loop import current
 from memsource.sim.personality import Personality
 from memsource.sim.plan import Plan
@@ -100,11 +100,13 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     """Run a test under a plan. Blocks; calls the test with a new world, on a new loop in virtual time.
 
     ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
-    Raises ``Refused`` for what has no virtual time, and ``Livelock`` for a step that does not end.
+    Raises ``Refused`` for what has no virtual time, ``NeverYields`` for a step that does not end, ``ImpossiblePlan``
+    for what the test asks of its world and cannot have.
     """
     recording = None if chooser is None else Recording(chooser)
     world: World | None = None
     unexpected: list[tuple[str, BaseException]] = []
+    bad_use: list[SimulationError] = []
     state = random.getstate()
     random.seed(plan.seed)
     if conditions.setup is not None:
@@ -118,6 +120,8 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
             tasks.start_soon(world.turn_time)
             try:
                 await conditions.test(world)
+            except (Refused, ImpossiblePlan) as error:
+                bad_use.append(error)
             except Exception as error:
                 world.find(type(error).__name__, f"the test raised it: {error}", error)
             await world.stop()
@@ -129,12 +133,17 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
         with _quiet():
             outcome = run(main, chooser=recording or Sparse(plan.schedule), threads=conditions.threads)
         turns, seconds = outcome.turns, outcome.time
+    except NeverYields:
+        # Each further run would take as long as this one.
+        raise
     except (Deadlock, Livelock) as error:
         if world is None:
             raise
         unexpected.append((type(error).__name__, error))
     finally:
         random.setstate(state)
+    if bad_use:
+        raise bad_use[0]
     assert world is not None, "the loop ran main"
     for name, cause in unexpected:
         world.find(name, str(cause), cause)

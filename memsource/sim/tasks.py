@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any, Final
 
-__all__ = ["GROUP", "TASK_METHODS", "OrderedWeakSet", "SimFuture", "SimTask", "owner_of"]
+__all__ = ["GROUP", "TASK_METHODS", "OrderedWeakSet", "SimFuture", "SimTask", "owner_of", "wrapped_by"]
 
 GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default=None)
 """The group, such as a worker, that the tasks made in this context belong to. Children inherit it."""
@@ -64,3 +65,14 @@ def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
     if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", None) not in TASK_METHODS:
         return owner
     return None
+
+
+def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
+    """The coroutines that one which has not begun was given to await, as anyio's tasks are: they never will be."""
+    coroutine: Any = task.get_coro()
+    if not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
+        return []
+    known = list(coroutine.cr_frame.f_locals.values())
+    # A newer anyio keeps it in an object.
+    known += [getattr(each, "_coro", None) for each in known]
+    return [each for each in known if inspect.iscoroutine(each)]
