@@ -132,7 +132,9 @@ class Source(Protocol):
         ``retryable=True`` when they may not have: the caller repeats it, or sends a later one in its place.
 
         Cancelled when a partition of it is lost, or released before its commit came back: what has not left for the
-        broker by then must not leave any more, for it could undo a commit of the next owner.
+        broker by then must not leave any more, for it could undo a commit of the next owner. No event loop cancels a
+        call that is about to go on anyway: one that waits before it sends looks, behind the wait, for what the source
+        has reported lost meanwhile.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:

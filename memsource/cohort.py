@@ -48,7 +48,8 @@ class _Member:
 
 class Cohort:
     """``slots`` numbered from 0. ``lease``: seconds it holds without a renewal. ``revoke_timeout``: seconds to release
-    a slot. ``changed`` is called whenever there may be something new for a member.
+    a slot. ``changed`` is called whenever there may be something new for a member. ``taken``: who was deprived of
+    which slot under which epoch, released in time by nobody.
 
     Nothing blocks. Not thread-safe. ``now`` never goes back. Members that are not known have no say: what they ask for
     changes nothing.
@@ -66,6 +67,7 @@ class Cohort:
         self._targets: list[str | None] = [None] * slots
         self._asked: dict[int, float] = {}  # until when
         self._members: dict[str, _Member] = {}
+        self.taken: list[tuple[str, int, int]] = []
         self._moves = 0
         self._retake_at = math.inf
 
@@ -265,8 +267,10 @@ class Cohort:
             self._tell(slot, "revoking", self._revoke_timeout)
 
     def _take(self, slot: int) -> None:
-        owner, epoch = self._members.get(self._owners[slot] or ""), self._epochs[slot]
+        name, epoch = self._owners[slot] or "", self._epochs[slot]
+        owner = self._members.get(name)
         if owner is not None:
+            self.taken.append((name, slot, epoch))
             unheard = [each for each in owner.notices if each.slot == slot and each.epoch == epoch]
             if any(each.kind == "assigned" for each in unheard):
                 # Who has not heard that it was its own never had it.

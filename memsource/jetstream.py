@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from lanes.clock import Clock, monotonic
-from lanes.core.types import PartitionKey
+from lanes.core.types import Partition, PartitionKey
 from lanes.dead_letter import DeadLetter
 from memsource.cohort import Cohort
 from memsource.jetstream_source import JetStreamMemberSource
@@ -49,6 +49,7 @@ class JetStreamBroker:
         self._consumers = [PullConsumer(log, self.settings, self._changed) for log in self.topic.logs]
         self.cohort = Cohort(partitions, lease=lease, revoke_timeout=revoke_timeout, changed=self._changed)
         self._sources: dict[str, JetStreamMemberSource] = {}
+        self._by_lease: dict[str, JetStreamMemberSource] = {}
         self._incarnations = 0
         self._wakes: set[float] = set()
         self._letters: dict[str, DeadLetter] = {}
@@ -96,6 +97,16 @@ class JetStreamBroker:
         return [log.records[position] for log in self.topic.logs for position in log.positions]
 
     @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members; see ``memsource.sim.personality.Personality.taken``."""
+        found = []
+        for member, slot, epoch in self.cohort.taken:
+            partition = self._by_lease[member].announced.get((slot, epoch))
+            if partition is not None:
+                found.append((member.rpartition("#")[0], partition))
+        return found
+
+    @property
     def unfinished(self) -> list[Record]:
         """What is not acknowledged, delivered or not."""
         return [
@@ -113,7 +124,7 @@ class JetStreamBroker:
         """A source for a new member of this name. A former one of the name should have crashed or be closed."""
         self._incarnations += 1
         source = JetStreamMemberSource(self, f"{member}#{self._incarnations}", clock)
-        self._sources[member] = source
+        self._sources[member] = self._by_lease[source.member] = source
         return source
 
     # --- faults

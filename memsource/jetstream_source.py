@@ -51,13 +51,15 @@ class JetStreamMemberSource:
     """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``clock``: seconds, the time in which the broker is advanced. Tokens are ``Delivery`` values. After ``sever`` every
-    call but ``aclose`` raises ``SourceError``, and nothing it does reaches the broker.
+    call but ``aclose`` raises ``SourceError``, and nothing it does reaches the broker. ``announced``: the assignments
+    so far, by their number and the epoch of the cohort.
     """
 
     def __init__(self, broker: JetStreamBroker, member: str, clock: Clock) -> None:
         self.broker = broker
         self.member = member
         self.clock = clock
+        self.announced: dict[tuple[int, int], Partition] = {}
         self._slots: dict[int, _Slot] = {}
         self._turns: deque[int] = deque()  # whose turn is next is in front
         self._acks: deque[tuple[int, int]] = deque(maxlen=_ACKS_KEPT)
@@ -166,6 +168,7 @@ class JetStreamMemberSource:
         for kind, number, epoch, timeout in self.broker.cohort.poll(self.member):
             if kind == "assigned":
                 partition = Partition(PartitionId(self.broker.topic.name, number), _READER)
+                self.announced[number, epoch] = partition
                 self._slots[number] = _Slot(partition, epoch, self._takeover(number))
                 self._turns.append(number)
                 events.append(Assigned(partition))

@@ -26,7 +26,7 @@ from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import decode
-from lanes.core.types import PartitionKey
+from lanes.core.types import Partition, PartitionKey
 from lanes.dead_letter import DeadLetter
 from memsource.group import Group
 from memsource.kafka_client import NEVER, Callback, Client, Commit, Held, KafkaFailure
@@ -105,6 +105,11 @@ class KafkaBroker:
     def records(self) -> list[Record]:
         """Everything that is in the topic, by partition and position."""
         return [record for log in self.group.topic.logs for record in log.records.values()]
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members; see ``memsource.sim.personality.Personality.taken``."""
+        return list(self.coordinator.taken)
 
     @property
     def unfinished(self) -> list[Record]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from lanes.clock import Clock
+from lanes.core.types import Partition
 from memsource.group import Notice
 from memsource.topic import Record
 
@@ -74,16 +75,18 @@ class Held:
     """A partition in the eyes of a client.
 
     ``position``: next to hand out. ``fetched``: next to fetch; in between is the ``queue``. ``revoking``: asked for.
-    ``silent``: it had nowhere to read, and reads nothing any more.
+    ``silent``: it had nowhere to read, and reads nothing any more. ``partition``: what a source made of it,
+    None once it was taken.
     """
 
-    __slots__ = ("fetched", "position", "queue", "revoking", "silent")
+    __slots__ = ("fetched", "partition", "position", "queue", "revoking", "silent")
 
     def __init__(self, position: int = 0, *, silent: bool = False) -> None:
         self.position = self.fetched = position
         self.queue: deque[Record] = deque()
         self.revoking = False
         self.silent = silent
+        self.partition: Partition | None = None
 
     def purge(self) -> None:
         """Forget what was fetched and not handed out. Idempotent."""

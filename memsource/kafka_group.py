@@ -8,11 +8,12 @@ What each protocol does was measured on a real broker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from lanes.core.types import Partition
 from memsource.group import Group, Notice, plan
 from memsource.kafka_client import NEVER, Callback, Client, Held, KafkaFailure, OffsetReset, RebalanceProtocol
 
@@ -67,6 +68,7 @@ class Coordinator:
         self.group = Group(partitions, name=topic, cooperative=settings.protocol != "eager", assignor=self._assignor)
         self.classic = settings.protocol != "848"
         self.clients: list[Client] = []
+        self.taken: list[tuple[str, Partition]] = []
         self.now = 0.0
         self.up = True
         self.exists = True
@@ -200,6 +202,7 @@ class Coordinator:
         owner = self.group.owner(partition)
         if owner is None:
             return False
+        self._take(owner, [partition])
         self.group.lose(owner, partition)
         if self.group.owner(partition) is None:
             self._retake_at = self.now + self.settings.session_timeout
@@ -269,6 +272,7 @@ class Coordinator:
         self._flush(client)
 
     def _expel(self, client: Client) -> None:
+        self._take(client.id)
         self.group.crash(client.id)
         if client.crashed or client.closed:
             self.clients.remove(client)
@@ -279,6 +283,7 @@ class Coordinator:
     def _exceed(self, client: Client) -> None:
         client.exceeded = True
         if self.classic:
+            self._take(client.id)
             self.group.leave(client.id)
         else:
             self._fall_silent(client)
@@ -293,12 +298,24 @@ class Coordinator:
         for number in self.group.topic.partitions:
             owner = self.group.owner(number)
             if owner is not None:
+                self._take(owner, [number])
                 self.group.lose(owner, number, give=False)
 
     # --- inside
 
     def _assignor(self, owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
         return plan(owners, members) if self.exists else [None] * len(owners)
+
+    def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
+        """These partitions of a member, or all it owns, are about to be taken from it."""
+        for client in self.clients:
+            if client.id == member:
+                for number in self.group.topic.partitions if numbers is None else numbers:
+                    held = client.held.get(number)
+                    # What it has not heard of yet it never had.
+                    if self.group.owner(number) == member and held is not None and held.partition is not None:
+                        self.taken.append((client.name, held.partition))
+                        held.partition = None
 
     def _same(self, one: Client, other: Client) -> bool:
         return one.instance is not None and one.instance == other.instance and self.knows(one)

@@ -37,8 +37,8 @@ class KafkaMemberSource:
 
     ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
     A commit carries what is completed above its position in its metadata, within what the broker takes: what does not
-    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that is somebody else's is sent
-    as long as it has not heard of that; once it has released a partition, or reported it lost, nothing of it is. A
+    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that is somebody else's is
+    sent as long as it has not heard of that; once it has released a partition, or reported it lost, nothing of it is. A
     receive that waits polls all the time; between two of them nobody polls.
 
     What is not released within the ``timeout`` of its ``Revoking`` is given back all the same, and reported as lost.
@@ -253,7 +253,7 @@ class KafkaMemberSource:
         owned = Partition(
             PartitionId(broker.topic, number), _READER, broker.topic_id or "", floor=floor, completed=completed or ()
         )
-        self._owned[number] = owned
+        self._owned[number] = self.client.held[number].partition = owned
         self._turns.append(number)
         return Assigned(owned)
 
@@ -358,8 +358,9 @@ class KafkaMemberSource:
             if now is not None and now != before:
                 raise self._recreated(before, now)
             if self._owned.get(number) is not settlement.partition:
-                # The loss and this call may have been woken in one turn, and this call's step comes before its end.
-                raise SourceError(f"{self._name}: partition {number} was given up: it is not committed", retryable=True)
+                # The loss may have been heard while this call waited, and its cancellation may not have come yet.
+                gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
+                raise self._failed or SourceError(gone, retryable=True)
             commits[number] = Commit(settlement.floor, self._metadata(settlement, settlement.floor))
         try:
             self.broker.commit(self.client, commits, self.client.clock())

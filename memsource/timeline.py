@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from math import inf
 
@@ -38,10 +38,20 @@ class Timeline:
     ``committing`` are the assignments whose source commits one position for everything below it. ``incomparable``
     maps the partitions of which nothing can be said across segments to the reason. ``recreated`` are those of them
     whose positions mean several messages.
+
+    ``taken``: (member, partition, epoch) of assignments of which the broker says that it has taken them away, whatever
+    their members have heard of it; as an attribute the assignments. A file alone never says that of a process that has
+    died, or stood still, before it heard of its loss.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
         self.segments = segments
+        self.taken: set[Assignment] = {
+            (segment, partition, epoch)
+            for member, partition, epoch in taken
+            for segment in segments
+            if segment.member == member
+        }
         self.incomparable: dict[str, str] = {}
         self.recreated: set[str] = set()
         self.committing: set[Assignment] = {

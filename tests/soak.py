@@ -4,7 +4,7 @@ First every order of events around the engine, with four messages, and all plant
 own. Then, for half of the time, the simulated campaign: schedules and every crash point. For the other half round after
 round of the demo, each on a fresh server, with the worker killed with -9, frozen and the server killed, frozen, at
 moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object; status 1 when a promise
-broke.
+broke, a planted fault was not found, or a rare branch was never taken.
 """
 
 from __future__ import annotations
@@ -144,9 +144,8 @@ def plant() -> tuple[int, int]:
     found = hunted(list(MUTANTS))
     count = 0
     for name, mutant in MUTANTS.items():
-        by = sorted(found[name].checks.keys() & set(mutant.found_by))
-        count += bool(by)
-        print(f"planted {name}: {', '.join(by) or 'NOT FOUND'} after {found[name].runs} runs", flush=True)
+        count += bool(found[name].by(mutant))
+        print(found[name].line(mutant), flush=True)
     return len(MUTANTS), count
 
 
@@ -183,6 +182,9 @@ def main() -> int:
     planted, planted_found = plant()
     simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 2)
     table(simulated)
+    missing = simulated.missing()
+    if missing:
+        print(f"never happened: {', '.join(missing)}", flush=True)
     started = time.monotonic()
     rounds = events = redelivered = broken = 0
     faults: Counter[str] = Counter()
@@ -214,9 +216,10 @@ def main() -> int:
         "broken_rounds": broken,
         "states_explored": states,
         "broken_scopes": broken_scopes,
+        "never_happened": len(missing),
     }
     print(json.dumps(result), flush=True)
-    return 1 if broken or broken_scopes or simulated.found or planted_found < planted else 0
+    return 1 if result["violations"] or missing or planted_found < planted else 0
 
 
 if __name__ == "__main__":

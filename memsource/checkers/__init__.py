@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -124,9 +124,15 @@ def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
     return tuple(partial(make, margin=margin) if make in _TIMED else make for make in CHECKERS)
 
 
-def check(segments: Sequence[Segment], checkers: Sequence[MakeChecker] = CHECKERS) -> list[Verdict]:
-    """One verdict of each checker on these segments. Pure; one pass over the rows for all checkers."""
-    timeline = Timeline(segments)
+def check(
+    segments: Sequence[Segment],
+    checkers: Sequence[MakeChecker] = CHECKERS,
+    *,
+    taken: Collection[tuple[str, str, int]] = (),
+) -> list[Verdict]:
+    """One verdict of each checker on these segments; ``taken``: see ``Timeline``. Pure; one pass over the rows for all
+    checkers."""
+    timeline = Timeline(segments, taken=taken)
     made = [make(timeline) for make in checkers]
     feed(timeline, made)
     return [checker.verdict() for checker in made]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
 from memsource.history import Segment
@@ -17,7 +18,8 @@ class NoOverlap:
 
     A handler runs from ``started`` to ``ended``, or to its process's last row when the process crashed. Within a
     member handlers of a key never overlap, across its assignments neither. Across members they may only where
-    the assignment of the one that started first was *lost*: its handlers run on until they are cancelled. A
+    the assignment of the one that started first was *lost*: its handlers run on until they are cancelled; or where
+    the broker had taken that of either, and its process had not heard of that when it started. A
     message without a key is only kept from running beside itself, and not after its assignment was lost.
     """
 
@@ -34,6 +36,7 @@ class NoOverlap:
             for row in segment.rows
             if row.event == "lost"
         }
+        self._taken = timeline.taken
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -51,10 +54,11 @@ class NoOverlap:
         self._findings.checked += 1
         name = (row.partition, row.position if row.key is None else row.key)
         running = self._running.setdefault(name, [])
+        unaware = self._unaware(segment, row)
         for other, start in running:
             # A lane waits for a handler of a lost assignment, but a keyless message has none.
             same = other is segment and (row.key is not None or row.epoch == start.epoch)
-            if same or self._exclusive(other, start):
+            if same or (not unaware and self._exclusive(other, start)):
                 what = f"started while position {start.position} of its key was running"
                 self._findings.violation(segment, row, f"{what} ({at(other, start)})")
                 break
@@ -65,7 +69,13 @@ class NoOverlap:
         if start.partition in self._incomparable or other.gaps:
             # A gap may hide that the partition was lost, even one that comes later.
             return False
-        return self._lost.get((other, start.partition, start.epoch), 0) < start.n
+        lost = self._lost.get((other, start.partition, start.epoch), 0)
+        return lost < start.n and not self._unaware(other, start)
+
+    def _unaware(self, segment: Segment, row: Row) -> bool:
+        """Whether the broker has taken its partition, and its process had not heard of that when it started."""
+        assignment = segment, row.partition, row.epoch
+        return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
     def _ended(self, segment: Segment, row: Row) -> None:
         name = (row.partition, row.position if row.key is None else row.key)

@@ -26,8 +26,8 @@ class ExclusiveOwner:
 
     An owner has it from ``assigned`` until it is drained, lost, or its process is gone. Two at once there are only
     between a loss and its holder's learning of it: whoever starts a handler or commits while another process has it
-    already, and then hands it over as if it had been its own, was one of two, unless it was the other that lost it. A
-    process never has two assignments of one partition.
+    already, and then hands it over as if it had been its own, was one of two, unless it was the other that lost it, or
+    the broker says that it had taken it from one of them. A process never has two assignments of one partition.
     """
 
     name = "ExclusiveOwner"
@@ -35,6 +35,7 @@ class ExclusiveOwner:
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
         self._incomparable = timeline.incomparable
+        self._taken = timeline.taken
         self._owners: dict[str, dict[Assignment, _Tenure]] = defaultdict(dict)
         # Those of them that have a rival.
         self._contested: dict[Assignment, _Tenure] = {}
@@ -57,10 +58,13 @@ class ExclusiveOwner:
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         owners = self._owners[row.partition]
+        taken = (segment, row.partition, row.epoch) in self._taken
         for assignment, tenure in owners.items():
             if assignment[0] is segment:
                 what = f"assigned while the process had it under epoch {assignment[2]}"
                 self._findings.violation(segment, row, what)
+            elif taken or assignment in self._taken:
+                continue
             elif tenure.rival is None and row.partition not in self._incomparable:
                 tenure.rival = segment, row
                 self._contested[assignment] = tenure

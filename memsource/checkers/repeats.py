@@ -30,8 +30,9 @@ class EpochOrder:
     its order and without a hole (4).
 
     An assignment begins at a position that somebody had committed, or where the first one in this history began, and
-    runs nothing below it; within an assignment nothing goes back but to repeat its own last message. Only where
-    positions are committed; of the others ``PerKeyOrder`` says what there is to say.
+    runs nothing below it; within an assignment nothing goes back but to repeat its own last message. What the broker
+    has taken goes on beside its next owner until it hears of that, and is not judged by its holes and rewinds. Only
+    where positions are committed; of the others ``PerKeyOrder`` says what there is to say.
     """
 
     name = "EpochOrder"
@@ -40,6 +41,7 @@ class EpochOrder:
         self._findings = Findings(self.name, timeline)
         self._incomparable = timeline.incomparable
         self._committing = timeline.committing
+        self._taken = timeline.taken
         self._stopped = False
         self._lines: dict[tuple[str, str], _Line] = {}
         self._committed: dict[str, set[int]] = {}
@@ -114,6 +116,13 @@ class EpochOrder:
         if index == len(line.delivered) or line.delivered[index] != row.position:
             # That it was never delivered is for DeliveredThenStarted to say.
             return
+        floor = self._floors.get((segment, row.partition, row.epoch), 0)
+        if row.position < floor:
+            self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
+        if (segment, row.partition, row.epoch) in self._taken:
+            # Beside it the next owner may have gone back: whoever is next goes on from where either of them was.
+            line.started, line.by = max(line.started, index + 1), None
+            return
         by = segment, row.epoch
         if index > line.started:
             what = f"started, and position {line.delivered[line.started]} of its key never was"
@@ -121,9 +130,6 @@ class EpochOrder:
         elif index < line.started - 1 and line.by == by:
             what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
             self._findings.violation(segment, row, what)
-        floor = self._floors.get((segment, row.partition, row.epoch), 0)
-        if row.position < floor:
-            self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
         line.started, line.by = index + 1, by
 
     def _gap(self, segment: Segment, row: Row) -> None:
@@ -159,7 +165,8 @@ class _Done(NamedTuple):
 class NoDuplicateCleanly:
     """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
 
-    Clean is: drained and handed over, with every commit confirmed, in less than its grace. Where the completed set
+    Clean is: drained and handed over, with every commit confirmed, in less than its grace, and not after the broker had
+    taken it. Where the completed set
     cannot be handed over, what lies above the committed floor is repeated when a message below it waited or ran on, or
     could not start because a handler of an earlier assignment was still running.
     What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged message that comes again was
@@ -172,6 +179,8 @@ class NoDuplicateCleanly:
         self._findings = Findings(self.name, timeline)
         self._committing = timeline.committing
         self._incomparable = timeline.incomparable
+        self._taken = timeline.taken
+        self._newest: dict[str, Assignment] = {}
         self._assignments = Assignments(_Work)
         self._done: dict[str, dict[int, _Done]] = defaultdict(dict)
         self._floors: dict[Assignment, int] = {}
@@ -205,6 +214,18 @@ class NoDuplicateCleanly:
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._assignments.begin(segment, row).floor = row.floor
         self._floors[segment, row.partition, row.epoch] = row.floor
+        if not self._taken:
+            return
+        self._newest[row.partition] = segment, row.partition, row.epoch
+        for assignment, state in self._assignments.states.items():
+            if assignment[1] == row.partition and assignment in self._taken and state.sent is not None:
+                self._disturb(row.partition)
+
+    def _comes_late(self, segment: Segment, row: Row) -> None:
+        """A commit of what the broker has taken lands on top of what the next owner has committed."""
+        assignment = segment, row.partition, row.epoch
+        if assignment in self._taken and self._newest.get(row.partition) != assignment:
+            self._disturb(row.partition)
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "settled" and (segment, row.partition, row.epoch) in self._committing:
@@ -254,11 +275,13 @@ class NoDuplicateCleanly:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.sent = row
+            self._comes_late(segment, row)
 
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None or state.sent is None:
             return
+        self._comes_late(segment, row)
         state.confirmed, state.floor = state.sent.n, state.sent.floor
         state.sent, state.unsure = None, False
         floor, n = state.floor, state.confirmed
@@ -268,6 +291,7 @@ class NoDuplicateCleanly:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.sent, state.unsure = None, True
+            self._comes_late(segment, row)
 
     def _drained(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
@@ -275,6 +299,9 @@ class NoDuplicateCleanly:
             state.drained = row.mono
 
     def _revoked(self, segment: Segment, row: Row) -> None:
+        if (segment, row.partition, row.epoch) in self._taken:
+            self._lost(segment, row)
+            return
         state = self._assignments.end(segment, row)
         if state is None:
             return

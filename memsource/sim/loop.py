@@ -45,8 +45,7 @@ Threads = Literal["refuse", "inline"]
 _CALLBACK_TURNS: Final = 100
 """Turns in which only callbacks ran, after which time passes all the same: anyio's cancellation of a task that is
 frozen tries again in every turn."""
-_CANCELLATION: Final = "_deliver_cancellation"
-"""The callback by which anyio cancels the tasks of a scope, again and again until they have ended."""
+_CANCELLATION: Final = "_deliver_cancellation"  # by which anyio cancels tasks, again and again until they have ended
 _JUMP_LIMIT: Final = 1.0
 """Virtual seconds that a chooser may have time jump at once, although tasks are ready."""
 

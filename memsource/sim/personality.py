@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from lanes.clock import Clock
-from lanes.core.types import PartitionKey
+from lanes.core.types import Partition, PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.source import Source
 from memsource.sim.plan import PersonalityName
@@ -38,6 +38,12 @@ class Personality(Protocol):
     @property
     def records(self) -> list[Record]:
         """Everything published, by partition and position."""
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members, in order: those they had heard of and had not released when
+        their session or lease expired, their time to give them back was over, or ``lose`` was called. Whether they have
+        heard of it by now or not."""
 
     @property
     def unfinished(self) -> list[Record]:

@@ -72,7 +72,7 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
     coroutine: Any = task.get_coro()
     if not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return []
-    known = list(coroutine.cr_frame.f_locals.values())
+    known = list(coroutine.cr_frame.f_locals.values()) if coroutine.cr_frame is not None else []
     # A newer anyio keeps it in an object.
     known += [getattr(each, "_coro", None) for each in known]
     return [each for each in known if inspect.iscoroutine(each)]

@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from lanes.config import Settings
 from lanes.core.types import PartitionKey, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
@@ -26,6 +27,7 @@ from memsource.sim.loop import GROUP, SimLoop
 from memsource.sim.personality import Personality
 from memsource.sim.plan import Fault, Plan
 from memsource.sim.traffic import Traffic
+from memsource.sim.waiting import until
 from memsource.sim.worker import App, Worker
 from memsource.topic import Record
 
@@ -41,7 +43,6 @@ _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
 _OF_PARTITION: Final = frozenset({"lost", "redeliver"})
 _TICK: Final = 1.0
-_POLL: Final = (0.2, 5.0)
 _SLOW_FOR: Final = 10
 
 
@@ -170,9 +171,9 @@ class World:
         seconds is the finding ``CaughtUp``. Cancel-safe; may be called again after more was produced.
         """
         self.settles = True
-        await _until(lambda: len(self.performed) == len(self.plan.faults) or self._caught_up(), timeout)
+        await until(lambda: len(self.performed) == len(self.plan.faults) or self._caught_up(), timeout)
         self._calm()
-        if not await _until(self._caught_up, timeout):
+        if not await until(self._caught_up, timeout):
             left = [record for record in self.broker.unfinished if not self._was_committed(record)]
             self.find(
                 "CaughtUp", f"{len(left)} messages are unfinished after {timeout:g} s without a fault: {_few(left)}"
@@ -324,10 +325,13 @@ class World:
         return record.position < floor or any(start <= record.position < end for start, end in completed)
 
     def _stop_limit(self, worker: Worker) -> float:
-        settings = worker.app.settings
-        drain, grace = (30.0, 2.0) if settings is None else (settings.drain_timeout, settings.grace)
+        settings = worker.app.settings or Settings()
         # A drain and its three graces, and the three things that are closed, 5 s each at most. Twice, to be sure.
-        return 2 * (drain + 3 * grace + 15.0) + worker.slow + max(0.0, worker.frozen_until - self.now)
+        return (
+            2 * (settings.drain_timeout + 3 * settings.grace + 15.0)
+            + worker.slow
+            + max(0.0, worker.frozen_until - self.now)
+        )
 
     # --- faults
 
@@ -339,14 +343,13 @@ class World:
         worker = alive[(at + fault.target) % len(alive)] if alive else caller
         partition = fault.target % len(self.broker.partitions)
         self.performed.append(fault)
-        whom = (
-            worker.name if fault.kind in _OF_WORKER else f"partition {partition}" if fault.kind in _OF_PARTITION else ""
-        )
-        # Behind the rows that are there, in front of the next one.
+        whom = f"partition {partition}" if fault.kind in _OF_PARTITION else ""
+        whom = worker.name if fault.kind in _OF_WORKER else whom
+        # In front of the next row.
         self.moments.append(Moment(max(self.now, self._latest) + _STEP / 2, fault, whom))
-        now = self.now
         if worker.gone and fault.kind in _OF_WORKER:
             return
+        now = self.now
         if fault.kind == "crash":
             self._crash(worker, fault.amount)
         elif fault.kind == "freeze":
@@ -405,16 +408,6 @@ def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool
     ]
     full = any(owned.ahead_reached or not status.taking for status, owned in owners)
     return full or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)
-
-
-async def _until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Wait for a condition, at most so long; whether it came true."""
-    with anyio.move_on_after(timeout):
-        pause = _POLL[0]
-        while not condition():
-            await anyio.sleep(pause)
-            pause = min(pause * 1.5, _POLL[1])
-    return condition()
 
 
 def _few(records: list[Record]) -> str:

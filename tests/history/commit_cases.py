@@ -53,6 +53,7 @@ def flow(event: str, in_flight: int, size: int = 0) -> Fields:
 
 
 THREE = [delivered(0, "a"), delivered(1, "b"), delivered(2, "c")]
+BEFORE = [redelivered(position, "settled", key) for position, key in enumerate("abc")]
 END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
 DRAIN = owned("revoking", timeout=30.0)
@@ -174,6 +175,15 @@ COMMITTING: list[Case] = [
         keeps=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], redelivered(2, "settled", "c"), reached()],
         breaks=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], reached()],
         witness="named nobody as holding the floor, position 2 does",
+    ),
+    Case(
+        make=StallNamed,
+        what="by nobody who waits for it",
+        rules={"max_ahead": 3},
+        asks="max_ahead",
+        keeps=[assigned(), THREE, delivered(3, "d"), BEFORE, reached()],
+        breaks=[assigned(), THREE, delivered(3, "d"), BEFORE, reached(3, "d")],
+        witness="named position 3 as holding the floor, nobody does",
     ),
     Case(
         make=StallNamed,

@@ -7,25 +7,20 @@ from typing import Any
 from memsource.checkers import (
     AttemptsCount,
     DeliveredThenStarted,
-    EpochOrder,
-    ExclusiveOwner,
     KeptAlive,
-    KeptWorkGoesOn,
     LaneProgress,
-    NoDuplicateCleanly,
     OneTerminalOutcome,
     RedeliveryNotRun,
     RetryHoldsLane,
     ZombiesDoNotCount,
 )
-from tests.history.cases import CLOSES, COMMITS, Case
+from tests.history.cases import COMMITS, Case
 from tests.history.rows import (
     Fields,
     Rows,
     ack,
     assigned,
     at,
-    confirmed,
     delivered,
     ended,
     handled,
@@ -69,136 +64,20 @@ def done(position: int, key: str | None = "k") -> Rows:
 
 END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
+CANCELLED: Rows = [delivered(0), started(0), *at(102.0, ended(0, result="cancelled"))]
 UNBLOCKED = {"event": "unblocked", "key": key_hash("k"), "count": 1}
 AGAIN = {"epoch": 2}
 
-OWNING: list[Case] = [
-    Case(
-        make=ExclusiveOwner,
-        what="handed over first",
-        more=OPEN,
-        keeps=[assigned(), ran(0), owned("revoking"), owned("drained"), at(101.0, owned("revoked"))],
-        breaks=[assigned(), at(101.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))],
-        then=[assigned()],
-        witness="started while it was another process's, assigned there (m-2 pid 2 row 2)",
-        checked=2,
-    ),
-    Case(
-        make=ExclusiveOwner,
-        what="lost, and not known yet",
-        more=OPEN,
-        keeps=[assigned(), at(101.0, ran(0), owned("lost"))],
-        breaks=[assigned(), at(101.0, sent(0), owned("revoking"), owned("drained"), owned("revoked"))],
-        then=[assigned()],
-        witness="commit_sent while it was another process's, assigned there (m-2 pid 2 row 2)",
-    ),
-    Case(
-        make=ExclusiveOwner,
-        what="once in a process",
-        keeps=[assigned(), owned("lost"), assigned(**AGAIN)],
-        breaks=[assigned(), assigned(**AGAIN)],
-        witness="assigned while the process had it under epoch 1",
-    ),
-    Case(
-        make=KeptWorkGoesOn,
-        what="while another partition is given up",
-        asks="batch",
-        keeps=[
-            delivered(0),
-            started(0),
-            owned("revoking"),
-            ended(0, result="cancelled"),
-            delivered(1, partition="S/1"),
-        ],
-        breaks=[
-            *[delivered(0), started(0), owned("revoking", partition="S/1")],
-            *[ended(0, result="cancelled"), delivered(1, partition="S/1")],
-        ],
-        witness="cancelled, though neither its partition was given up nor did the run end",
-        checked=1,
-    ),
-    Case(
-        make=NoDuplicateCleanly,
-        what="committed in the end",
-        rules=COMMITS,
-        asks="grace",
-        keeps=[assigned(), done(0), owned("revoking"), owned("drained"), sent(1), confirmed(1), owned("revoked")],
-        breaks=[assigned(), sent(0), confirmed(0), done(0), drained()],
-        witness="finished, and not committed when its partition was handed over",
-        checked=1,
-    ),
-    Case(
-        make=NoDuplicateCleanly,
-        what="what was completed above the floor is handed over",
-        rules=COMMITS,
-        asks="grace",
-        keeps=[assigned(), delivered(0, "a"), done(1, "b"), sent(0, 1), confirmed(0), drained(abandoned(0, "a"))],
-        breaks=[assigned(), delivered(0, "a"), done(1, "b"), sent(0, 1), confirmed(0), drained(abandoned(0, "a"))],
-        then=[assigned(), delivered(0, "a"), delivered(1, "b"), redelivered(1, "settled", "b"), ran(0, "a")],
-        then_breaks=[assigned(), delivered(0, "a"), delivered(1, "b"), ran(0, "a"), ran(1, "b")],
-        witness="started again after it had finished and was handed over cleanly (m-1 pid 1 row 12)",
-    ),
-    Case(
-        make=NoDuplicateCleanly,
-        what="what nothing begun is below of, where the set is not handed over",
-        rules=CLOSES,
-        asks="grace",
-        keeps=[
-            *[assigned(), delivered(0, "a"), started(0, "a"), failed(0, "a"), *done(1, "b"), sent(0), confirmed(0)],
-            drained(abandoned(0, "a")),
-        ],
-        breaks=[assigned(), delivered(0, "a"), done(1, "b"), sent(0), confirmed(0), drained(abandoned(0, "a"))],
-        then=[assigned(), delivered(0, "a"), delivered(1, "b"), ran(0, "a"), ran(1, "b")],
-        witness="started again after it had finished and was handed over cleanly (m-1 pid 1 row 12)",
-    ),
-    Case(
-        make=NoDuplicateCleanly,
-        what="settled in the end",
-        asks="grace",
-        keeps=[assigned(None), delivered(0), ran(0), owned("revoking"), owned("drained"), ack(0), owned("revoked")],
-        breaks=[assigned(None), delivered(0), ran(0), drained()],
-        witness="finished, and not settled when its partition was handed over",
-    ),
-    Case(
-        make=EpochOrder,
-        what="a rewind to what was committed",
-        asks="order",
-        keeps=[assigned(), handled(0), handled(1), sent(1), owned("lost")],
-        breaks=[assigned(), handled(0), delivered(1), sent(1), owned("lost")],
-        then=[assigned(1), delivered(1), ran(1), delivered(2), ran(2)],
-        then_breaks=[assigned(1), delivered(1), delivered(2), ran(2)],
-        witness="started, and position 1 of its key never was",
-        checked=4,
-    ),
-    Case(
-        make=EpochOrder,
-        what="without a hole",
-        asks="order",
-        keeps=[assigned(), delivered(0), delivered(1), ran(0), ran(1), sent(2)],
-        breaks=[assigned(), delivered(0), delivered(1), ran(1), ran(0), sent(2)],
-        witness="started, and position 0 of its key never was",
-        violations=2,
-        checked=2,
-    ),
-    Case(
-        make=EpochOrder,
-        what="nothing below the floor",
-        asks="order",
-        keeps=[assigned(1), handled(1), sent(2)],
-        breaks=[assigned(1), handled(0), sent(2)],
-        witness="started below 1, where its assignment began",
-    ),
-    Case(
-        make=EpochOrder,
-        what="not back within an assignment",
-        asks="order",
-        keeps=[assigned(), handled(0), handled(1), started(1, attempt=2), sent(2)],
-        breaks=[assigned(), handled(0), handled(1), started(0), sent(2)],
-        witness="went back in its assignment from position 1 of its key",
-    ),
-]
-
 TURNS = [[delivered(position, str(position)), *ran(position, str(position)), ack(position)] for position in range(1, 5)]
+
+ELSEWHERE = {"partition": "S/1"}
+OTHERS: list[Rows] = [
+    [delivered(position, str(position), **ELSEWHERE), *ran(position, str(position), **ELSEWHERE)]
+    for position in range(1, 5)
+]
+OUTLIVED = [delivered(0, "a"), started(0, "a"), owned("lost"), delivered(0, "a", **AGAIN)]
+COMPLETED = [*OUTLIVED, delivered(1, "a", **AGAIN), redelivered(0, "settled", "a", **AGAIN)]
+OUTLIVES_NO_MORE = [ended(0, "a"), zombie(0, "a")]
 
 LANES: list[Case] = [
     Case(
@@ -261,6 +140,25 @@ LANES: list[Case] = [
         keeps=[delivered(0, "a"), *TURNS[:3]],
         breaks=[delivered(0, "a"), *TURNS],
         witness="4 others started and it never did, the bound is 3",
+    ),
+    Case(
+        make=LaneProgress,
+        what="behind a handler of an earlier assignment it waits for that",
+        asks="order, keyless, lanes and batch",
+        more={"max_in_flight": 3},
+        keeps=[*OUTLIVED, *OTHERS, *OUTLIVES_NO_MORE, *OTHERS[:3], started(0, "a", **AGAIN)],
+        breaks=[*OUTLIVED, *OUTLIVES_NO_MORE, *OTHERS, started(0, "a", **AGAIN)],
+        witness="4 others started while it could, the bound is 3",
+    ),
+    Case(
+        make=LaneProgress,
+        what="also a head behind what was settled before",
+        rules=COMMITS,
+        asks="order, keyless, lanes and batch",
+        more={"max_in_flight": 3},
+        keeps=[*COMPLETED, *OTHERS, *OUTLIVES_NO_MORE, *OTHERS[:3], started(1, "a", **AGAIN)],
+        breaks=[*COMPLETED, *OUTLIVES_NO_MORE, *OTHERS, started(1, "a", **AGAIN)],
+        witness="4 others started while it could, the bound is 3",
     ),
     Case(
         make=AttemptsCount,
@@ -423,6 +321,28 @@ OUTCOMES: list[Case] = [
         breaks=[delivered(0), delivered(1), *at(103.0, extended([0, 0])), *at(109.0, extended([0, 1]))],
         witness="held without the broker hearing of it, 6.998 s late",
         checked=5,
+    ),
+    Case(
+        make=KeptAlive,
+        what="and those that were cancelled with the rest of their batch",
+        rules={"extend_interval": 2.0, "batch": 3},
+        asks="extend_interval",
+        more=OPEN,
+        keeps=[*CANCELLED, *at(106.0, extended([0, 0])), *at(112.0, started(0), extended([0, 0]), END)],
+        breaks=[*CANCELLED, *at(103.0, handled(5)), *at(110.0, ran(0), ack(0), END)],
+        witness="held without the broker hearing of it, 7.999 s late",
+        checked=2,
+    ),
+    Case(
+        make=KeptAlive,
+        what="also before they start again",
+        rules={"extend_interval": 2.0, "batch": 3},
+        asks="extend_interval",
+        more=OPEN,
+        keeps=[*CANCELLED, *at(106.0, extended([0, 0]), END)],
+        breaks=[*CANCELLED, *at(103.0, handled(5)), *at(110.0, extended([0, 0]), END)],
+        witness="held without the broker hearing of it, 7.999 s late",
+        checked=1,
     ),
     Case(
         make=KeptAlive,

@@ -21,7 +21,8 @@ from memsource.checkers import (
 )
 from tests.history.cases import CLOSES, COMMITS, Case, Part
 from tests.history.commit_cases import BOUNDED, COMMITTING, DRAINING
-from tests.history.message_cases import LANES, OUTCOMES, OWNING
+from tests.history.message_cases import LANES, OUTCOMES
+from tests.history.owner_cases import OWNING
 from tests.history.rows import (
     PROMISES,
     assigned,

@@ -92,6 +92,13 @@ class TestPerKeyOrder:
         run = segment(handled(1), delivered(2), failed(2), late, started(2), ended(2), started(1), ended(1))
         assert not violated(run)
 
+    def test_what_is_queued_goes_before_a_late_repeat(self) -> None:
+        late = [delivered(1), redelivered(1, "late")]
+        queued = [started(3), ended(3), ack(3)]
+        again = [started(1), ended(1), ack(1)]
+        verdict = verdicts(segment(handled(1), handled(2), delivered(3), late, queued, again))["PerKeyOrder"]
+        assert (verdict.status, verdict.note) == ("passed", "1 late repeats")
+
     def test_in_a_gap_a_late_repeat_may_have_ended(self) -> None:
         late = [delivered(1), redelivered(1, "late"), started(1), ended(1), ack(1)]
         run = segment(handled(1), handled(2), late)

@@ -19,7 +19,8 @@ from types import CodeType, ModuleType
 class Mutant:
     """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails.
 
-    ``campaign`` is the one that looks for it, ``found_by`` the checks of it one of which must find it.
+    ``campaign`` is the one that looks for it, ``found_by`` the checks of it one of which must find it. ``machine``: a
+    campaign of the engine alone that has to find it as well, then its checks.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Mutant:
     breaks: str
     campaign: str
     found_by: tuple[str, ...]
+    machine: tuple[str, ...] = ()
 
 
 def install(mutant: Mutant) -> None:

@@ -21,8 +21,8 @@ from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
 from tests.sim.slices import campaign
 
-RUNS: Final = 3_000
-"""Runs of the simulator after which a fault counts as not found."""
+RUNS: Final = 600
+"""Runs of the simulator after which a fault counts as not found: one that takes more needs other cases."""
 
 RUNS_A_SEED: Final = 6
 """Few, so that there are many cases: of each seed there is one."""

@@ -1,6 +1,7 @@
 """Plant mutants and look for them: ``python -m tests.mutants.hunt NAME...``, each in a process of its own.
 
-Prints a JSON array a line: the name, check -> the first thing it found, and how many runs it took.
+Prints a JSON array a line: the name; check -> the first thing it found, and after how many runs; the same of the state
+machine that looks for it as well.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def hunt(name: str) -> None:
     from tests.mutants.campaigns import CAMPAIGNS
 
     found = CAMPAIGNS[mutant.campaign](mutant.found_by)
-    print(json.dumps([name, found.checks, found.runs]))
+    beside = CAMPAIGNS[mutant.machine[0]](mutant.machine[1:]).checks if mutant.machine else {}
+    print(json.dumps([name, found.checks, found.runs, beside]))
 
 
 if __name__ == "__main__":

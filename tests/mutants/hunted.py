@@ -9,13 +9,32 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tests.mutants import Mutant
+
 
 @dataclass(frozen=True)
 class Hunted:
-    """``checks``: check -> the first thing it found; ``runs``: how many it took, 0 where they are not counted."""
+    """``checks``: check -> the first thing it found; ``runs``: how many it took.
+
+    ``beside``: what the state machine found that looks for it as well.
+    """
 
     checks: dict[str, str]
     runs: int
+    beside: dict[str, str]
+
+    def by(self, mutant: Mutant) -> list[str]:
+        """The checks that had to find this mutant and did; none unless its state machine has found it, too."""
+        if mutant.machine and not self.beside.keys() & set(mutant.machine[1:]):
+            return []
+        return sorted(self.checks.keys() & set(mutant.found_by))
+
+    def line(self, mutant: Mutant) -> str:
+        """A line for a table."""
+        by = self.by(mutant)
+        beside = f", and by the machine {mutant.machine[0]}" if mutant.machine else ""
+        found = f"by {', '.join(by)} after {self.runs} runs{beside}" if by else "NOT FOUND"
+        return f"planted {mutant.name:28} {mutant.campaign:10} {found}"
 
 
 def hunted(names: Sequence[str]) -> dict[str, Hunted]:
@@ -29,4 +48,4 @@ def _hunt(names: Sequence[str]) -> dict[str, Hunted]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return {name: Hunted(checks, runs) for name, checks, runs in map(json.loads, done.stdout.splitlines())}
+    return {name: Hunted(*found) for name, *found in map(json.loads, done.stdout.splitlines())}

@@ -42,6 +42,7 @@ _ORDER: Final = (
         "what follows a failed message in its batch counts",
         "jetstream",
         ("PerKeyOrder",),
+        machine=("modes", "effects_say_what_happened"),
     ),
     Mutant(
         "zombie_frees_its_key",
@@ -146,15 +147,6 @@ _SETTLING: Final = (
         ("NewestToken",),
     ),
     Mutant(
-        "queued_not_kept_alive",
-        "lanes.settling",
-        "            messages = self._engine.held_since(self._clock() - period)",
-        "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
-        "what does not run yet comes again, behind the ack wait",
-        "jetstream",
-        ("KeptAlive",),
-    ),
-    Mutant(
         "commit_highest",
         "lanes.core.committer",
         "ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
@@ -181,6 +173,7 @@ _SETTLING: Final = (
         "floor and completed set are of two moments",
         "kafka",
         ("CaughtUp", "NoDuplicateCleanly"),
+        machine=("modes", "one_snapshot"),
     ),
     Mutant(
         "floor_past_a_gap",
@@ -198,8 +191,9 @@ _SETTLING: Final = (
         "            self._floor = max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)",
         "            self._floor = max(self._floor, self.highest + 1, self._trailing)",
         "what the source has read is committed although some of it waits for max_ahead",
-        "modes",
-        ("one_snapshot",),
+        "kafka",
+        ("NoCommitPastUnfinished",),
+        machine=("modes", "one_snapshot"),
     ),
     Mutant(
         "completed_off_by_one",
@@ -274,7 +268,8 @@ _BOUNDS: Final = (
         "                chains.forget(partition.id)\n",
         "each handler that outlives its assignment takes a place for ever",
         "jetstream",
-        ("CaughtUp", "PauseAtBounds"),
+        ("PlacesGivenBack", "CaughtUp"),
+        machine=("engine", "taking_changes_at_the_marks", "teardown"),
     ),
 )
 
@@ -290,9 +285,9 @@ _OWNERSHIP: Final = (
     ),
     Mutant(
         "lost_is_committed",
-        "lanes.core.ownership",
-        "        self.committer.forget(partition)\n",
-        "",
+        "lanes.running",
+        "        zombies = self._engine.lose(partition)",
+        "        zombies = self._engine.fence(partition)",
         "a partition that was lost is committed by its former owner",
         "kafka",
         ("NoCommitAfterLoss", "NoCommitAfterRevoke"),
@@ -337,7 +332,7 @@ _RUNTIME: Final = (
         ("NoCommitAfterLoss",),
     ),
     Mutant(
-        "cancellation_swallowed",
+        "worker_swallows_cancellation",
         "lanes.workers",
         '                        endings.finish(message, ABANDON, "cancelled", error, handling)',
         "                        engine.finish(message, ACK, 0.0)",
@@ -373,7 +368,7 @@ _RUNTIME: Final = (
         ("StopEnds",),
     ),
     Mutant(
-        "redelivery_twice",
+        "redelivery_runs_twice",
         "lanes.running",
         "                engine.receive(event.partition, event.run, event.size, now)\n",
         "                engine.receive(event.partition, event.run, event.size, now)\n"
@@ -408,6 +403,15 @@ _RUNTIME: Final = (
         "what finished while a drain's commit was under way is not committed",
         "kafka",
         ("CaughtUp", "CommitsInTime"),
+    ),
+    Mutant(
+        "extension_misses_queued",
+        "lanes.settling",
+        "            messages = self._engine.held_since(self._clock() - period)",
+        "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
+        "what does not run yet comes again, behind the ack wait",
+        "jetstream",
+        ("KeptAlive",),
     ),
     Mutant(
         "extension_too_late",

@@ -24,6 +24,5 @@ def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
 @pytest.mark.parametrize("hidden", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_is_found(hidden: Mutant, found: dict[str, Hunted]) -> None:
     this = found[hidden.name]
-    by = sorted(this.checks.keys() & set(hidden.found_by))
-    print(f"{hidden.name}: {', '.join(by) or 'nothing'} after {this.runs} runs of {hidden.campaign}")
-    assert by, f"{hidden.breaks}: found by {sorted(this.checks) or 'nothing'} instead"
+    print(this.line(hidden))
+    assert this.by(hidden), f"{hidden.breaks}: found by {sorted(this.checks)} instead, beside it {this.beside}"

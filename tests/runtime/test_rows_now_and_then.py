@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import anyio
 import pytest
 
 from lanes import Consumer, History, Message, Nak, Retry, Settings
+from lanes.core.types import Room
 from lanes.rules import Rules
+from lanes.source import Delivered, Revoking, SourceEvent
 from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
@@ -186,3 +189,36 @@ async def test_a_batch_that_outlives_its_partition_is_counted_at_the_end_of_the_
         assert await run.end() is None
     assert len(rows(history, "zombie")) == 1
     assert verdicts(tmp_path)["ZombiesDoNotCount"].status == "passed"
+
+
+class AsksAndDelivers(MemorySource):
+    """Behind the demand for a partition comes what was already on its way: its first run, again."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.first: Delivered | None = None
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        events = [*await super().receive(room)]
+        self.first = self.first or next((event for event in events if isinstance(event, Delivered)), None)
+        if self.first is not None and any(isinstance(event, Revoking) for event in events):
+            again = [Message(m.partition, m.position, m.key, m.size, m.raw, m.token) for m in self.first.run]
+            events.append(Delivered(self.first.partition, again, self.first.size))
+        return events
+
+
+@pytest.mark.anyio
+async def test_what_comes_again_while_its_partition_is_drained_has_no_rows(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    source = AsksAndDelivers(published("a"))
+    handler = Gated()
+    async with started(consumer_of(source, handler, history=history)) as run:
+        await until(lambda: handler.running == 1)
+        source.revoke(0, timeout=30.0)
+        await until(lambda: run.consumer.status().redelivered == {"held": 1})
+        handler.let(0)
+        await until(lambda: source.called("release"))
+        assert await run.stop() is None
+    assert len(rows(history, "delivered")) == 1
+    assert rows(history, "redelivered") == []
+    assert {verdict.status for verdict in verdicts(tmp_path).values()} == {"passed"}

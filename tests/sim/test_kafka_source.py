@@ -397,3 +397,21 @@ async def test_injected_failures() -> None:
     with pytest.raises(SourceError, match="unknown"):
         await source.settle([Settlement(partition, [], 3)])
     assert stand.broker.committed(0) == Commit(3)
+
+
+async def test_a_commit_that_waits_while_its_partition_is_lost_is_not_made() -> None:
+    stand = Stand(1, 9)
+    source, (partition,) = await opened(stand)
+    told: list[str] = []
+    source.block("settle")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settle_later, source, Settlement(partition, [], 5), told)
+        await settled()
+        stand.broker.lose(0, stand.now)
+        stand.to(3.0)
+        (lost,) = await source.receive(Room(0, 0))
+        assert isinstance(lost, Lost) and lost.partition is partition
+        # It goes on before anybody has cancelled it.
+        source.unblock("settle")
+    assert told == ["retryable=True: T/one: partition 0 was given up: nothing of it is committed any more"]
+    assert stand.broker.committed(0) is None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import anyio.lowlevel
+
 from lanes.clock import Clock
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Delivered, Lost, Source, SourceEvent, SourceTraits
+from memsource.kafka_source import KafkaMemberSource
 from memsource.sim.personality import Personality
 
 __all__ = ["Watched", "Watching", "watching"]
@@ -29,6 +32,11 @@ class Watched:
         """The user has stopped the intake, or lets it go on."""
         self.paused = paused
         self._was_paused = False
+
+    @property
+    def degraded(self) -> int:
+        """How many completed sets were too much for the broker, and lost their highest completions."""
+        return self._inner.degraded if isinstance(self._inner, KafkaMemberSource) else 0
 
     async def open(self) -> SourceTraits:
         return await self._inner.open()
@@ -54,10 +62,19 @@ class Watched:
             if self._newest[message.partition, message.position] not in tokens:
                 what = f"position {message.position} settled by the token of an old delivery"
                 self._found.setdefault("NewestToken", what)
-        await self._inner.settle(settlements)
+        failed: Exception | None = None
+        try:
+            await self._inner.settle(settlements)
+        except Exception as error:
+            failed = error
         for settlement in settlements:
             if settlement.floor is not None and settlement.partition in self._lost:
-                self._found.setdefault("NoCommitAfterLoss", f"{settlement.partition.id} was lost, and then committed")
+                # What was woken together with the loss may take one step more, and is cancelled at the next.
+                await anyio.lowlevel.checkpoint_if_cancelled()
+                what = f"{settlement.partition.id} was lost, and what was on its way to commit it went on"
+                self._found.setdefault("NoCommitAfterLoss", what)
+        if failed is not None:
+            raise failed
 
     async def extend(self, messages: Sequence[Message]) -> None:
         await self._inner.extend(messages)
@@ -79,6 +96,11 @@ class Watching:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    @property
+    def degraded(self) -> int:
+        """How many completed sets were too much for it, of all sources."""
+        return sum(source.degraded for source in self.sources.values())
 
     def source(self, member: str, clock: Clock) -> Source:
         """A source for a new member of this name."""
