@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from lanes.clock import Clock
 from lanes.core.engine import INFINITY, Engine
@@ -57,6 +58,8 @@ class Settler:
             while not self._failed:
                 await self._wait()
                 if self._commits:
+                    # A commit that is cancelled with everything else is due again: it must not be begun again.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
                     settlements = self._collect(everything=False)
                     if settlements:
                         tasks.start_soon(self._commit, settlements)

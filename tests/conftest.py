@@ -18,7 +18,7 @@ from hypothesis import Phase, settings
 from tests.components import MissingComponent, NatsServer
 
 # A busy machine is slow, not wrong.
-# Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where a timeout's alarm met it.
+# Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where an alarm met that.
 settings.register_profile("lanes", deadline=None, phases=[phase for phase in Phase if phase is not Phase.explain])
 settings.load_profile("lanes")
 

@@ -103,10 +103,10 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     world: World | None = None
     unexpected: list[tuple[str, BaseException]] = []
     bad_use: list[SimulationError] = []
-    state = random.getstate()
-    random.seed(plan.seed)
     if conditions.setup is not None:
         conditions.setup()
+    state = random.getstate()
+    random.seed(plan.seed)
 
     async def main() -> None:
         nonlocal world

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants import Mutant
+from tests.mutants.table_runtime import RUNTIME
 
 _ORDER: Final = (
     Mutant(
@@ -321,107 +322,4 @@ _OWNERSHIP: Final = (
     ),
 )
 
-_RUNTIME: Final = (
-    Mutant(
-        "settle_not_cancelled",
-        "lanes.settling",
-        "                scope.cancel()",
-        "                pass",
-        "a commit that is under way when its partition goes undoes one of the next owner",
-        "kafka",
-        ("NoCommitAfterLoss",),
-    ),
-    Mutant(
-        "worker_swallows_cancellation",
-        "lanes.workers",
-        '                        endings.finish(message, ABANDON, "cancelled", error, handling)',
-        "                        engine.finish(message, ACK, 0.0)",
-        "a handler that was cancelled counts as one that has ended well",
-        "jetstream",
-        ("NoSettleBeforeEnd", "ZombiesDoNotCount"),
-    ),
-    Mutant(
-        "drain_forgets_a_partition",
-        "lanes.running",
-        "        for partition in list(self._engine.partitions.values()):\n            self._start_drain",
-        "        for partition in list(self._engine.partitions.values())[:1]:\n            self._start_drain",
-        "a stop drains one partition of several",
-        "jetstream",
-        ("StopEnds",),
-    ),
-    Mutant(
-        "drained_unsettled",
-        "lanes.handover",
-        "                await self._settler.settle_all(partition)",
-        "                pass",
-        "a partition is handed over before what has finished is committed",
-        "kafka",
-        ("NoDuplicateCleanly",),
-    ),
-    Mutant(
-        "stop_leaves_a_task",
-        "lanes.running",
-        "            self._tasks.cancel_scope.cancel()",
-        "            self._receiving.cancel()",
-        "when all is drained the consumer's tasks stay",
-        "jetstream",
-        ("StopEnds",),
-    ),
-    Mutant(
-        "redelivery_runs_twice",
-        "lanes.running",
-        "                engine.receive(event.partition, event.run, event.size, now)\n",
-        "                engine.receive(event.partition, event.run, event.size, now)\n"
-        "                self._engine.chains.ready.extend(self._engine.chains.ready)\n",
-        "what is ready is taken twice",
-        "jetstream",
-        ("NoOverlap", "RunsOnce"),
-    ),
-    Mutant(
-        "drained_handlers_go_on",
-        "lanes.handover",
-        "            self._workers.cancel(partition)\n",
-        "",
-        "handlers that have used up the drain of their partition are not cancelled",
-        "jetstream",
-        ("NoOverlap",),
-    ),
-    Mutant(
-        "due_too_early",
-        "lanes.running",
-        "            self._engine.due(self._clock())",
-        "            due and self._engine.due(due)",
-        "what was held goes on before its time has come",
-        "jetstream",
-        ("RetryHoldsLane",),
-    ),
-    Mutant(
-        "commit_wakes_nobody",
-        "lanes.settling",
-        "whoever sent it.\n                self.wake()\n",
-        "whoever sent it.\n",
-        "what finished while a drain's commit was under way is not committed",
-        "kafka",
-        ("CaughtUp", "CommitsInTime"),
-    ),
-    Mutant(
-        "extension_misses_queued",
-        "lanes.settling",
-        "            messages = self._engine.held_since(self._clock() - period)",
-        "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
-        "what does not run yet comes again, behind the ack wait",
-        "jetstream",
-        ("KeptAlive",),
-    ),
-    Mutant(
-        "extension_too_late",
-        "lanes.settling",
-        "        period = interval / 2",
-        "        period = interval * 4",
-        "messages are kept alive when the broker has given them up",
-        "jetstream",
-        ("KeptAlive",),
-    ),
-)
-
-MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + _RUNTIME}
+MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME}

@@ -78,3 +78,17 @@ async def test_what_was_sent_together_with_it_is_sent_again() -> None:
         await until(lambda: group.committed(1) == Committed(1))
         assert group.committed(0) == Committed(0)
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_commit_that_is_cancelled_with_everything_is_not_begun_again() -> None:
+    group = group_of("abcdef")
+    source = GroupSource(group, "m-1")
+    source.block("settle")
+    async with started(member(source, Gated(free=[b"a", b"b"]), grace=0.02)) as run:
+        await until(lambda: commits(source))
+        sent = len(commits(source))
+        run.scope.cancel()
+        await run.end()
+        # Once more when everything has ended, bounded, in case the broker answers.
+        assert len(commits(source)) <= sent + 1

@@ -203,3 +203,20 @@ def test_bad_use_is_refused() -> None:
         simulate(runs=3, sometimes=("fault: lost",))(test)()
     with pytest.raises(TokenRefused):
         simulate(test).replay("nonsense")
+
+
+def test_shrinking_does_not_end_at_another_failure() -> None:
+    @simulate(runs=60, faults=faults(crash=2))
+    async def test(world: World) -> None:
+        accounts = Accounts()
+        world.produce("orders", n=30, keys=5)
+        world.workers(1, not_idempotent(accounts, world))
+        await world.settled()
+        # With fewer messages this is wrong by itself.
+        assert sum(accounts.balances.values()) == 30
+
+    failure = test.campaign().failure
+    assert failure is not None
+    assert failure.run.plan.limit is None or failure.run.plan.limit >= 30
+    assert [fault.kind for fault in failure.run.plan.faults] == ["crash"] * len(failure.run.plan.faults)
+    assert failure.run.plan.faults
