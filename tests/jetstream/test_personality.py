@@ -104,9 +104,14 @@ class RealCluster:
                 await asyncio.sleep(0.05)
 
     async def _answer(self, sequence: int, body: bytes, *, old: bool = False) -> None:
-        await self._client.publish(self._replies[sequence][0 if old else -1], body)
-        # The server has read it before anything that follows; that it has acted is another matter, but in order.
-        await self._client.flush()
+        # A request, because the server acts on acknowledgements and on pulls in tasks of their own: one that is only
+        # published may be overtaken by the pull behind it. It answers when it has acted. One that it ignores is not
+        # answered; then the answer to "in progress" behind it says so, and that moves nothing that is not pending.
+        reply = self._replies[sequence][0 if old else -1]
+        if old:
+            await self._client.publish(reply, body)
+            body = b"+WPI"
+        await self._client.request(reply, body, timeout=10.0)
 
     async def _api(self, verb: str, body: bytes) -> dict[str, Any]:
         answer = await self._client.request(f"$JS.API.CONSUMER.{verb}.{self._stream.name}.{DURABLE}", body, timeout=1.0)
