@@ -178,6 +178,15 @@ class Settings:
             return "exit"
         return self.poison or ("skip" if has_dead_letters else "exit")
 
+    def check_drain(self, allowed: float | None) -> None:
+        """Raises ``ConfigError`` when a drain may take longer than the ``allowed`` seconds (None = any time)."""
+        if allowed is not None and self.drain_timeout + self.grace > allowed:
+            raise ConfigError(
+                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g} are more than the {allowed:g} s that "
+                "the broker gives a drain: lower them, or raise the broker's limit (Kafka: max.poll.interval.ms, of "
+                "which a drain may take 0.8)"
+            )
+
     def in_flight_bound(self, allowed: int | None) -> int:
         """``max_in_flight`` in force where the broker allows ``allowed`` unsettled messages (None = any number).
 

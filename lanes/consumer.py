@@ -270,6 +270,7 @@ class Consumer:
         self._name = traits.name
         settings = self._settings
         bound = settings.in_flight_bound(traits.max_in_flight)
+        settings.check_drain(traits.drain_within)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
         self._engine = Engine(self._policy(bound))

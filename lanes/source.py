@@ -37,6 +37,7 @@ class SourceTraits:
     above the floor, for the next owner. ``extend_interval``: seconds after which a held message must be kept alive by
     ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
     allows; None = it does not care. ``redelivers``: it may deliver a position again within one assignment.
+    ``drain_within``: seconds after which the broker takes a partition away that is being revoked; None = it waits.
     """
 
     name: str
@@ -46,6 +47,7 @@ class SourceTraits:
     extend_interval: float | None = None
     max_in_flight: int | None = None
     redelivers: bool = False
+    drain_within: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

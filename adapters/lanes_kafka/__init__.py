@@ -1,0 +1,8 @@
+"""Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys."""
+
+from __future__ import annotations
+
+from lanes_kafka.reading import record_key
+from lanes_kafka.source import KafkaSource
+
+__all__ = ["KafkaSource", "record_key"]

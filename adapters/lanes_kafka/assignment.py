@@ -1,0 +1,44 @@
+"""One assignment of a partition, as the thread that owns the client knows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from confluent_kafka import TopicPartition
+
+from lanes.core.types import Partition
+
+
+class Place(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    number: int
+
+
+class Assignment:
+    """``partition`` until it is revoked or lost.
+
+    ``position``: next to be delivered, so whatever comes below it was delivered before. ``paused``: what the client was
+    told last. ``released``: it was given back by us, and nothing of it is delivered or committed any more. ``made``: in
+    which round of callbacks it was made.
+    """
+
+    __slots__ = ("made", "partition", "paused", "place", "position", "released")
+
+    def __init__(self, place: Place, partition: Partition, position: int, made: int) -> None:
+        self.place = place
+        self.partition = partition
+        self.position = position
+        self.made = made
+        self.paused = False
+        self.released = False
+
+    def at(self, offset: int | None = None) -> TopicPartition:
+        """It as the client names it, with a position."""
+        if offset is None:
+            return TopicPartition(self.place.topic, self.place.number)
+        return TopicPartition(self.place.topic, self.place.number, offset)
+
+    def __repr__(self) -> str:
+        return f"<Assignment {self.partition.id} at {self.position}>"

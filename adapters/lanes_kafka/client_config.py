@@ -1,0 +1,292 @@
+"""The configuration dictionary a team already has: read, checked and completed. Pure: no client is made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from lanes.errors import ConfigError
+from lanes_kafka.setting_names import Given, connects
+
+Start = Literal["beginning", "next"] | datetime
+"""Where a group without a committed position begins; decided on the first run only. A ``datetime`` is aware."""
+
+OutOfRange = Literal["earliest", "latest", "fail"]
+"""Where to go on when the log does not reach the committed position."""
+
+Protocol = Literal["eager", "cooperative", "848"]
+
+DEFAULT_MAX_POLL_INTERVAL_MS: Final = 300_000
+DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
+"""Both are librdkafka's own."""
+
+
+class Chosen(NamedTuple):
+    """A setting that ``lanes`` made because the user did not, and why."""
+
+    name: str
+    value: object
+    reason: str
+
+
+_COMMITS_ARE_OURS: Final = "lanes commits, and only what is safe"
+_RESETS_ARE_OURS: Final = "lanes decides where to begin, by start and out_of_range: nothing is skipped in silence"
+
+_WANTED_OFF: Final = ("enable.auto.commit", "enable.auto.offset.store")
+_REFUSED_ON: Final = (*_WANTED_OFF, "auto.commit.enable", "topic.auto.commit.enable", "topic.enable.auto.commit")
+_FALSE: Final = ("false", "f", "0")
+
+_TUNED: Final = (
+    Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000 fetching stalls for a second when its queue is full"),
+    Chosen("queued.max.messages.kbytes", 16_384, "what is prefetched beside max_in_flight: at most 16 MiB a member"),
+    Chosen("queued.min.messages", 20_000, "the queue is bounded by its bytes; fewer messages let it run dry"),
+    Chosen(
+        "max.partition.fetch.bytes",
+        262_144,
+        "small fetches waste less when a partition pauses; one larger record still comes whole",
+    ),
+    Chosen("fetch.wait.max.ms", 100, "how long a resumed partition may wait for its first message"),
+    Chosen("enable.partition.eof", False, "the position says where a partition ends"),
+)
+_FETCHES_WAIT: Final = ("max.partition.fetch.bytes", "fetch.wait.max.ms")
+"""Left alone where the user set ``fetch.min.bytes``: either could end a fetch before it is reached."""
+
+_RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRange]]] = {
+    "earliest": ("beginning", "earliest"),
+    "smallest": ("beginning", "earliest"),
+    "beginning": ("beginning", "earliest"),
+    "latest": ("next", "latest"),
+    "largest": ("next", "latest"),
+    "end": ("next", "latest"),
+    "error": (None, "fail"),
+}
+
+_ADDRESSES: Final = ("bootstrap.servers", "test.mock.num.brokers")
+_NOT_SETTINGS: Final = ("on_assign", "on_revoke", "on_lost")
+_ON_THE_BROKER: Final[Mapping[str, str]] = {
+    "session.timeout.ms": "consumer.session.timeout.ms of the group, group.consumer.session.timeout.ms of the broker",
+    "heartbeat.interval.ms": (
+        "consumer.heartbeat.interval.ms of the group, group.consumer.heartbeat.interval.ms of the broker"
+    ),
+    "partition.assignment.strategy": "group.consumer.assignors of the broker, chosen by group.remote.assignor here",
+    "group.protocol.type": "nothing: there is one type",
+}
+_EAGER: Final = ("range", "roundrobin")
+_COOPERATIVE: Final = "cooperative-sticky"
+_WHOLE: Final = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClientConfig:
+    """What a ``KafkaSource`` is made from.
+
+    ``client``: what the ``Consumer`` is made with, the user's callbacks included but for ``on_commit``.
+    ``admin``: what an ``AdminClient`` or a ``Producer`` connects with: addresses, security, sockets, ``oauth_cb`` and
+    ``logger``; nothing that is a consumer's. ``on_commit``: the user's, or None. ``chosen``: what ``lanes`` set.
+    ``group`` and ``instance``: the ids of the group and of a static member. ``max_poll_interval`` and
+    ``session_timeout``: seconds; the latter None under KIP-848, where the broker has it.
+
+    Holds secrets in ``client`` and ``admin``; its ``repr`` shows neither.
+    """
+
+    client: dict[str, Any]
+    admin: dict[str, Any]
+    on_commit: Callable[..., object] | None
+    chosen: tuple[Chosen, ...]
+    group: str
+    protocol: Protocol
+    instance: str | None
+    start: Start
+    out_of_range: OutOfRange
+    max_poll_interval: float
+    session_timeout: float | None
+
+    def __repr__(self) -> str:
+        return f"<ClientConfig group {self.group!r} protocol {self.protocol}>"
+
+
+def client_config(
+    config: Mapping[str, Any], *, start: Start | None = None, out_of_range: OutOfRange | None = None
+) -> ClientConfig:
+    """Read the dictionary a ``confluent_kafka.Consumer`` is made from.
+
+    It is copied and passed through as it is, ``default.topic.config`` laid over it as the client does, but for:
+    automatic commits and stores set off where unset, and refused where on; ``auto.offset.reset`` taken as ``start``
+    and ``out_of_range``, the client given ``error``; and what ``Chosen`` names, where unset. Neither given anywhere:
+    ``start="beginning"``, ``out_of_range="fail"``.
+
+    Raises ``ConfigError`` naming setting, value and remedy. Pure and idempotent; changes nothing it was given.
+    """
+    given = Given(config)
+    for name in _NOT_SETTINGS:
+        if name in given:
+            raise ConfigError(f"{name} is no setting of a client: leave it out, lanes follows every assignment itself")
+    _check_addresses(given)
+    _refuse_automatic(given)
+    group = _group(given.get("group.id"))
+    protocol = _protocol(given)
+    max_poll_interval, session_timeout = _intervals(given, protocol)
+    begin, beyond = _beginning(given, start, out_of_range)
+    on_commit = given.client.pop("on_commit", None)
+    if on_commit is not None and not callable(on_commit):
+        raise ConfigError(f"on_commit is of type {type(on_commit).__name__}: must be a function (error, partitions)")
+    chosen = _complete(given)
+    return ClientConfig(
+        client=given.client,
+        admin={name: value for name, value in given.client.items() if connects(name)},
+        on_commit=on_commit,
+        chosen=chosen,
+        group=group,
+        protocol=protocol,
+        # librdkafka takes an empty one for none.
+        instance=str(given.get("group.instance.id") or "").lstrip() or None,
+        start=begin,
+        out_of_range=beyond,
+        max_poll_interval=max_poll_interval,
+        session_timeout=session_timeout,
+    )
+
+
+def _check_addresses(given: Given) -> None:
+    if not any(given.get(name) for name in _ADDRESSES):
+        raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")
+    if "@" in str(given.get("bootstrap.servers")):
+        # Not shown: what stands before the sign may be a password, and librdkafka would log it.
+        raise ConfigError(
+            "bootstrap.servers holds an '@': an address is host:port, and who logs in goes into sasl.username and "
+            "sasl.password"
+        )
+
+
+def _refuse_automatic(given: Given) -> None:
+    for name in _REFUSED_ON:
+        if name in given and str(given.get(name)).lower() not in _FALSE:
+            raise ConfigError(f"{name}={given.get(name)!r}: {_COMMITS_ARE_OURS}; set it to False, or leave it out")
+    method = given.get("offset.store.method")
+    if method is not None and str(method).strip().lower() != "broker":
+        raise ConfigError(f"offset.store.method={method!r}: positions are kept by the broker; leave it out")
+
+
+def _group(group: object) -> str:
+    # librdkafka trims it, and the client ends the process over an empty one.
+    name = str(group).lstrip() if isinstance(group, str | int) and not isinstance(group, bool) else ""
+    if not name:
+        found = "is missing" if group is None else f"is {group!r}"
+        raise ConfigError(f"group.id {found}: partitions and positions belong to a group; set the id of yours")
+    return name
+
+
+def _protocol(given: Given) -> Protocol:
+    name = str(given.get("group.protocol") or "classic").lstrip().lower()
+    if name == "share":
+        raise ConfigError("group.protocol='share': a share group has no order; set 'classic' or 'consumer'")
+    if name not in ("classic", "consumer"):
+        raise ConfigError(f"group.protocol={given.get('group.protocol')!r}: must be 'classic' or 'consumer'")
+    if name == "consumer":
+        for setting, instead in _ON_THE_BROKER.items():
+            if setting in given:
+                raise ConfigError(
+                    f"{setting}={given.get(setting)!r} with group.protocol='consumer': the broker has it in this "
+                    f"protocol (KIP-848); leave it out here, and set {instead}"
+                )
+        return "848"
+    if "group.remote.assignor" in given:
+        raise ConfigError(
+            f"group.remote.assignor={given.get('group.remote.assignor')!r} without group.protocol='consumer': the "
+            "classic protocol ignores it; set partition.assignment.strategy, or the protocol"
+        )
+    return _strategy(given.get("partition.assignment.strategy"))
+
+
+def _strategy(strategy: object) -> Protocol:
+    if strategy is None:
+        return "eager"
+    names = [name.lstrip() for name in str(strategy).split(",")]
+    names = [name for name in names if name]
+    known = (*_EAGER, _COOPERATIVE)
+    if not names or any(name not in known for name in names):
+        raise ConfigError(f"partition.assignment.strategy={strategy!r}: must be of {', '.join(known)}")
+    if set(names) == {_COOPERATIVE}:
+        return "cooperative"
+    if _COOPERATIVE in names:
+        raise ConfigError(
+            f"partition.assignment.strategy={strategy!r}: librdkafka cannot change between the two kinds while a group "
+            "runs, as the Java client can; name one kind, stop every member, then start them with it"
+        )
+    return "eager"
+
+
+def _intervals(given: Given, protocol: Protocol) -> tuple[float, float | None]:
+    """The poll interval and the session timeout, in seconds."""
+    interval = _milliseconds(given, "max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS)
+    if protocol == "848":
+        return interval / 1000, None
+    session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
+    if interval < session:
+        raise ConfigError(
+            f"max.poll.interval.ms={interval} is below session.timeout.ms={session}: librdkafka refuses it; raise the "
+            "first or lower the second"
+        )
+    return interval / 1000, session / 1000
+
+
+def _milliseconds(given: Given, name: str, default: int) -> int:
+    if name not in given:
+        return default
+    value = given.get(name)
+    # librdkafka reads what a number begins with: it takes "6e3" and "6_000" for 6.
+    found = _WHOLE.fullmatch(str(int(value) if isinstance(value, float) and value.is_integer() else value))
+    if found is None or not int(found[1]):
+        raise ConfigError(f"{name}={value!r}: must be a whole number of milliseconds, 1 or more")
+    return int(found[1])
+
+
+def _beginning(given: Given, start: Start | None, out_of_range: OutOfRange | None) -> tuple[Start, OutOfRange]:
+    _check_start(start)
+    if out_of_range is not None and out_of_range not in get_args(OutOfRange):
+        raise ConfigError(f'out_of_range={out_of_range!r}: must be "earliest", "latest" or "fail"')
+    reset = given.get("auto.offset.reset")
+    if "auto.offset.reset" in given:
+        begin, beyond = _reset(reset)
+        for name, here, there in (("start", start, begin), ("out_of_range", out_of_range, beyond)):
+            if here is not None and there is not None and here != there:
+                raise ConfigError(
+                    f"{name}={here!r} contradicts auto.offset.reset={reset!r}, which means {there!r}: leave one of "
+                    "the two out"
+                )
+        start, out_of_range = start or begin, out_of_range or beyond
+    return start or "beginning", out_of_range or "fail"
+
+
+def _check_start(start: object) -> None:
+    if isinstance(start, datetime):
+        if start.utcoffset() is None:
+            raise ConfigError(f"start={start.isoformat()} has no time zone: use datetime(…, tzinfo=timezone.utc)")
+    elif start not in (None, "beginning", "next"):
+        raise ConfigError(f'start={start!r}: must be "beginning", "next" or an aware datetime')
+
+
+def _reset(reset: object) -> tuple[Literal["beginning", "next"] | None, OutOfRange]:
+    name = str(reset).lstrip().lower()
+    if name.startswith("by_duration"):
+        raise ConfigError(
+            f"auto.offset.reset={reset!r}: librdkafka does not know it; leave it out, and pass start= an aware datetime"
+        )
+    if name not in _RESETS:
+        raise ConfigError(f"auto.offset.reset={reset!r}: must be 'earliest', 'latest' or 'error'")
+    return _RESETS[name]
+
+
+def _complete(given: Given) -> tuple[Chosen, ...]:
+    """Set what is ours to set. Returns what the user had not set like that."""
+    wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
+    wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
+    chosen = [one for one in wanted if one.name not in given]
+    if str(given.get("auto.offset.reset")).lstrip().lower() != "error":
+        chosen.append(Chosen("auto.offset.reset", "error", _RESETS_ARE_OURS))
+    for name, value, _ in chosen:
+        given.replace(name, value)
+    return tuple(chosen)

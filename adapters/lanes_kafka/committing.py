@@ -1,0 +1,208 @@
+"""Commits of one client: sent without waiting, answered when the broker answers, given up after a while.
+
+The broker checks membership, never ownership or direction: that only owned partitions are committed is looked after
+here, at the last moment before a commit leaves; that positions rise is the engine's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from lanes.clock import Clock
+from lanes.core.offset_map import LIMIT, decode, encode
+from lanes.core.types import Partition, Settlement
+from lanes.errors import SourceError
+from lanes_kafka.assignment import Place
+from lanes_kafka.bridge import Answer
+
+log = logging.getLogger("lanes.kafka")
+
+COMMIT_TIMEOUT: Final = 10.0
+"""Seconds after which a commit that was not answered counts as not made."""
+
+Kind = Literal["retry", "lost", "metadata", "permanent"]
+
+_LOST: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+_PERMANENT: Final = frozenset(
+    {
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._FATAL,
+    }
+)
+
+
+def kind_of(error: KafkaError) -> Kind:
+    """What an error of a commit means.
+
+    ``"lost"``: this process is no member any more, so nothing of it is committed. ``"metadata"``: the broker takes less
+    metadata. ``"permanent"``: it will never be taken. ``"retry"``: anything else, unknown codes included, for a commit
+    that is repeated does no harm.
+    """
+    code = error.code()
+    if code in _LOST:
+        return "lost"
+    if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+        return "metadata"
+    return "permanent" if code in _PERMANENT or error.fatal() else "retry"
+
+
+class Commit:
+    """What is committed together; ``answer`` is given once for all of it."""
+
+    __slots__ = ("answer", "deadline", "settlements")
+
+    def __init__(self, settlements: Sequence[Settlement], answer: Answer) -> None:
+        self.settlements = settlements
+        self.answer = answer
+        self.deadline = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Commit of {len(self.settlements)} partitions>"
+
+
+class Commits:
+    """The commits of one client, used in the thread that owns it.
+
+    ``owns``: whether a partition may still be committed. ``lost``: called when the broker says that this process is no
+    member any more. ``limit``: UTF-16 units of metadata that the broker takes, as far as is known; 0 = none.
+    ``degraded``: completed sets that did not fit.
+    """
+
+    def __init__(
+        self,
+        owns: Callable[[Partition], bool],
+        lost: Callable[[str], None],
+        clock: Clock,
+        name: str,
+        limit: int = LIMIT,
+    ) -> None:
+        self.limit = limit
+        self.degraded = 0
+        self._owns = owns
+        self._lost = lost
+        self._clock = clock
+        self._name = name
+        self._under_way: dict[Place, Commit] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self._under_way)
+
+    def send(self, client: Consumer, commit: Commit, *, synchronous: bool) -> None:
+        """Send one; ``synchronous``: block for the answer, because none comes while a callback of the client runs."""
+        if commit.answer.given_up:
+            return
+        if not all(self._owns(each.partition) for each in commit.settlements):
+            # The loss may have been reported and not been heard yet.
+            gone = f"{self._name}: a partition was given up meanwhile: nothing of it is committed any more"
+            commit.answer.give(SourceError(gone, retryable=True))
+            return
+        commit.deadline = self._clock() + COMMIT_TIMEOUT
+        offsets = [self._offset(each) for each in commit.settlements]
+        try:
+            if synchronous:
+                answered = client.commit(offsets=offsets, asynchronous=False)
+                self._answered(commit, _error_of(None, answered or ()))
+            else:
+                client.commit(offsets=offsets, asynchronous=True)
+                self._under_way |= dict.fromkeys(map(_place, commit.settlements), commit)
+        except KafkaException as failure:
+            self._answered(commit, failure.args[0])
+        except RuntimeError as failure:
+            commit.answer.give(SourceError(f"{self._name}: not committed: {failure}", retryable=True))
+
+    def _offset(self, settlement: Settlement) -> TopicPartition:
+        place, floor = _place(settlement), settlement.floor
+        assert floor is not None, "a source that commits gets positions"
+        if not self.limit or not settlement.completed:
+            return TopicPartition(place.topic, place.number, floor)
+        text = encode(floor, settlement.completed, self.limit)
+        kept = decode(text, floor, 1 << 63)
+        self.degraded += not kept or kept[-1][1] < settlement.completed[-1][1]
+        return TopicPartition(place.topic, place.number, floor, text)
+
+    def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
+        """The client's callback for a commit that was sent without waiting."""
+        for offset in offsets:
+            commit = self._under_way.get(Place(offset.topic, offset.partition))
+            # Not the answer of an older one, which counts as not made.
+            if commit is not None and _has(commit, offset):
+                self._forget(commit)
+                # One bad partition spoils the report of the others: then nothing is known of any of them.
+                self._answered(commit, _error_of(error, offsets))
+
+    def expire(self, now: float) -> None:
+        """Give up on what was not answered in time."""
+        for commit in [each for each in self._under_way.values() if each.deadline <= now]:
+            self._forget(commit)
+            late = f"{self._name}: a commit was not answered within {COMMIT_TIMEOUT:g} s"
+            commit.answer.give(SourceError(late, retryable=True))
+
+    def abandon(self, reason: str) -> None:
+        """Give up on everything that was sent."""
+        for commit in list(self._under_way.values()):
+            self._forget(commit)
+            commit.answer.give(SourceError(f"{self._name}: a commit was not answered: {reason}", retryable=True))
+
+    def _forget(self, commit: Commit) -> None:
+        for settlement in commit.settlements:
+            self._under_way.pop(_place(settlement), None)
+
+    def _answered(self, commit: Commit, error: KafkaError | None) -> None:
+        if error is None:
+            commit.answer.give()
+            return
+        kind = kind_of(error)
+        if kind == "lost":
+            self._lost(f"a commit was refused: {error.name()}")
+        elif kind == "metadata":
+            self._shrink()
+        where = ", ".join(sorted(str(each.partition.id) for each in commit.settlements))
+        commit.answer.give(
+            SourceError(
+                f"{self._name}: {where}: not committed: {error.name()}: {error.str()}", retryable=kind != "permanent"
+            )
+        )
+
+    def _shrink(self) -> None:
+        self.limit //= 2
+        log.warning(
+            "%s: the broker refuses so much commit metadata: what is completed above a position is handed over within "
+            "%d characters from now on%s. The broker's offset.metadata.max.bytes bounds it",
+            self._name,
+            self.limit,
+            "" if self.limit else ", that is not at all: a rebalance repeats it",
+        )
+
+
+def _has(commit: Commit, offset: TopicPartition) -> bool:
+    return any(
+        each.floor == offset.offset and each.partition.id == (offset.topic, offset.partition)
+        for each in commit.settlements
+    )
+
+
+def _place(settlement: Settlement) -> Place:
+    return Place(*settlement.partition.id)
+
+
+def _error_of(error: KafkaError | None, offsets: Sequence[TopicPartition]) -> KafkaError | None:
+    if error is not None:
+        return error
+    return next((offset.error for offset in offsets if offset.error is not None), None)

@@ -1,0 +1,299 @@
+"""What a client owns in its group, and the callbacks by which it hears of that.
+
+Everything here runs in the thread that owns the client, most of it inside a call of ``consume`` or ``close``. No
+callback raises: an error becomes the failure of the source.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from lanes.clock import Clock
+from lanes.core.types import Partition, PartitionId
+from lanes.errors import SourceError
+from lanes.source import Assigned, Lost, Revoking, SourceEvent
+from lanes_kafka.assignment import Assignment, Place
+from lanes_kafka.client_config import ClientConfig
+from lanes_kafka.offsets import Beginning, beginnings, bounds, moved
+from lanes_kafka.reading import READER
+from lanes_kafka.topics import Topics
+
+log = logging.getLogger("lanes.kafka")
+
+OF_POLL_INTERVAL: Final = 0.8
+"""What a drain may take of ``max.poll.interval.ms``; the rest is for its commit."""
+
+_READOPT_AFTER: Final = 5.0
+"""Seconds without a callback after which a partition that was presumed lost, and that the client says it owns, is."""
+
+_TOPIC_PATIENCE: Final = 2.0
+"""Seconds that an assignment waits for the ids of its topics."""
+
+_ATTEMPTS: Final = 4
+"""How often the broker is asked where to begin, each time for as long as a question may take."""
+
+
+class Group:
+    """The assignments of one client.
+
+    ``tell`` takes events for the event loop. ``serve``: perform what the loop asks for while a callback waits, up to so
+    many seconds. ``fail``: the source cannot go on. ``starved``: whether there is no room for messages. ``owned``: by
+    place, until revoked or lost. ``closing``: set before the client is closed; nothing is taken any more. ``rounds``
+    counts the callbacks that changed something.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        topics: Topics,
+        tell: Callable[[Sequence[SourceEvent]], None],
+        serve: Callable[[float], None],
+        fail: Callable[[SourceError], None],
+        clock: Clock,
+        name: str,
+        *,
+        starved: Callable[[], bool],
+        hands_over: bool,
+    ) -> None:
+        self._starved = starved
+        self.owned: dict[Place, Assignment] = {}
+        self.closing = False
+        self.rounds = 0
+        self.hands_over = hands_over
+        self._config = config
+        self._topics = topics
+        self._tell = tell
+        self._serve = serve
+        self._fail = fail
+        self._clock = clock
+        self._name = name
+        self._presumed: dict[Place, float] = {}
+
+    def owns(self, partition: Partition) -> bool:
+        """Whether it may be committed: owned, and not given back."""
+        assignment = self.owned.get(Place(*partition.id))
+        return assignment is not None and assignment.partition is partition and not assignment.released
+
+    # --- callbacks
+
+    def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """Begin with these. The client is told where, and what is paused, before anything of them is read."""
+        self.rounds += 1
+        if self.closing:
+            return
+        try:
+            places = [Place(each.topic, each.partition) for each in partitions]
+            if places:
+                # Of the topic there is now: it may have been created anew since the last look.
+                self._topics.wait(_TOPIC_PATIENCE)
+                self._begin(client, places)
+            self.readopt(client, at_once=True)
+        except SourceError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(self._failure("assigning partitions failed", error))
+
+    def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """Have these drained, and wait for that up to 0.8 of ``max.poll.interval.ms``."""
+        self.rounds += 1
+        leaving = self._taken(partitions)
+        for each in partitions:
+            self._presumed.pop(Place(each.topic, each.partition), None)
+        if self.closing:
+            return
+        try:
+            waiting = [each for each in leaving if not each.released]
+            limit = OF_POLL_INTERVAL * self._config.max_poll_interval
+            self._topics.ask()
+            self._tell([Revoking(each.partition, limit) for each in waiting])
+            deadline = self._clock() + limit
+            # Released is forgotten; so is what is lost meanwhile, and what a stop gives back.
+            while any(self._still(each) for each in waiting) and not self.closing:
+                left = deadline - self._clock()
+                if left <= 0:
+                    break
+                self._serve(left)
+            self._lose([each for each in waiting if self._still(each)], f"it was not released within {limit:g} s")
+        except Exception as error:
+            self._fail(self._failure("revoking partitions failed", error))
+        finally:
+            self._forget(leaving)
+
+    def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        """Give these up: they are somebody else's already, and nothing of them is committed."""
+        self.rounds += 1
+        for each in partitions:
+            self._presumed.pop(Place(each.topic, each.partition), None)
+        self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")
+
+    # --- between callbacks
+
+    def release(self, partition: Partition) -> None:
+        """It is drained: nothing of it is read or committed any more. Idempotent."""
+        assignment = self.owned.get(Place(*partition.id))
+        if assignment is not None and assignment.partition is partition:
+            assignment.released = True
+
+    def lose_all(self, reason: str, *, presumed: bool = False) -> None:
+        """Give everything up. ``presumed``: until the client says whether that is so, by a callback or by none."""
+        if presumed:
+            now = self._clock()
+            self._presumed |= dict.fromkeys(self.owned, now)
+        self._lose(list(self.owned.values()), reason)
+
+    def readopt(self, client: Consumer, *, at_once: bool = False) -> None:
+        """Begin anew with what was presumed lost, is still the client's, and was not heard of for a while.
+
+        May block for the broker. Raises ``KafkaException`` when it does not answer.
+        """
+        now = self._clock()
+        due = [place for place, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
+        if not due or self.closing:
+            return
+        mine = {Place(each.topic, each.partition) for each in client.assignment()}
+        for place in due:
+            del self._presumed[place]
+        self._begin(client, [place for place in due if place in mine and place not in self.owned], known=True)
+
+    def out_of_range(self, client: Consumer, place: Place, offset: int) -> None:
+        """The log does not reach where a partition is read: go on where the rule says, or fail."""
+        assignment = self.owned.get(place)
+        if assignment is None or assignment.released:
+            return
+        try:
+            lows, highs = bounds(client, [place])
+            config = self._config
+            target = moved(place, offset, lows[place], highs[place], config.out_of_range, self._name)
+        except SourceError as error:
+            self._fail(error)
+            return
+        if target >= assignment.position:
+            # A gap in the offsets, as any other.
+            self._assign_again(client, assignment, target)
+            return
+        # Within one assignment positions only rise.
+        self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
+        begun = self._announce(place, Beginning(target, [], decided=True))
+        self._assign_again(client, begun, target)
+        self._tell([Assigned(begun.partition)])
+
+    # --- inside
+
+    def _begin(self, client: Consumer, places: list[Place], *, known: bool = False) -> None:
+        """``known``: the client has these, and is told to go back to where to begin."""
+        if not places:
+            return
+        found = self._beginnings(client, places)
+        begun = [self._announce(place, found[place]) for place in places]
+        offsets = [each.at(each.position) for each in begun]
+        if known:
+            for offset in offsets:
+                client.seek(offset)
+        elif self._config.protocol == "eager":
+            client.assign(offsets)
+        else:
+            client.incremental_assign(offsets)
+        # A pause belongs to the client, not to an assignment.
+        self._pause_or_resume(client, begun)
+        self._decide(client, [each for each in begun if found[each.place].decided])
+        self._tell([Assigned(each.partition) for each in begun])
+
+    def _beginnings(self, client: Consumer, places: list[Place]) -> dict[Place, Beginning]:
+        config = self._config
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return beginnings(
+                    client,
+                    places,
+                    start=config.start,
+                    out_of_range=config.out_of_range,
+                    hands_over=self.hands_over,
+                    name=self._name,
+                )
+            except KafkaException as failure:
+                if attempt == _ATTEMPTS:
+                    raise
+                log.warning("%s: the broker does not say where to begin, asking again: %s", self._name, failure)
+        raise AssertionError("unreachable")
+
+    def _announce(self, place: Place, beginning: Beginning) -> Assignment:
+        topic = self._topics.known.get(place.topic)
+        partition = Partition(
+            PartitionId(*place),
+            READER,
+            "" if topic is None else topic.id,
+            floor=beginning.floor,
+            completed=beginning.completed,
+        )
+        self._presumed.pop(place, None)
+        assignment = self.owned[place] = Assignment(place, partition, beginning.floor, self.rounds)
+        return assignment
+
+    def _decide(self, client: Consumer, begun: list[Assignment]) -> None:
+        """Commit where a group begins: that is decided once, however its first run ends."""
+        if not begun:
+            return
+        try:
+            client.commit(offsets=[each.at(each.position) for each in begun], asynchronous=False)
+        except KafkaException as failure:
+            log.warning("%s: where the group begins is not committed yet: %s", self._name, failure)
+
+    def _assign_again(self, client: Consumer, assignment: Assignment, target: int) -> None:
+        # The client refuses to seek a partition that has nowhere to read.
+        assignment.position = target
+        if self._config.protocol == "eager":
+            owned = [each for each in self.owned.values() if not each.released]
+            client.assign([each.at(each.position) for each in owned])
+        else:
+            owned = [assignment]
+            client.incremental_unassign([assignment.at()])
+            client.incremental_assign([assignment.at(target)])
+        self._pause_or_resume(client, [each for each in owned if not each.paused])
+        self.pause(client, [each for each in owned if each.paused])
+
+    def _pause_or_resume(self, client: Consumer, assignments: list[Assignment]) -> None:
+        if self._starved():
+            self.pause(client, assignments)
+        else:
+            self.resume(client, assignments)
+
+    def pause(self, client: Consumer, assignments: list[Assignment]) -> None:
+        """Have the client hand out nothing of these. Idempotent."""
+        if assignments:
+            client.pause([each.at() for each in assignments])
+            for each in assignments:
+                each.paused = True
+
+    def resume(self, client: Consumer, assignments: list[Assignment]) -> None:
+        """Have the client hand these out again. Idempotent."""
+        if assignments:
+            client.resume([each.at() for each in assignments])
+            for each in assignments:
+                each.paused = False
+
+    def _taken(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
+        places = [Place(each.topic, each.partition) for each in partitions]
+        return [self.owned[place] for place in places if place in self.owned]
+
+    def _still(self, assignment: Assignment) -> bool:
+        return self.owned.get(assignment.place) is assignment and not assignment.released
+
+    def _lose(self, assignments: list[Assignment], reason: str) -> None:
+        self._forget(assignments)
+        lost = [Lost(each.partition, reason) for each in assignments if not each.released]
+        if lost:
+            self._tell(lost)
+
+    def _forget(self, assignments: list[Assignment]) -> None:
+        for each in assignments:
+            if self.owned.get(each.place) is each:
+                del self.owned[each.place]
+
+    def _failure(self, what: str, error: Exception) -> SourceError:
+        failure = SourceError(f"{self._name}: {what}: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure

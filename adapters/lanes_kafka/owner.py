@@ -1,0 +1,476 @@
+"""The thread that owns a client: every call on it is made here, for one from another thread starves for seconds.
+
+The event loop asks (``want``, ``send``) and is told (``told``); neither side ever waits for the other inside a call of
+the client but in a revoke, which is there for that. What is asked for is looked at between two calls of ``consume``,
+each of which waits ``POLL`` seconds at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Raw
+from confluent_kafka.admin import AdminClient
+
+from lanes.clock import Clock
+from lanes.core.offset_map import LIMIT
+from lanes.core.types import Partition
+from lanes.errors import ConfigError, LanesError, SourceError
+from lanes.source import Delivered, Progressed, SourceEvent
+from lanes_kafka.assignment import Assignment, Place
+from lanes_kafka.bridge import Answer, Bridge
+from lanes_kafka.client_config import ClientConfig
+from lanes_kafka.commands import Close, Command, Expire, Release, Want
+from lanes_kafka.committing import Commit, Commits
+from lanes_kafka.errors import ErrorLog, is_permanent
+from lanes_kafka.group import Group
+from lanes_kafka.reading import KeyFunction, messages, offset_of
+from lanes_kafka.topics import Topics
+
+log = logging.getLogger("lanes.kafka")
+
+POLL: Final = 0.02
+"""Seconds that one call of the client waits for messages at most: so long a command may wait."""
+
+BATCH: Final = 1_000
+"""Messages that are handed to the event loop at once, at most."""
+
+PAUSE_AFTER: Final = 1.0
+"""Seconds without room after which the client is paused: a pause costs a third of a second and what was fetched, and
+the client has to be polled."""
+
+OPEN_TIMEOUT: Final = 10.0
+"""Seconds that a broker may take to describe the topics at the start."""
+
+_LOOK_TIMEOUT: Final = 1.0
+"""Seconds that the last commits of a revoke wait for the ids of the topics."""
+
+_PEEK: Final = 0.005
+"""Seconds between two looks for the answers of commits while nothing is to be read: each may bring a message."""
+
+_POSITIONS_EVERY: Final = 0.5
+"""Seconds between two looks at how far the client has read."""
+
+Told = Callable[[Sequence[SourceEvent], int], None]
+
+
+class Owner:
+    """One client and its thread. ``told`` is called on the event loop with events in order and the number of the last
+    ``Want`` they were read for, ``failed`` when it cannot go on, and ``ended`` when the thread ends.
+
+    ``polled``: when the client was polled last, in seconds of the clock.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        topics: Sequence[str],
+        make: Callable[[dict[str, Any]], Consumer],
+        key: KeyFunction,
+        bridge: Bridge,
+        told: Told,
+        failed: Callable[[SourceError], None],
+        ended: Callable[[], None],
+        clock: Clock,
+        name: str,
+        *,
+        hands_over: bool,
+        rebuilds: int,
+    ) -> None:
+        self._config = config
+        self._names = tuple(topics)
+        self._make = make
+        self._key = key
+        self._bridge = bridge
+        self._told = told
+        self._failed = failed
+        self._ended = ended
+        self._clock = clock
+        self._name = name
+        self._hands_over = hands_over
+        self._rebuilds = rebuilds
+        self.polled = clock()
+        self.limit = LIMIT
+        self.errors = ErrorLog(name, clock, config.client.get("error_cb"))
+        self._want = Want(0, 0, 0, frozenset(), {})
+        self._applied = self._want
+        self._answered = self._want
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._failure: SourceError | None = None
+        self._idle_since = clock()
+        self._positions_at = 0.0
+        self._average = 1_024.0
+        self._client: Consumer
+        self._group: Group
+        self._commits: Commits
+        self._topics: Topics
+        self.thread = threading.Thread(target=self._run, name="lanes-kafka", daemon=True)
+
+    # --- from the event loop
+
+    def start(self, answer: Answer) -> None:
+        """Make the client and join the group; ``answer`` says whether that could be done. Does not block."""
+        self._opened = answer
+        self.thread.start()
+
+    def want(self, want: Want) -> None:
+        """Replace what is wanted. Does not block."""
+        self._want = want
+        self._commands.put(None)
+
+    def send(self, command: Command) -> None:
+        """Have a command performed. Does not block."""
+        self._commands.put(command)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            self._opened.give()
+            while not self._group.closing:
+                self._turn()
+        except Exception as error:
+            self._opened.give(error)
+            if hasattr(self, "_group"):
+                self._group.lose_all("the client's thread has failed")
+            failure = SourceError(f"{self._name}: the client's thread failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+        try:
+            self._close()
+        except Exception as error:
+            log.warning("%s: the client was not closed in order: %s", self._name, error)
+        self._bridge.post(self._ended)
+
+    def _open(self) -> None:
+        config = self._config
+        try:
+            self._admin = AdminClient(dict(config.admin))
+            self._topics = Topics(self._names, self._admin, self._clock)
+            self._check()
+            self._build()
+        except KafkaException as failure:
+            raise self._refused(failure) from failure
+
+    def _build(self) -> None:
+        self._group = Group(
+            self._config,
+            self._topics,
+            self._tell,
+            self._serve_callback,
+            self._fail,
+            self._clock,
+            self._name,
+            starved=lambda: self._want.messages <= 0,
+            hands_over=self._hands_over,
+        )
+        self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, self.limit)
+        # The configuration may be used again, and a client keeps what it is given.
+        client = dict(self._config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
+        self._client = self._make(client)
+        group = self._group
+        self._client.subscribe(
+            list(self._names), on_assign=group.on_assign, on_revoke=group.on_revoke, on_lost=group.on_lost
+        )
+
+    def _check(self) -> None:
+        """Refuse what can be known to fail: no broker, no topic, no permission."""
+        if not self._topics.wait(OPEN_TIMEOUT):
+            # Says why, which the other call does not.
+            self._admin.list_topics(timeout=OPEN_TIMEOUT)
+            raise SourceError(f"{self._name}: the broker did not describe the topics in time", retryable=True)
+        for topic in self._names:
+            if topic not in self._topics.known:
+                raise ConfigError(
+                    f"{self._name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
+                    "topics=…"
+                )
+
+    def _refused(self, failure: KafkaException) -> LanesError:
+        error = failure.args[0]
+        text = f"{self._name}: {error.name()}: {error.str()}"
+        if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
+            return ConfigError(f"{text}: correct the configuration of the client")
+        return SourceError(text, retryable=not is_permanent(error))
+
+    # --- a turn
+
+    def _turn(self) -> None:
+        self._serve()
+        now = self._clock()
+        want = self._want
+        if want is not self._applied:
+            self._apply(want)
+        if want.messages > 0 and want is not self._answered and self._failure is None:
+            self._idle_since = now
+            self._consume(want)
+        elif all(each.paused for each in self._group.owned.values()):
+            # Of a client that is paused nothing comes but what is to be called back.
+            self._received(self._poll(1, POLL), want)
+        elif now - self._idle_since >= PAUSE_AFTER:
+            self._pause_for(frozenset(each.partition for each in self._group.owned.values()))
+        elif self._commits.under_way:
+            if not self._served(_PEEK):
+                self._received(self._poll(1, 0.0), want)
+        else:
+            self._served(self._idle_since + PAUSE_AFTER - now)
+        self._keep_house()
+
+    def _apply(self, want: Want) -> None:
+        self._applied = want
+        for partition, position in want.rewind.items():
+            assignment = self._group.owned.get(Place(*partition.id))
+            if assignment is not None and assignment.partition is partition and not assignment.released:
+                assignment.position = position
+                self._client.seek(assignment.at(position))
+        # Without room nothing is resumed: what was paused for that may stay so.
+        owned = self._group.owned.values()
+        self._group.pause(self._client, [each for each in owned if not each.paused and _rests(each, want.paused)])
+
+    def _pause_for(self, paused: frozenset[Partition]) -> None:
+        owned = self._group.owned.values()
+        self._group.pause(self._client, [each for each in owned if not each.paused and _rests(each, paused)])
+        self._group.resume(self._client, [each for each in owned if each.paused and not _rests(each, paused)])
+
+    def _consume(self, want: Want) -> None:
+        self._pause_for(want.paused)
+        count = min(want.messages, BATCH, max(1, int(want.bytes / self._average)))
+        # A whole batch is waited for to its end, so one message first.
+        raws = self._poll(1, POLL if self._commands.empty() else 0.0)
+        if raws and count > 1:
+            self._received(raws + self._poll(count - 1, 0.0), want)
+        elif raws:
+            self._received(raws, want)
+
+    def _poll(self, count: int, timeout: float) -> list[Raw]:
+        rounds = self._group.rounds
+        self.polled = self._clock()
+        raws = self._client.consume(count, timeout)
+        self.polled = self._clock()
+        if raws and self._group.rounds != rounds:
+            return self._without_old(raws, rounds)
+        return raws
+
+    def _without_old(self, raws: list[Raw], rounds: int) -> list[Raw]:
+        """Without what was read for a former assignment of a partition that was assigned anew in the same call."""
+        again: dict[Place, Assignment] = {}
+        kept = []
+        for raw in raws:
+            assignment = self._group.owned.get(_place(raw))
+            if raw.error() is None and assignment is not None and assignment.made > rounds:
+                again[assignment.place] = assignment
+            else:
+                kept.append(raw)
+        for assignment in again.values():
+            # Which of the two it was nobody can tell: all of it is read again.
+            self._client.seek(assignment.at(assignment.position))
+        return kept
+
+    def _received(self, raws: list[Raw], want: Want) -> None:
+        if not raws:
+            return
+        runs: dict[Place, list[Raw]] = {}
+        last: tuple[str | None, int | None] = (None, None)
+        run: list[Raw] = []
+        for raw in raws:
+            error = raw.error()
+            if error is not None:
+                self._on_error_message(error, raw)
+                continue
+            where = (raw.topic(), raw.partition())
+            if where != last:
+                last = where
+                run = runs.setdefault(_place(raw), [])
+            run.append(raw)
+        events = [event for place, run in runs.items() if (event := self._delivered(place, run)) is not None]
+        if events:
+            self.errors.answered()
+            self._answered = want
+            self._tell(events)
+
+    def _delivered(self, place: Place, run: list[Raw]) -> Delivered | None:
+        assignment = self._group.owned.get(place)
+        if assignment is None or assignment.released:
+            # Of a former assignment.
+            return None
+        if offset_of(run[0]) < assignment.position:
+            run = [raw for raw in run if offset_of(raw) >= assignment.position]
+            if not run:
+                return None
+        found, size = messages(assignment.partition, run, self._key)
+        assignment.position = found[-1].position + 1
+        self._average += (size / len(found) - self._average) * min(1.0, len(found) / 100)
+        return Delivered(assignment.partition, found, size)
+
+    # --- commands
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            self._perform(command, synchronous=False)
+
+    def _served(self, seconds: float) -> bool:
+        """Wait for a command so long, and perform it; False when there was none."""
+        try:
+            command = self._commands.get(timeout=max(0.0, seconds))
+        except Empty:
+            return False
+        self._perform(command, synchronous=False)
+        return True
+
+    def _serve_callback(self, seconds: float) -> None:
+        """The same while a callback of the client waits."""
+        try:
+            command = self._commands.get(timeout=max(0.0, seconds))
+        except Empty:
+            return
+        self._perform(command, synchronous=True)
+
+    def _perform(self, command: Command, *, synchronous: bool) -> None:
+        if isinstance(command, Commit):
+            self._commit(command, synchronous=synchronous)
+        elif isinstance(command, Release):
+            self._group.release(command.partition)
+            command.answer.give()
+        elif isinstance(command, Expire):
+            self._presume_lost("the client was not polled for max.poll.interval.ms")
+        elif isinstance(command, Close):
+            self._group.closing = True
+
+    def _commit(self, commit: Commit, *, synchronous: bool) -> None:
+        if synchronous:
+            # A commit that blocks has no timeout of its own.
+            if self.errors.down:
+                commit.answer.give(SourceError(f"{self._name}: not committed: no broker is reached", retryable=True))
+                return
+            self._topics.hear(_LOOK_TIMEOUT)
+            self._look_at_topics()
+        if self._failure is not None:
+            commit.answer.give(self._failure)
+            return
+        self._commits.send(self._client, commit, synchronous=synchronous)
+        self.limit = self._commits.limit
+
+    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        self.errors.answered()
+        self._commits.on_commit(error, offsets)
+        self.limit = self._commits.limit
+        if self._config.on_commit is not None:
+            self._config.on_commit(error, offsets)
+
+    # --- what goes wrong
+
+    def _presume_lost(self, reason: str) -> None:
+        self._group.lose_all(reason, presumed=True)
+
+    def _fail(self, failure: SourceError) -> None:
+        """Have the loop stop in order; until it closes the client nothing is read, and it is polled on."""
+        if self._failure is None:
+            self._failure = failure
+            self._bridge.post(lambda: self._failed(failure))
+
+    def _on_error_message(self, error: KafkaError, raw: Raw) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            return
+        if error.fatal() or code == KafkaError._FATAL:
+            self._fatal(error)
+        elif code == KafkaError._AUTO_OFFSET_RESET:
+            self._group.out_of_range(self._client, _place(raw), offset_of(raw))
+        elif code == KafkaError._MAX_POLL_EXCEEDED:
+            log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
+        elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            # Whether it is gone, or only unknown to one broker for a moment, the ids tell.
+            self._topics.ask()
+        elif is_permanent(error):
+            self._fail(SourceError(f"{self._name}: {error.name()}: {error.str()}"))
+        else:
+            self.errors.on_message(error)
+
+    def _fatal(self, error: KafkaError) -> None:
+        """The client can never go on, and no callback says so."""
+        self._group.lose_all(f"the client has failed for good: {error.str()}")
+        if self._rebuilds <= 0:
+            self._fail(SourceError(f"{self._name}: the client has failed for good: {error.name()}: {error.str()}"))
+            return
+        self._rebuilds -= 1
+        log.error("%s: the client has failed for good and is made anew: %s", self._name, error.str())
+        self._close()
+        self._build()
+
+    # --- housekeeping
+
+    def _keep_house(self) -> None:
+        now = self._clock()
+        self._commits.expire(now)
+        if self._topics.look():
+            self._look_at_topics()
+        if now >= self._positions_at:
+            self._positions_at = now + _POSITIONS_EVERY
+            self._report_positions()
+            try:
+                self._group.readopt(self._client)
+            except KafkaException as failure:
+                self._fail(SourceError(f"{self._name}: not assigned again: {failure}"))
+
+    def _look_at_topics(self) -> None:
+        """Fail when the offsets of a topic mean other messages than they did."""
+        for assignment in self._group.owned.values():
+            before, name = assignment.partition.incarnation, assignment.place.topic
+            now = self._topics.known.get(name)
+            if now is None or (before and now.id and now.id != before):
+                self._group.lose_all(f"topic {name!r} is not what it was")
+                what = "deleted" if now is None else f"deleted and created anew ({before} is {now.id} now)"
+                self._fail(
+                    SourceError(
+                        f"{self._name}: topic {name!r} was {what} while it was read: its offsets mean other messages. "
+                        "Nothing more is committed. Check what the group has committed for it, reset that where it is "
+                        "of the old topic, and start again"
+                    )
+                )
+                return
+
+    def _report_positions(self) -> None:
+        owned = [each for each in self._group.owned.values() if not each.released]
+        if not owned:
+            return
+        events = []
+        for each, found in zip(owned, self._client.position([one.at() for one in owned]), strict=True):
+            # Gaps at the end of what there is: markers, and what was compacted or aborted.
+            if found.offset > each.position:
+                each.position = found.offset
+                events.append(Progressed(each.partition, found.offset))
+        if events:
+            self._tell(events)
+
+    def _tell(self, events: Sequence[SourceEvent]) -> None:
+        number = self._applied.number
+        if not self._bridge.post(lambda: self._told(events, number)):
+            # Nobody is there any more to drain anything.
+            self._group.closing = True
+
+    def _close(self) -> None:
+        if hasattr(self, "_client"):
+            # Heartbeats stop in here: whatever had to be drained has been.
+            self._group.closing = True
+            self._client.close()
+            self._commits.abandon("the client was closed")
+
+
+def _rests(assignment: Assignment, paused: frozenset[Partition]) -> bool:
+    return assignment.released or assignment.partition in paused
+
+
+def _place(raw: Raw) -> Place:
+    topic, number = raw.topic(), raw.partition()
+    assert topic is not None and number is not None, "a record has a place"
+    return Place(topic, number)

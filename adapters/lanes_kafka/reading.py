@@ -1,0 +1,89 @@
+"""Records of the client made messages of ``lanes``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Message as Raw
+
+from lanes.core.types import Message, Partition, PartitionKey, key_bytes
+from lanes.errors import MessageError
+
+KeyFunction = Callable[[Raw], PartitionKey | None]
+"""A plain function of the client's message; None means "no key": its order is not claimed. It is called in the thread
+that owns the client."""
+
+
+def record_key(raw: Raw) -> PartitionKey | None:
+    """The key is the record's own."""
+    return raw.key()
+
+
+def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tuple[list[Message], int]:
+    """A run of messages of one partition, and its size in bytes: keys, values and headers.
+
+    A record whose key cannot be had has none, and is ``broken``. O(records).
+    """
+    run: list[Message] = []
+    total = 0
+    for raw in raws:
+        # The key of a consumer without deserializers is bytes.
+        own = raw.key()
+        size = len(raw) + (len(own) if own is not None else 0)
+        headers = raw.headers()
+        if headers:
+            size += sum([len(name) + len(value) for name, value in _pairs(headers)])
+        total += size
+        if key is record_key:
+            run.append(Message(partition, offset_of(raw), own, size, raw, None))
+        else:
+            run.append(_keyed(partition, raw, size, key))
+    return run, total
+
+
+def offset_of(raw: Raw) -> int:
+    """The offset of a message that is no error."""
+    offset = raw.offset()
+    assert offset is not None, "what was fetched has an offset"
+    return offset
+
+
+def _pairs(headers: Any) -> list[tuple[str, bytes]]:
+    return [(name, value or b"") for name, value in headers]
+
+
+def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Message:
+    lane, broken = None, None
+    try:
+        found = key(raw)
+        lane = None if found is None else key_bytes(found)
+    except Exception as error:
+        broken = MessageError(
+            f"key=… failed at {partition.id} offset {raw.offset()} with {type(error).__name__}: correct the key "
+            "function; it gets the client's message, and returns bytes, str, int or None"
+        )
+        broken.__cause__ = error
+    message = Message(partition, offset_of(raw), lane, size, raw, None)
+    if broken is not None:
+        message.broken = broken
+    return message
+
+
+class _Reader:
+    """Looks into the client's messages; see ``lanes.core.types.Reader``."""
+
+    def value(self, raw: object) -> bytes:
+        assert isinstance(raw, Raw)
+        return raw.value() or b""
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        assert isinstance(raw, Raw)
+        return _pairs(raw.headers() or ())
+
+    def subject(self, raw: object) -> str:
+        assert isinstance(raw, Raw)
+        return raw.topic() or ""
+
+
+READER: Final = _Reader()
