@@ -26,15 +26,9 @@ COMMIT_TIMEOUT: Final = 10.0
 
 Kind = Literal["retry", "lost", "metadata", "permanent"]
 
-_LOST: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError.STALE_MEMBER_EPOCH,
-    }
-)
+# Not ILLEGAL_GENERATION and STALE_MEMBER_EPOCH: those tell a member of a rebalance that is under way, in which it keeps
+# what is not revoked from it. One that was left out of a rebalance is no member any more.
+_LOST: Final = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH})
 _PERMANENT: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,

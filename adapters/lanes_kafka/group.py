@@ -253,23 +253,29 @@ class Group:
             client.incremental_unassign([assignment.at()])
             client.incremental_assign([assignment.at(target)])
         self._pause_or_resume(client, [each for each in owned if not each.paused])
-        self.pause(client, [each for each in owned if each.paused])
+        self._pause(client, [each for each in owned if each.paused])
 
     def _pause_or_resume(self, client: Consumer, assignments: list[Assignment]) -> None:
         if self._starved():
-            self.pause(client, assignments)
+            self._pause(client, assignments)
         else:
-            self.resume(client, assignments)
+            self._resume(client, assignments)
 
-    def pause(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Have the client hand out nothing of these. Idempotent."""
+    def rest(self, client: Consumer, paused: frozenset[Partition], *, resume: bool = True) -> None:
+        """Have the client hand out nothing of these and of what is released, and, with ``resume``, all the others."""
+        resting = [each for each in self.owned.values() if each.released or each.partition in paused]
+        self._pause(client, [each for each in resting if not each.paused])
+        if resume and len(resting) < len(self.owned):
+            rested = set(resting)
+            self._resume(client, [each for each in self.owned.values() if each.paused and each not in rested])
+
+    def _pause(self, client: Consumer, assignments: list[Assignment]) -> None:
         if assignments:
             client.pause([each.at() for each in assignments])
             for each in assignments:
                 each.paused = True
 
-    def resume(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Have the client hand these out again. Idempotent."""
+    def _resume(self, client: Consumer, assignments: list[Assignment]) -> None:
         if assignments:
             client.resume([each.at() for each in assignments])
             for each in assignments:

@@ -19,17 +19,17 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT
-from lanes.core.types import Partition
 from lanes.errors import ConfigError, LanesError, SourceError
-from lanes.source import Delivered, Progressed, SourceEvent
-from lanes_kafka.assignment import Assignment, Place
+from lanes.source import SourceEvent
+from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import ClientConfig
-from lanes_kafka.commands import Close, Command, Expire, Release, Want
 from lanes_kafka.committing import Commit, Commits
 from lanes_kafka.errors import ErrorLog, is_permanent
 from lanes_kafka.group import Group
-from lanes_kafka.reading import KeyFunction, messages, offset_of
+from lanes_kafka.intake import Intake, place_of
+from lanes_kafka.reading import KeyFunction, offset_of
+from lanes_kafka.requests import Close, Command, Expire, Release, Want
 from lanes_kafka.topics import Topics
 
 log = logging.getLogger("lanes.kafka")
@@ -104,8 +104,8 @@ class Owner:
         self._failure: SourceError | None = None
         self._idle_since = clock()
         self._positions_at = 0.0
-        self._average = 1_024.0
         self._client: Consumer
+        self._intake: Intake
         self._group: Group
         self._commits: Commits
         self._topics: Topics
@@ -175,6 +175,7 @@ class Owner:
         client = dict(self._config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
         self._client = self._make(client)
         group = self._group
+        self._intake = Intake(self._client, group, self._key, self._on_error_message)
         self._client.subscribe(
             list(self._names), on_assign=group.on_assign, on_revoke=group.on_revoke, on_lost=group.on_lost
         )
@@ -209,15 +210,17 @@ class Owner:
             self._apply(want)
         if want.messages > 0 and want is not self._answered and self._failure is None:
             self._idle_since = now
-            self._consume(want)
+            self._group.rest(self._client, want.paused)
+            count = min(want.messages, BATCH, max(1, int(want.bytes / self._intake.average)))
+            self._read(count, POLL if self._commands.empty() else 0.0, want)
         elif all(each.paused for each in self._group.owned.values()):
             # Of a client that is paused nothing comes but what is to be called back.
-            self._received(self._poll(1, POLL), want)
+            self._read(1, POLL, want)
         elif now - self._idle_since >= PAUSE_AFTER:
-            self._pause_for(frozenset(each.partition for each in self._group.owned.values()))
+            self._group.rest(self._client, frozenset(each.partition for each in self._group.owned.values()))
         elif self._commits.under_way:
             if not self._served(_PEEK):
-                self._received(self._poll(1, 0.0), want)
+                self._read(1, 0.0, want)
         else:
             self._served(self._idle_since + PAUSE_AFTER - now)
         self._keep_house()
@@ -230,83 +233,16 @@ class Owner:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
         # Without room nothing is resumed: what was paused for that may stay so.
-        owned = self._group.owned.values()
-        self._group.pause(self._client, [each for each in owned if not each.paused and _rests(each, want.paused)])
+        self._group.rest(self._client, want.paused, resume=False)
 
-    def _pause_for(self, paused: frozenset[Partition]) -> None:
-        owned = self._group.owned.values()
-        self._group.pause(self._client, [each for each in owned if not each.paused and _rests(each, paused)])
-        self._group.resume(self._client, [each for each in owned if each.paused and not _rests(each, paused)])
-
-    def _consume(self, want: Want) -> None:
-        self._pause_for(want.paused)
-        count = min(want.messages, BATCH, max(1, int(want.bytes / self._average)))
-        # A whole batch is waited for to its end, so one message first.
-        raws = self._poll(1, POLL if self._commands.empty() else 0.0)
-        if raws and count > 1:
-            self._received(raws + self._poll(count - 1, 0.0), want)
-        elif raws:
-            self._received(raws, want)
-
-    def _poll(self, count: int, timeout: float) -> list[Raw]:
-        rounds = self._group.rounds
+    def _read(self, count: int, timeout: float, want: Want) -> None:
         self.polled = self._clock()
-        raws = self._client.consume(count, timeout)
+        events = self._intake.read(count, timeout)
         self.polled = self._clock()
-        if raws and self._group.rounds != rounds:
-            return self._without_old(raws, rounds)
-        return raws
-
-    def _without_old(self, raws: list[Raw], rounds: int) -> list[Raw]:
-        """Without what was read for a former assignment of a partition that was assigned anew in the same call."""
-        again: dict[Place, Assignment] = {}
-        kept = []
-        for raw in raws:
-            assignment = self._group.owned.get(_place(raw))
-            if raw.error() is None and assignment is not None and assignment.made > rounds:
-                again[assignment.place] = assignment
-            else:
-                kept.append(raw)
-        for assignment in again.values():
-            # Which of the two it was nobody can tell: all of it is read again.
-            self._client.seek(assignment.at(assignment.position))
-        return kept
-
-    def _received(self, raws: list[Raw], want: Want) -> None:
-        if not raws:
-            return
-        runs: dict[Place, list[Raw]] = {}
-        last: tuple[str | None, int | None] = (None, None)
-        run: list[Raw] = []
-        for raw in raws:
-            error = raw.error()
-            if error is not None:
-                self._on_error_message(error, raw)
-                continue
-            where = (raw.topic(), raw.partition())
-            if where != last:
-                last = where
-                run = runs.setdefault(_place(raw), [])
-            run.append(raw)
-        events = [event for place, run in runs.items() if (event := self._delivered(place, run)) is not None]
         if events:
             self.errors.answered()
             self._answered = want
             self._tell(events)
-
-    def _delivered(self, place: Place, run: list[Raw]) -> Delivered | None:
-        assignment = self._group.owned.get(place)
-        if assignment is None or assignment.released:
-            # Of a former assignment.
-            return None
-        if offset_of(run[0]) < assignment.position:
-            run = [raw for raw in run if offset_of(raw) >= assignment.position]
-            if not run:
-                return None
-        found, size = messages(assignment.partition, run, self._key)
-        assignment.position = found[-1].position + 1
-        self._average += (size / len(found) - self._average) * min(1.0, len(found) / 100)
-        return Delivered(assignment.partition, found, size)
 
     # --- commands
 
@@ -385,7 +321,7 @@ class Owner:
         if error.fatal() or code == KafkaError._FATAL:
             self._fatal(error)
         elif code == KafkaError._AUTO_OFFSET_RESET:
-            self._group.out_of_range(self._client, _place(raw), offset_of(raw))
+            self._group.out_of_range(self._client, place_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -416,7 +352,9 @@ class Owner:
             self._look_at_topics()
         if now >= self._positions_at:
             self._positions_at = now + _POSITIONS_EVERY
-            self._report_positions()
+            progress = self._intake.progress()
+            if progress:
+                self._tell(progress)
             try:
                 self._group.readopt(self._client)
             except KafkaException as failure:
@@ -439,19 +377,6 @@ class Owner:
                 )
                 return
 
-    def _report_positions(self) -> None:
-        owned = [each for each in self._group.owned.values() if not each.released]
-        if not owned:
-            return
-        events = []
-        for each, found in zip(owned, self._client.position([one.at() for one in owned]), strict=True):
-            # Gaps at the end of what there is: markers, and what was compacted or aborted.
-            if found.offset > each.position:
-                each.position = found.offset
-                events.append(Progressed(each.partition, found.offset))
-        if events:
-            self._tell(events)
-
     def _tell(self, events: Sequence[SourceEvent]) -> None:
         number = self._applied.number
         if not self._bridge.post(lambda: self._told(events, number)):
@@ -464,13 +389,3 @@ class Owner:
             self._group.closing = True
             self._client.close()
             self._commits.abandon("the client was closed")
-
-
-def _rests(assignment: Assignment, paused: frozenset[Partition]) -> bool:
-    return assignment.released or assignment.partition in paused
-
-
-def _place(raw: Raw) -> Place:
-    topic, number = raw.topic(), raw.partition()
-    assert topic is not None and number is not None, "a record has a place"
-    return Place(topic, number)

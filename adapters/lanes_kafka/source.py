@@ -15,12 +15,12 @@ from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import OutOfRange, Start, client_config
-from lanes_kafka.commands import Close, Command, Expire, Release, Want
 from lanes_kafka.committing import Commit
 from lanes_kafka.group import OF_POLL_INTERVAL
 from lanes_kafka.held import Held
 from lanes_kafka.owner import Owner
 from lanes_kafka.reading import KeyFunction, record_key
+from lanes_kafka.requests import Close, Command, Expire, Release, Want
 
 log = logging.getLogger("lanes.kafka")
 
