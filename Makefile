@@ -4,21 +4,29 @@
 PYTHONS := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 DATA_FILE := ../shared/data/declarations.jsonl.gz
 DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
-WITH_NATS := exec .venv/bin/python -m tests.components run nats --
+BROKER ?= jetstream
+MEMBERS ?= 3
+PROTOCOL ?= classic
+DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats}
+DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(MEMBERS) --protocol $(PROTOCOL)
+DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench fuzz soak clean environment-run environment-dev
+.PHONY: help run test test-slow check format bench fuzz soak clean environment-run environment-run-kafka environment-dev
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: environment-run  ## the demo on a real broker, killed once in the middle [ARGS="--latency 5ms"]
-	@$(WITH_NATS) .venv/bin/lanes demo --server {nats} $(DATA) $(ARGS)
+run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [BROKER=kafka MEMBERS=3 PROTOCOL=consumer]
+	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
-test: environment-dev  ## all tests, on real servers [ARGS="-k demo"]
+test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo"]
 	@exec .venv/bin/python -m pytest $(ARGS)
+
+test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
+	@exec .venv/bin/python -m pytest -m slow $(ARGS)
 
 check: environment-dev  ## lint, formatting, types
 	.venv/bin/python -m ruff check .
@@ -35,14 +43,14 @@ bench: environment-dev  ## measure [CASES="engine"]
 fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
-soak: environment-dev  ## every order of events, then a long run under faults on a real broker [SECONDS=600]
-	@exec .venv/bin/python -m tests.soak --seconds $(or $(SECONDS),600)
+soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
+	@exec .venv/bin/python -m $(if $(filter kafka,$(BROKER)),tests.soak_kafka,tests.soak) --seconds $(or $(SECONDS),600)
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-environment-run environment-dev: environment-%:
+environment-run environment-run-kafka environment-dev: environment-%:
 	@.venv/bin/python -m tests.components.environment ready $* 2>/dev/null && exit 0; \
 	for python in $(PYTHONS); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \

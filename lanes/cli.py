@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 if TYPE_CHECKING:
     import typer
@@ -15,6 +15,9 @@ EXIT_UNUSABLE: Final = 3
 """Bad input, or something that is needed and missing."""
 EXIT_USAGE: Final = 64
 """A command or an option that does not exist."""
+
+# All that follows belongs to an adapter, which parses it.
+_PASSED_ON: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(us|ms|s|m)")
 _DECIMAL_DIGITS: Final = 39
@@ -58,26 +61,43 @@ def app() -> typer.Typer:
 
     @commands.command()
     def demo(
-        server: str = typer.Option("", help="URL of a running NATS server with JetStream.", metavar="URL"),
+        server: str = typer.Option(
+            "", help="URL of a running NATS server with JetStream, or host:port of a Kafka broker.", metavar="ADDRESS"
+        ),
+        broker: str = typer.Option("jetstream", help="What runs there: jetstream or kafka."),
+        members: int = typer.Option(3, help="Kafka: processes in the group."),
+        protocol: str = typer.Option("classic", help="Kafka: classic, cooperative or consumer (KIP-848)."),
         data: Path | None = typer.Option(None, help="A log to publish; without it one is generated.", metavar="FILE"),
         events: int | None = typer.Option(None, help="Only so many events of the log.", show_default="all"),
         latency: str = typer.Option("10ms", help="How long an approval takes, ± half of it."),
         concurrency: int = typer.Option(500, help="Handlers running at once."),
         max_in_flight: int = typer.Option(2_000, help="Messages delivered and not yet settled, a hard bound."),
-        kill_at: str = typer.Option("0.5", help="Fractions at which the worker is killed with -9, as 0.2,0.8."),
+        kill_at: str = typer.Option(
+            "0.5", help="JetStream: fractions at which the worker is killed with -9, as 0.2,0.8."
+        ),
         sample: str = typer.Option("3.5s", help="How long one-at-a-time is measured; 0s = not."),
         seed: int = typer.Option(1, help="Of the generated log."),
-        name: str | None = typer.Option(None, help="Names the streams on the server.", show_default="random"),
+        name: str | None = typer.Option(None, help="Names the streams or topics on the server.", show_default="random"),
         keep: Path | None = typer.Option(None, help="Keep ledger, history and log in this folder.", metavar="DIR"),
     ) -> None:
-        """Run a real log through a real server, with a crash in the middle, and check every promise."""
-        require("`lanes demo`", "cli,jetstream", "nats")
+        """Run a real log through a real server, with a crash in the middle, and check every promise.
+
+        On Kafka in a group, of which one member is killed, one added, one frozen past its session, one stopped.
+        """
+        if broker == "kafka":
+            require("`lanes demo --broker kafka`", "cli,kafka", "confluent_kafka")
+        else:
+            require("`lanes demo`", "cli,jetstream", "nats")
         if not server:
             stop(
-                "`lanes demo` needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
+                "`lanes demo` needs --server HOST:PORT of a Kafka broker, such as 127.0.0.1:9092"
+                if broker == "kafka"
+                else "`lanes demo` needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
                 "`nats-server -js` starts one there"
             )
         from lanes.demo import DemoConfig, DemoError
+        from lanes.demo.broker import BrokerName
+        from lanes.demo.config import Protocol
         from lanes.demo.terminal import main as show
 
         try:
@@ -93,6 +113,9 @@ def app() -> typer.Typer:
                 serial_seconds=seconds("--sample", sample),
                 name=name,
                 keep=keep,
+                broker=choice("--broker", broker, BrokerName),
+                members=members,
+                protocol=choice("--protocol", protocol, Protocol),
             )
         except DemoError as error:
             stop(str(error))
@@ -143,7 +166,43 @@ def app() -> typer.Typer:
             table.add_row(ascii(key if as_int else text), *(str(place) for place in places))
         Console(markup=False, emoji=False, highlight=False).print(table)
 
+    @commands.command(add_help_option=False, context_settings=_PASSED_ON)
+    def kafka(arguments: list[str] = typer.Argument(default=None)) -> None:
+        """Kafka: where producers put a key."""
+        require("`lanes kafka`", "cli,kafka", "confluent_kafka")
+        from lanes_kafka.commands import kafka as inner
+
+        raise typer.Exit(passed_on(inner(), "lanes kafka", arguments))
+
+    doctor = typer.Typer()
+    commands.add_typer(doctor, name="doctor")
+
+    @doctor.callback()
+    def doctors() -> None:
+        """Check a configuration, and what the broker says to it: exit 0 usable, 3 not."""
+
+    @doctor.command("kafka", add_help_option=False, context_settings=_PASSED_ON)
+    def doctor_kafka(arguments: list[str] = typer.Argument(default=None)) -> None:
+        """Check the settings of a Kafka client."""
+        require("`lanes doctor kafka`", "cli,kafka", "confluent_kafka")
+        from lanes_kafka.commands import doctor as inner
+
+        raise typer.Exit(passed_on(inner(), "lanes doctor kafka", arguments))
+
+    from lanes.dead_letter_commands import dead_letters
+
+    commands.add_typer(dead_letters(), name="dead-letters")
     return commands
+
+
+def passed_on(commands: typer.Typer, name: str, arguments: list[str] | None) -> int:
+    """The status of an adapter's own commands; what they cannot use ends the process with one line."""
+    from lanes.errors import ConfigError
+
+    try:
+        return int(commands(args=arguments or ["--help"], standalone_mode=False, prog_name=name) or 0)
+    except ConfigError as error:
+        stop(str(error))
 
 
 def seconds(option: str, text: str) -> float:
@@ -160,6 +219,14 @@ def fractions(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part)
     except ValueError:
         stop(f"{option} {text!r}: must be fractions separated by commas, such as 0.2,0.8, or empty for none")
+
+
+def choice(option: str, text: str, kinds: Any) -> Any:
+    """One of the words of a ``Literal``; anything else ends the process with one line."""
+    words = get_args(kinds)
+    if text not in words:
+        stop(f"{option} {text!r}: must be {' or '.join(words)}")
+    return text
 
 
 def int_key(text: str) -> int:

@@ -183,8 +183,7 @@ class Settings:
         if allowed is not None and self.drain_timeout + self.grace > allowed:
             raise ConfigError(
                 f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g} are more than the {allowed:g} s that "
-                "the broker gives a drain: lower them, or raise the broker's limit (Kafka: max.poll.interval.ms, of "
-                "which a drain may take 0.8)"
+                "the broker gives a drain: lower them, or raise the broker's limit"
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:

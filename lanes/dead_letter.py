@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from blake3 import blake3
 
@@ -14,12 +14,35 @@ ERROR_TEXT_LIMIT: Final = 500
 """Characters of an exception's text that a dead letter keeps."""
 
 
+class Details(NamedTuple):
+    """What a broker knows of a message beside what every ``Message`` has.
+
+    ``record_key``: the key it keeps, whatever the key of the lane is. ``tombstone``: it has no value, which is not the
+    same as an empty one. ``null_headers``: which of the headers have no value, as rising indices. ``timestamp``: when
+    it was published, in seconds since the epoch; None = unknown.
+    """
+
+    record_key: bytes | None = None
+    tombstone: bool = False
+    null_headers: tuple[int, ...] = ()
+    timestamp: float | None = None
+
+
+@runtime_checkable
+class DetailedReader(Protocol):
+    """What a ``Reader`` may have too, so that dead letters keep the details."""
+
+    def details(self, raw: object) -> Details:
+        """Neither blocks nor changes the message."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeadLetter:
     """One parked message.
 
     ``id`` is a function of where the message came from alone, so that writing it twice can be recognised.
     ``time`` is wall-clock seconds since the epoch. ``error_text`` is at most ``ERROR_TEXT_LIMIT`` characters.
+    ``key`` is the key of the lane. See ``Details`` for the last four.
     """
 
     id: str
@@ -35,6 +58,10 @@ class DeadLetter:
     error_text: str
     epoch: int
     time: float
+    record_key: bytes | None = None
+    tombstone: bool = False
+    null_headers: Sequence[int] = ()
+    timestamp: float | None = None
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.id} of {self.source}/{self.partition} position {self.position}>"
@@ -51,6 +78,7 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
     """The letter for a message whose handling was given up with ``failure`` at ``wall_time``."""
     partition = message.partition
     error = failure.error
+    known = details(message)
     return DeadLetter(
         id=letter_id(partition.id.source, partition.incarnation, partition.id.number, message.position),
         source=partition.id.source,
@@ -65,7 +93,17 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
         error_text=error_text(error),
         epoch=partition.epoch,
         time=wall_time,
+        record_key=known.record_key,
+        tombstone=known.tombstone,
+        null_headers=known.null_headers,
+        timestamp=known.timestamp,
     )
+
+
+def details(message: Message) -> Details:
+    """The details of a message, as far as its source knows any."""
+    reader = message.partition.reader
+    return reader.details(message.raw) if isinstance(reader, DetailedReader) else Details()
 
 
 def error_text(error: BaseException) -> str:

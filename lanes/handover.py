@@ -111,7 +111,10 @@ class Handover:
             await drained.wait()
         del self._waits[partition]
         if not drained.is_set():
+            # Also of what was to close the prefix: nothing starts in the grace, where nobody would cancel it.
+            self._tap.abandoned(engine.stop_closing(partition))
             self._workers.cancel(partition)
+            self._shell.after()
             with anyio.move_on_after(self._grace):
                 await drained.wait()
         if self.owned(partition):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 
 from lanes.config import Settings
 from lanes.source import SourceTraits
@@ -60,6 +61,5 @@ class Rules:
 
     def fields(self) -> str:
         """As fields of a JSON object, each behind a comma; what is None is left out."""
-        return "".join(
-            f",{json.dumps(name)}:{json.dumps(value)}" for name, value in asdict(self).items() if value is not None
-        )
+        values = ((field.name, getattr(self, field.name)) for field in fields_of(self))
+        return "".join(f',"{name}":{json.dumps(value)}' for name, value in values if value is not None)

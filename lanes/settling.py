@@ -74,8 +74,11 @@ class Settler:
         self._wake = anyio.Event()
         self.idle = True
         at = engine.commit_at()
-        with anyio.move_on_after(None if at == INFINITY else max(0.0, at - self._clock())):
+        if at == INFINITY:
             await self._wake.wait()
+        else:
+            with anyio.move_on_after(max(0.0, at - self._clock())):
+                await self._wake.wait()
         self.idle = False
 
     def wake(self) -> None:

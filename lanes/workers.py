@@ -1,9 +1,10 @@
 """The workers: long-lived tasks that take a message, run the handler and report the outcome.
 
 A worker makes plain calls into the engine: no task, event, scope or clock call per message. Idle workers sleep
-on an event each and are woken only for work that is ready. A handler that never suspends is bounded by a *time
-slice*: once it is used up, every worker yields to the event loop before its next message, so heartbeats and
-settlements go on. A handler that has suspended has yielded already.
+on an event each and are woken only for work that is ready; the task of a worker is started when it is woken for the
+first time. A handler that never suspends is bounded by a *time slice*: once it is used up, every worker yields to the
+event loop before its next message, so heartbeats and settlements go on. A handler that has suspended has yielded
+already.
 
 With a history, every worker yields once before each handler, and the first to come back writes the ``started``
 rows of all of them by one ``write``: a group commit, so no handler is called whose row is not in the file.
@@ -11,6 +12,7 @@ rows of all of them by one ``write``: a group commit, so no handler is called wh
 
 from __future__ import annotations
 
+import contextvars
 from typing import Final, Protocol
 
 import anyio
@@ -82,8 +84,12 @@ class Workers:
         self._history = tap.history
         self._telemetry = tap.telemetry
         self._timeout = timeout
-        self._workers = [_Worker() for _ in range(engine.concurrency)]
+        self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
+        # How many may still be started; before ``start`` nobody can be woken.
+        self._unstarted = 0
+        self._tasks: TaskGroup
+        self._context: contextvars.Context
         self._latest: _Worker | None = None
         self._waking = 0
         # With a history those that start together share one write, so they are woken together.
@@ -94,21 +100,27 @@ class Workers:
         self._countdown = 1
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start the worker tasks; they run until the task group is cancelled."""
-        for worker in self._workers:
-            tasks.start_soon(self._work, worker)
+        """Start worker tasks from now on, as work comes up; they run until the task group is cancelled."""
+        self._tasks = tasks
+        self._context = contextvars.copy_context()
+        self._unstarted = self._engine.concurrency
         if self._timeout is not None:
             tasks.start_soon(self._watch, self._timeout)
 
-    def wake(self) -> None:
-        """Wake idle workers for the lanes that are ready."""
+    def wake(self, *, taking: int = 0) -> None:
+        """Wake idle workers for the lanes that are ready. ``taking``: how many of these the caller will take itself."""
         # Those woken before and not running yet will take their share, and wake the next ones: where handlers do
         # not suspend, the first few do all the work, and waking a worker costs more than a message.
-        if not self._idle or self._waking >= self._waking_limit:
+        waking, limit = self._waking, self._waking_limit
+        if waking >= limit or not (self._idle or self._unstarted):
             return
-        for _ in range(min(len(self._idle), self._engine.ready - self._waking, self._waking_limit - self._waking)):
+        needed = self._engine.ready - taking - waking
+        for _ in range(min(len(self._idle) + self._unstarted, needed, limit - waking)):
             self._waking += 1
-            self._idle.pop().wake.set()
+            if self._idle:
+                self._idle.pop().wake.set()
+            else:
+                self._begin()
 
     def cancel(self, partition: Partition) -> None:
         """Cancel the handlers that run for a partition; those of other partitions are not touched."""
@@ -132,7 +144,28 @@ class Workers:
             # Not 0, whatever a subtraction of floats leaves: this task must not spin.
             await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
 
+    def _begin(self) -> None:
+        """Start one more worker."""
+        if self._tasks.cancel_scope.cancel_called:
+            # The task group has ended, or will: whoever settles what is left wakes workers still.
+            return
+        self._unstarted -= 1
+        worker = _Worker()
+        self._workers.append(worker)
+        # In the context of the run: who wakes it may be a handler, or a task of the user's that calls unblock.
+        self._context.copy().run(self._tasks.start_soon, self._work, worker)
+
+    def _woken(self) -> None:
+        self._waking -= 1
+        if len(self._idle) + self._waking + 1 == len(self._workers):
+            # All of them slept: what the loop did meanwhile is not of their slice.
+            self._slice_start = self._looked = self._clock()
+        self.wake(taking=1)
+
     async def _work(self, worker: _Worker) -> None:
+        # Cancelled in the meantime it calls no handler, nor does a task that begins eagerly, within ``wake``.
+        await anyio.lowlevel.checkpoint()
+        self._woken()
         again = True
         while again:
             worker.cancelled = worker.timed_out = False
@@ -151,11 +184,7 @@ class Workers:
                 worker.wake = anyio.Event()
                 self._idle.append(worker)
                 await worker.wake.wait()
-                self._waking -= 1
-                if len(self._idle) + self._waking + 1 == len(self._workers):
-                    # All of them slept: what the loop did meanwhile is not of their slice.
-                    self._slice_start = self._looked = self._clock()
-                self.wake()
+                self._woken()
                 continue
             worker.message = message
             self._latest = worker

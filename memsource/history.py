@@ -186,7 +186,10 @@ class _Reader:
         """Take the next line. Raises ``HistoryError`` for a ``begin`` row of a newer format only."""
         self._number = number
         try:
-            fields = json.loads(line.decode())
+            text = line.decode()
+            if self._usual(text):
+                return
+            fields = json.loads(text)
         except (ValueError, RecursionError):
             if not line.isspace():
                 self._malformed(number, line)
@@ -222,6 +225,27 @@ class _Reader:
         if self._bad is None:
             self._bad = Gap(self._file, number, "no row")
 
+    def _usual(self, line: str) -> bool:
+        """Take the next row if it follows the last one, and nothing about it is worth a closer look."""
+        segment = self._segment
+        if segment is None or segment.reason is not None or self._bad is not None:
+            return False
+        found = self._parser.usual(line, self._n + 1, segment.member)
+        if found is None:
+            return False
+        row, wall = found
+        self._n += 1
+        self._pass_time(segment, wall)
+        segment.rows.append(row)
+        return True
+
+    @staticmethod
+    def _pass_time(segment: Segment, wall: float) -> None:
+        if wall > segment.wall_last:
+            segment.wall_last = wall
+        elif wall < segment.wall_first:
+            segment.wall_first = wall
+
     def _row(self, number: int, fields: Fields) -> None:
         """Take one row. Raises one of several errors for what is none, before anything has changed."""
         n, event = whole_number(fields["n"]), fields["event"]
@@ -247,10 +271,7 @@ class _Reader:
         elif self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
         self._n = n
-        if wall > segment.wall_last:
-            segment.wall_last = wall
-        elif wall < segment.wall_first:
-            segment.wall_first = wall
+        self._pass_time(segment, wall)
         if row is not None:
             segment.rows.append(row)
             if event == "end":

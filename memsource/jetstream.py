@@ -160,12 +160,13 @@ class JetStreamBroker:
         self._lost_acks += 1
         return any(sequence is not None and consumer.lose_ack(sequence, now) for sequence in candidates)
 
-    def kill_server(self, now: float) -> None:
+    def restart(self, now: float) -> bool:
         """The only server is killed and is back at once: connections are gone, and the books of the last 0.1 s."""
         self.restarts += 1
         for consumer in self._consumers:
             consumer.kill(now)
         self._changed()
+        return True
 
     # --- time
 

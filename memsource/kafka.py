@@ -21,6 +21,7 @@ Nothing blocks, and time is an argument: ``advance`` acts on what is due. Times 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -114,12 +115,11 @@ class KafkaBroker:
     @property
     def unfinished(self) -> list[Record]:
         """What is neither below the committed position of its partition nor completed above it."""
-        found = []
-        for record in self.records:
-            offset, completed = self.group.committed(record.partition)
-            position = record.position
-            if position >= offset and not any(start <= position < end for start, end in completed):
-                found.append(record)
+        found: list[Record] = []
+        for partition, log in enumerate(self.group.topic.logs):
+            offset, completed = self.group.committed(partition)
+            above = log.positions[bisect_left(log.positions, offset) :]
+            found += [log.records[at] for at in above if not any(start <= at < end for start, end in completed)]
         return found
 
     def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
@@ -153,6 +153,11 @@ class KafkaBroker:
 
     def redeliver(self, partition: int, now: float) -> bool:
         """False: Kafka delivers again only from where a new owner begins."""
+        self._at(now)
+        return False
+
+    def restart(self, now: float) -> bool:
+        """False: what a Kafka cluster has confirmed is on more than one server."""
         self._at(now)
         return False
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 # Before Hypothesis looks: everything it keeps stays in the project's own cache folder.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents[1] / ".cache" / "hypothesis"))
 
 from hypothesis import Phase, settings
 
-from tests.components import MissingComponent, NatsServer
+from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer
 
 # A busy machine is slow, not wrong.
 # Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where an alarm met that.
@@ -30,6 +35,24 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 NatsFactory = Callable[..., NatsServer]
+KafkaFactory = Callable[..., KafkaServer]
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+_KAFKA_FAILURE = pytest.StashKey[ComponentError]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
+    wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
+    if not wanted or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    try:
+        with capture.global_and_fixture_disabled():
+            KafkaServer().prepare()
+    except ComponentError as failure:
+        session.config.stash[_KAFKA_FAILURE] = failure
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
@@ -45,10 +68,15 @@ def start_or_skip(server: NatsServer) -> NatsServer:
     try:
         server.start()
     except MissingComponent as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+        skip_or_fail(missing)
     return server
+
+
+def skip_or_fail(missing: MissingComponent) -> NoReturn:
+    """Skip the test for what is missing, or fail it where `CI` is set."""
+    if os.environ.get("CI"):
+        pytest.fail(str(missing))
+    pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +107,106 @@ def fresh_nats() -> Iterator[NatsFactory]:
     finally:
         for server in servers:
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_prepared(pytestconfig: pytest.Config) -> None:
+    """Kafka can be started, or the test is skipped (fails where `CI` is set) for want of Java, Maven or the jars."""
+    failure = pytestconfig.stash.get(_KAFKA_FAILURE, None)
+    if isinstance(failure, MissingComponent):
+        skip_or_fail(failure)
+    if failure is not None:
+        raise failure
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_prepared: None) -> Iterator[KafkaServer]:
+    """The one Kafka broker of the test session. Shared: name topics and groups uniquely, and never stop it.
+
+    It has had a group already, so the next one forms at once.
+    """
+    with KafkaServer() as server:
+        warm_groups(server)
+        yield server
+
+
+@pytest.fixture
+def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
+    """Makes private brokers, started, to be killed, paused and restarted: `fresh_kafka(properties=…)`.
+
+    Takes the arguments of `KafkaServer`, and `warm=True` for one that has had a group. All of them are stopped after
+    the test.
+    """
+    servers: list[KafkaServer] = []
+
+    def make(*, warm: bool = False, **arguments: Any) -> KafkaServer:
+        server = KafkaServer(**arguments)
+        servers.append(server)
+        server.start()
+        if warm:
+            warm_groups(server)
+        return server
+
+    try:
+        yield make
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def warm_groups(server: KafkaServer) -> None:
+    """Ask for a group's offset: a new broker makes its topic for groups now. Blocks, one to three seconds."""
+    consumer = Consumer({"bootstrap.servers": server.admin_url, "group.id": "warm-up"})
+    try:
+        consumer.committed([TopicPartition("no-topic", 0)], timeout=30.0)
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of this test's own, for this process and those it starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Starts a Python process of this project; those still there after the test are killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

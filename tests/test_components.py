@@ -6,10 +6,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nats
@@ -17,7 +14,7 @@ import pytest
 
 from tests import components
 from tests.components import ComponentError, MissingComponent, NatsServer, start_all, wait_until
-from tests.conftest import NatsFactory
+from tests.conftest import NatsFactory, Spawn, first_line, is_free, is_gone
 
 pytestmark = pytest.mark.usefixtures("nats_server")  # no server program: all of this is skipped, or fails in CI
 
@@ -43,58 +40,6 @@ wait_until(lambda: False, "a signal that kills", seconds=60)
 
 def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of this test's own, for this process and those it starts."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-Spawn = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def spawn() -> Iterator[Spawn]:
-    """Starts a Python process of this project; those still there after the test are killed."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 def test_a_started_server_answers_and_leaves_nothing(fresh_nats: NatsFactory) -> None:
@@ -292,7 +237,7 @@ def test_running_gives_urls_by_name(temporary: Path) -> None:
         assert not is_free(port_of(urls["nats"]))
     assert is_free(port_of(urls["nats"]))
     assert list(temporary.iterdir()) == []
-    with pytest.raises(ComponentError, match="known are nats"), components.running("sparrow"):
+    with pytest.raises(ComponentError, match="known are kafka, nats"), components.running("sparrow"):
         pass
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import nats.errors
+from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
+from lanes.letters import ORIGIN, TRUNCATED, letter_fields
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
-from lanes_jetstream.letters import ORIGIN, RESERVED
+from lanes_jetstream.letters import ID, RESERVED
 
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header name that any client sends: a token of RFC 9110."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -33,10 +35,8 @@ class JetStreamDeadLetters:
     """
 
     def __init__(self, where: Where, subject: str) -> None:
-        if not subject or any(c.isspace() or c in "*>" for c in subject):
-            raise ConfigError(f"dead-letter subject {subject!r}: must be a subject without blanks and wildcards")
+        self._subject = letters_subject(subject)
         self._connection = Connection(where)
-        self._subject = subject
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetters to {self._subject}>"
@@ -71,21 +71,31 @@ class JetStreamDeadLetters:
             await self._connection.reopen()
             client = self._connection.client
         body, headers = fitting(letter, client.max_payload)
-        try:
-            answer = await client.request(self._subject, body, timeout=API_TIMEOUT, headers=headers)
-            confirmation = json.loads(answer.data)
-        except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
-            raise SourceError(
-                f"dead letter not confirmed by {self._subject}: {type(error).__name__}", retryable=True
-            ) from error
-        if "error" in confirmation or "stream" not in confirmation:
-            raise SourceError(
-                f"dead letter refused by {self._subject}: {confirmation.get('error', 'no stream')}", retryable=True
-            )
+        await publish(client, self._subject, body, headers, "dead letter")
 
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
+
+
+def letters_subject(subject: str) -> str:
+    """A subject for dead letters; raises ``ConfigError`` for what can be none."""
+    if not subject or any(c.isspace() or c in "*>" for c in subject):
+        raise ConfigError(f"dead-letter subject {subject!r}: must be a subject without blanks and wildcards")
+    return subject
+
+
+async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:
+    """Publish and wait for the stream's confirmation, which is returned. Raises a retryable ``SourceError``."""
+    try:
+        answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
+        confirmation = json.loads(answer.data)
+    except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
+        raise SourceError(f"{what} not confirmed by {subject}: {type(error).__name__}", retryable=True) from error
+    if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
+        refusal = confirmation.get("error", "no stream") if isinstance(confirmation, dict) else "no stream"
+        raise SourceError(f"{what} refused by {subject}: {refusal}", retryable=True)
+    return confirmation
 
 
 def fitting(letter: DeadLetter, max_payload: int) -> tuple[bytes, dict[str, str]]:
@@ -98,7 +108,7 @@ def fitting(letter: DeadLetter, max_payload: int) -> tuple[bytes, dict[str, str]
     if len(letter.value) + _size(headers) <= max_payload:
         return letter.value, headers
     headers = letter_headers(dataclasses.replace(letter, headers=()))
-    headers["Lanes-Truncated"] = str(len(letter.value))
+    headers[TRUNCATED] = str(len(letter.value))
     room = max(0, max_payload - _size(headers))
     return letter.value[:room], headers
 
@@ -112,22 +122,16 @@ def letter_headers(letter: DeadLetter) -> dict[str, str]:
     """The headers of a letter on the wire. Texts that a sender controls are percent-encoded."""
     headers: dict[str, str] = {}
     for name, value in letter.headers:
-        if not _NAME.fullmatch(name):
+        if not HEADER_NAME.fullmatch(name):
             # The client refuses to send such a name, and a letter that cannot be sent would park its lane for ever.
             kept = ORIGIN + quote(name, safe="")
         else:
             kept = ORIGIN + name if name.lower().startswith(RESERVED) else name
-        headers[kept] = _CONTROL.sub(" ", value.decode("utf-8", "replace"))
-    headers["Nats-Msg-Id"] = letter.id
-    headers["Lanes-Source"] = letter.source
-    headers["Lanes-Partition"] = str(letter.partition)
-    headers["Lanes-Position"] = str(letter.position)
-    headers["Lanes-Subject"] = letter.subject
-    if letter.key is not None:
-        headers["Lanes-Key"] = quote(letter.key, safe="")
-    headers["Lanes-Attempts"] = str(letter.attempts)
-    headers["Lanes-Error"] = letter.error_type
-    headers["Lanes-Error-Text"] = quote(letter.error_text, safe=" ,.:;()[]'/=-_")
-    headers["Lanes-Epoch"] = str(letter.epoch)
-    headers["Lanes-Time"] = f"{letter.time:.6f}"
-    return headers
+        headers[kept] = header_text(value)
+    # Two original headers of one name are one here, so that indices of them would name others.
+    return headers | {ID: letter.id} | letter_fields(dataclasses.replace(letter, null_headers=()))
+
+
+def header_text(value: bytes) -> str:
+    """The value of a header as any client sends it."""
+    return _CONTROL.sub(" ", value.decode("utf-8", "replace"))

@@ -41,7 +41,7 @@ _FALSE: Final = ("false", "f", "0")
 
 _TUNED: Final = (
     Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000 fetching stalls for a second when its queue is full"),
-    Chosen("queued.max.messages.kbytes", 16_384, "what is prefetched beside max_in_flight: at most 16 MiB a member"),
+    Chosen("queued.max.messages.kbytes", 16_384, "what is prefetched beside max_in_flight: about 16 MiB a member"),
     Chosen("queued.min.messages", 20_000, "the queue is bounded by its bytes; fewer messages let it run dry"),
     Chosen(
         "max.partition.fetch.bytes",
@@ -171,11 +171,14 @@ def _refuse_automatic(given: Given) -> None:
 
 
 def _group(group: object) -> str:
-    # librdkafka trims it, and the client ends the process over an empty one.
-    name = str(group).lstrip() if isinstance(group, str | int) and not isinstance(group, bool) else ""
+    if isinstance(group, int) and not isinstance(group, bool):
+        group = str(group)
+    if group is not None and not isinstance(group, str):
+        raise ConfigError(f"group.id is of type {type(group).__name__}: write it as a str")
+    # librdkafka trims it; over an empty one the client ends the process.
+    name = (group or "").lstrip()
     if not name:
-        found = "is missing" if group is None else f"is {group!r}"
-        raise ConfigError(f"group.id {found}: partitions and positions belong to a group; set the id of yours")
+        raise ConfigError("group.id is missing or empty: partitions and positions belong to a group; set yours")
     return name
 
 

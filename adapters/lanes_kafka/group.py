@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionId
@@ -18,7 +18,7 @@ from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
 from lanes_kafka.assignment import Assignment, Place
 from lanes_kafka.client_config import ClientConfig
-from lanes_kafka.offsets import Beginning, beginnings, bounds, moved
+from lanes_kafka.offsets import QUERY_TIMEOUT, Beginning, beginnings, bounds, moved
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topics
 
@@ -203,13 +203,16 @@ class Group:
         self._tell([Assigned(each.partition) for each in begun])
 
     def _beginnings(self, client: Consumer, places: list[Place]) -> dict[Place, Beginning]:
-        config = self._config
+        config, first = self._config, self._topics.first
+        # What was added to a topic since is read from its beginning: nothing in it is older than the first run.
+        added = {place for place in places if place.number >= first.get(place.topic, place.number + 1)}
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return beginnings(
                     client,
                     places,
                     start=config.start,
+                    added=added,
                     out_of_range=config.out_of_range,
                     hands_over=self.hands_over,
                     name=self._name,
@@ -218,6 +221,9 @@ class Group:
                 if attempt == _ATTEMPTS:
                     raise
                 log.warning("%s: the broker does not say where to begin, asking again: %s", self._name, failure)
+                if failure.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                    # The coordinator may know of partitions that were added lately before this client does.
+                    client.list_topics(timeout=QUERY_TIMEOUT)
         raise AssertionError("unreachable")
 
     def _announce(self, place: Place, beginning: Beginning) -> Assignment:

@@ -4,7 +4,7 @@ does not reach it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -31,9 +31,16 @@ class Beginning(NamedTuple):
 
 
 def beginnings(
-    client: Consumer, places: Sequence[Place], *, start: Start, out_of_range: OutOfRange, hands_over: bool, name: str
+    client: Consumer,
+    places: Sequence[Place],
+    *,
+    start: Start,
+    added: Container[Place],
+    out_of_range: OutOfRange,
+    hands_over: bool,
+    name: str,
 ) -> dict[Place, Beginning]:
-    """Where to begin with each of these.
+    """Where to begin with each of these. ``added``: to which ``start`` does not apply, because they are newer.
 
     Asks the broker and blocks for it, up to ``QUERY_TIMEOUT`` a question. Raises ``KafkaException`` when the broker
     does not answer, and ``SourceError`` for a position that is out of range when that is to fail.
@@ -42,7 +49,8 @@ def beginnings(
     committed = {_place(each): each for each in _whole(client.committed(asked, timeout=QUERY_TIMEOUT))}
     lows, highs = bounds(client, places)
     fresh = [place for place in places if committed[place].offset < 0]
-    starts = _starts(client, fresh, start, lows, highs)
+    starts = _starts(client, [place for place in fresh if place not in added], start, lows, highs)
+    starts |= {place: lows[place] for place in fresh if place in added}
     found = {}
     for place in places:
         if place in starts:

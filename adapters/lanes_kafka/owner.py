@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -46,6 +47,9 @@ the client has to be polled."""
 
 OPEN_TIMEOUT: Final = 10.0
 """Seconds that a broker may take to describe the topics at the start."""
+
+_APPEARS_WITHIN: Final = 1.0
+"""Seconds that a topic may stay unknown at the start."""
 
 _LOOK_TIMEOUT: Final = 1.0
 """Seconds that the last commits of a revoke wait for the ids of the topics."""
@@ -187,11 +191,21 @@ class Owner:
             self._admin.list_topics(timeout=OPEN_TIMEOUT)
             raise SourceError(f"{self._name}: the broker did not describe the topics in time", retryable=True)
         for topic in self._names:
-            if topic not in self._topics.known:
+            if topic not in self._topics.known and not self._appears(topic):
                 raise ConfigError(
                     f"{self._name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
                     "topics=…"
                 )
+
+    def _appears(self, topic: str) -> bool:
+        """Whether a topic comes up yet: not every broker knows of it as soon as it is made."""
+        deadline = self._clock() + _APPEARS_WITHIN
+        while self._clock() < deadline:
+            time.sleep(_APPEARS_WITHIN / 10)
+            self._topics.wait(OPEN_TIMEOUT)
+            if topic in self._topics.known:
+                return True
+        return False
 
     def _refused(self, failure: KafkaException) -> LanesError:
         error = failure.args[0]

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Message, Partition, PartitionKey, key_bytes
+from lanes.dead_letter import Details
 from lanes.errors import MessageError
 
 KeyFunction = Callable[[Raw], PartitionKey | None]
 """A plain function of the client's message; None means "no key": its order is not claimed. It is called in the thread
 that owns the client."""
+
+_LATEST: Final = 10**14
+"""Milliseconds since the epoch beyond which a timestamp is none: a producer may write any number."""
 
 
 def record_key(raw: Raw) -> PartitionKey | None:
@@ -70,6 +75,19 @@ def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Messa
     return message
 
 
+def details(raw: Raw) -> Details:
+    """What dead letters keep of a record beside what every message has."""
+    headers: Any = raw.headers() or ()
+    kind, milliseconds = raw.timestamp()
+    known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= milliseconds <= _LATEST
+    return Details(
+        record_key=raw.key(),
+        tombstone=raw.value() is None,
+        null_headers=tuple(index for index, (_, value) in enumerate(headers) if value is None),
+        timestamp=milliseconds / 1000 if known else None,
+    )
+
+
 class _Reader:
     """Looks into the client's messages; see ``lanes.core.types.Reader``."""
 
@@ -84,6 +102,10 @@ class _Reader:
     def subject(self, raw: object) -> str:
         assert isinstance(raw, Raw)
         return raw.topic() or ""
+
+    def details(self, raw: object) -> Details:
+        assert isinstance(raw, Raw)
+        return details(raw)
 
 
 READER: Final = _Reader()

@@ -61,7 +61,7 @@ _CALLED_BY_THE_CONSUMER: Final = frozenset(
 """Each client would call them, and count its own."""
 
 
-_SECRET: Final = re.compile(r"sasl\.|ssl\.key|.*(password|secret|private|token|\.pem$)")
+_SECRET: Final = re.compile(r"sasl\.|ssl.key|.*(password|secret|private|token|\.pem$)")
 _LONG: Final = 6
 _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthbearer.method"))
 
@@ -82,9 +82,9 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
         if word
     }
     for word in sorted(words, key=len, reverse=True):
-        # Inside a longer word a short one may stand by chance; by itself it is the secret.
-        edge = r"" if len(word) >= _LONG else r"\b"
-        text = re.sub(edge + re.escape(word) + edge, "…", text)
+        # A short one may stand inside a longer word by chance; by itself it is the secret.
+        alone = "" if len(word) >= _LONG else r"(?<!\w)", "" if len(word) >= _LONG else r"(?!\w)"
+        text = re.sub(alone[0] + re.escape(word) + alone[1], "…", text)
     return text
 
 

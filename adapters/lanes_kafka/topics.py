@@ -27,11 +27,13 @@ class Topic(NamedTuple):
 class Topics:
     """What the broker says of these topics; used by one thread, and asked beside what it does.
 
-    ``known``: the newest answer; a topic that does not exist is not in it.
+    ``known``: the newest answer; a topic that does not exist is not in it. ``first``: how many partitions each had in
+    the first answer that had it.
     """
 
     def __init__(self, names: Sequence[str], admin: AdminClient, clock: Clock) -> None:
         self.known: dict[str, Topic] = {}
+        self.first: dict[str, int] = {}
         self._names = tuple(names)
         self._admin = admin
         self._clock = clock
@@ -79,6 +81,7 @@ class Topics:
                     return False
             else:
                 known[name] = Topic(_text(found.topic_id), len(found.partitions))
+                self.first.setdefault(name, len(found.partitions))
         self.known = known
         return True
 

@@ -14,7 +14,7 @@ Rules
 5. Draining starts nothing. Queued, held, blocked and parking messages are abandoned at once; running ones may end and
    count. When none runs, ``Drained`` is emitted once. A handler that was interrupted (``ABANDON``) drains its
    partition: its successors must not overtake it. Where what is completed above the floor cannot be handed over, what
-   is queued below the highest that has started is run too (*prefix-closing*), or finished work would be repeated.
+   is queued below the highest started is run too (*prefix-closing*), or it would be repeated, until ``stop_closing``.
 6. Nothing is settled before it ended well or its dead letter was confirmed; nothing is committed above it.
 7. One commit of a partition is on its way at a time; floor and completed set are of one snapshot; a commit whose
    result is unknown was not made. At most ``max_ahead`` messages are admitted above the floor the broker confirmed.

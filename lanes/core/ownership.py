@@ -66,6 +66,16 @@ class Ownership:
         self._drained_if_ended(partition)
         return abandoned
 
+    def stop_closing(self, partition: Partition) -> list[Message]:
+        """Start nothing more of a draining partition, what was to close its prefix neither; returns what is abandoned
+        of that. Idempotent; nothing for a partition that does not drain, or is fenced.
+        """
+        if not (partition.live and partition.unended):
+            return []
+        abandoned = self._stop_starting(partition, set())
+        self._drained_if_ended(partition)
+        return abandoned
+
     def _stop_starting(self, partition: Partition, kept: set[Message]) -> list[Message]:
         partition.draining = True
         partition.steady = False

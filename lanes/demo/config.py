@@ -10,14 +10,18 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from lanes.config import Retry, Settings
+from lanes.demo.broker import BrokerName
 from lanes.demo.errors import DemoError
 from lanes.demo.faults import Faults
 from lanes.demo.progress import Progress
 from lanes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lanes.demo.members import Members
 
 ATTEMPTS: Final = 5
 BACKOFF: Final = 0.05
@@ -29,9 +33,17 @@ HOOK_EVERY: Final = 0.05
 Hook = Callable[[Progress], Awaitable[None]]
 """Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
 
+Script = Callable[["Members"], Awaitable[None]]
+"""What is done to a group while it runs: it publishes all events, and returns when it is through."""
+
+Protocol = Literal["classic", "cooperative", "consumer"]
+"""How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
+
 VARIABLE: Final = "LANES_DEMO_WORKER"
 """The environment variable that tells a worker its configuration."""
 
+_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_PARTITIONS_LIMIT: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -39,7 +51,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 class DemoConfig:
     """One run of the demo. Raises ``DemoError`` for a value that cannot be.
 
-    ``server``: the URL of a NATS server with JetStream. ``data``: a log (see ``lanes.demo.events``), None = a
+    ``server``: the URL of a NATS server with JetStream, or the addresses of Kafka brokers, as ``broker`` says.
+    ``data``: a log (see ``lanes.demo.events``), None = a
     generated one from ``seed``. ``events``: how many of its events at most, None = all. ``latency``: seconds an
     approval takes, ± half of it. ``concurrency``, ``max_in_flight``: as in ``lanes.Settings``.
     ``kill_at``: fractions of the events after whose storing the worker is killed with -9, rising, each between
@@ -47,6 +60,10 @@ class DemoConfig:
     progress, while the server answers, after which the run is given up. ``ack_wait``: seconds, of the durable
     consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
     streams are called after, None = a random one.
+
+    On Kafka, ``members`` processes read ``partitions`` partitions in one group, by ``protocol``; what is done to them
+    is ``script``, None = one is killed, one added, one frozen and one stopped, and ``kill_at`` and ``ack_wait`` mean
+    nothing.
 
     ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
     on the run from outside: kill the server, freeze the worker.
@@ -68,10 +85,27 @@ class DemoConfig:
     faults: Faults = field(default_factory=Faults)
     worker_command: Sequence[str] = (sys.executable, "-m", "lanes.demo.worker")
     on_progress: Hook | None = None
+    broker: BrokerName = "jetstream"
+    members: int = 3
+    partitions: int = 8
+    protocol: Protocol = "classic"
+    script: Script | None = None
 
     def __post_init__(self) -> None:
-        if not self.server or not all(_is_url(url) for url in self.server.split(",")):
-            # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        if self.broker not in get_args(BrokerName):
+            raise DemoError(f"broker={self.broker!r}: must be {_choice(BrokerName)}")
+        if self.protocol not in get_args(Protocol):
+            raise DemoError(f"protocol={self.protocol!r}: must be {_choice(Protocol)}")
+        if not 1 <= self.partitions <= _PARTITIONS_LIMIT:
+            raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
+        if not 2 <= self.members <= self.partitions:
+            raise DemoError(
+                f"members={self.members}: must be 2 to {self.partitions}: one is killed, and each has a partition"
+            )
+        # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        if self.broker == "kafka" and not all(_ADDRESS.fullmatch(one) for one in self.server.split(",")):
+            raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
+        if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
         if self.events is not None and self.events < 1:
             raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
@@ -84,7 +118,9 @@ class DemoConfig:
         if isinstance(self.worker_command, str):
             raise DemoError(f"worker_command={self.worker_command!r}: must be a sequence of words, not a string")
         if self.name is not None and not _NAME.fullmatch(self.name):
-            raise DemoError(f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names streams")
+            raise DemoError(
+                f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names streams and topics"
+            )
         try:
             settings(self.concurrency, self.max_in_flight)
         except ConfigError as error:
@@ -96,7 +132,8 @@ class WorkerConfig:
     """What a worker process is told, as JSON in its environment: an argument could be read by every user.
 
     ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
-    ``member`` this worker's name in it. ``seconds``: how long the one-at-a-time loop runs.
+    ``member`` this worker's name in it, and in a Kafka group, which is ``durable``. ``stream`` is a stream or a topic,
+    ``dead_subject`` a subject or a topic. ``seconds``: how long the one-at-a-time loop runs.
     """
 
     server: str = field(repr=False)
@@ -113,6 +150,8 @@ class WorkerConfig:
     seconds: float
     fail_every: int
     poison_every: int
+    broker: BrokerName = "jetstream"
+    protocol: Protocol = "classic"
 
     @property
     def faults(self) -> Faults:
@@ -143,6 +182,10 @@ def settings(concurrency: int, max_in_flight: int) -> Settings:
         retry=Retry(attempts=ATTEMPTS, backoff=BACKOFF),
         drain_timeout=10.0,
     )
+
+
+def _choice(kinds: object) -> str:
+    return " or ".join(map(repr, get_args(kinds)))
 
 
 def _is_url(text: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lanes.demo.group_findings import Fault, GroupFindings, Knowledge, findings
+from lanes.demo.membership import Snapshot
 from lanes.errors import LanesError
 
 
@@ -17,29 +19,43 @@ class Verdict(NamedTuple):
     detail: str
 
 
+class Seen(NamedTuple):
+    """What a history cannot tell: what the broker knew of the group, and what was done to it."""
+
+    snapshots: Sequence[Snapshot]
+    faults: Sequence[Fault]
+
+
 class Findings(NamedTuple):
-    """All verdicts, how often messages came again, by cause (restart, held, settled, late), and the most in flight."""
+    """All verdicts, how often messages came again, by cause (restart, held, settled, late), the most in flight, and the
+    figures of a group."""
 
     verdicts: Sequence[Verdict]
     redelivered: Mapping[str, int]
     peak_in_flight: int
+    group: GroupFindings | None = None
 
 
-def examine(directory: Path) -> Findings:
-    """Read all segments of a directory and check them. Blocks: reads everything."""
+def examine(directory: Path, seen: Seen | None = None) -> Findings:
+    """Read all segments of a directory and check them. Blocks: reads everything. ``seen``: of a group."""
     import memsource
+    from memsource.checkers import MARGIN, checkers_within
 
     try:
         segments = memsource.read([directory])
     except LanesError as error:
         # No history proves nothing, which is not the same as nothing having happened.
         return Findings([Verdict("history", "unproven", str(error))], {}, 0)
+    knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
+    # A process that we froze ourselves was late by as much, and cannot say why.
+    checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
     verdicts = [
         Verdict(found.name, found.status, _detail(found.violations, found.witnesses, found.reasons))
-        for found in memsource.check(segments)
+        for found in memsource.check(segments, checkers, taken=knowledge.taken if knowledge is not None else ())
     ]
     counts = memsource.counts(segments)
-    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight)
+    group = findings(knowledge) if knowledge is not None else None
+    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight, group)
 
 
 def _detail(violations: int, witnesses: Sequence[str], reasons: Sequence[str]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
+from lanes.demo.group_findings import EXCUSED, GroupFindings
 from lanes.demo.history import Verdict
 from lanes.demo.ledger import Step
 
@@ -23,6 +25,7 @@ class Report:
     ``serial_rate``: events/s one at a time, 0.0 when not measured. ``redelivered``: by cause. ``missing_letters``:
     poison without a dead letter; ``unexpected_letters``: dead letters that are no poison. ``foreign``: stored, and
     no event of the log. ``kills``: workers killed with -9 on purpose. ``failure``: what ended the run early.
+    ``group``: the figures of a Kafka group, None where there was none.
     """
 
     events: int
@@ -46,6 +49,7 @@ class Report:
     redelivered: Mapping[str, int] = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
     failure: str | None = None
+    group: GroupFindings | None = None
 
     @property
     def rate(self) -> float:
@@ -78,6 +82,8 @@ class Report:
                 lines.append(f"{name}: {len(steps)} ({meaning}): {_named(steps)}")
         if self.max_in_flight_seen > self.max_in_flight:
             lines.append(f"in flight: {self.max_in_flight_seen} seen, above the bound of {self.max_in_flight}")
+        if self.group is not None:
+            lines += _broken_by(self.group)
         lines += [f"history {v.name}: {v.status}: {v.detail}" for v in self.verdicts if v.status != "passed"]
         if self.failure is not None:
             lines.append(f"ended early: {self.failure}")
@@ -101,6 +107,7 @@ class Report:
                 "max_in_flight_seen": self.max_in_flight_seen,
                 "max_in_flight": self.max_in_flight,
                 "rss_mb": round(self.rss_mb, 1),
+                **(_figures(self.group) if self.group is not None else {}),
             }
         )
 
@@ -133,10 +140,52 @@ class Report:
             ),
             ("peak memory of a worker", f"{self.rss_mb:.0f} MiB", True),
         ]
+        if self.group is not None:
+            rows += _rows_of(self.group)
         passed = sum(verdict.status == "passed" for verdict in self.verdicts)
         rows.append(("history", f"{passed} of {len(self.verdicts)} promises kept", passed == len(self.verdicts)))
         rows += [(f"history: {v.name}", v.status, False) for v in self.verdicts if v.status != "passed"]
         return rows
+
+
+def _unexcused(group: GroupFindings) -> int:
+    return sum(count for cause, count in group.duplicates.items() if cause not in EXCUSED)
+
+
+def _broken_by(group: GroupFindings) -> list[str]:
+    lines = []
+    if group.overlaps:
+        named = "; ".join(group.witnesses)
+        lines.append(f"overlaps: {group.overlaps} (two runs of a key, or a result after the loss): {named}")
+    if count := _unexcused(group):
+        lines.append(f"duplicates: {count} (run again, and nothing was killed or frozen that had it)")
+    for kind, seconds in group.recovery.items():
+        if seconds == inf:
+            lines.append(f"recovery: after a {kind} not every partition was begun by another member")
+    return lines
+
+
+def _figures(group: GroupFindings) -> dict[str, object]:
+    return {
+        "duplicates_by_cause": dict(group.duplicates),
+        "rebalances": group.rebalances,
+        # Infinity is no JSON.
+        "recovery_s": {kind: round(each, 2) if each < inf else None for kind, each in group.recovery.items()},
+        "overlaps": group.overlaps,
+        "overlaps_at_loss": group.overlaps_at_loss,
+    }
+
+
+def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
+    repeated = ", ".join(f"{count} {cause}" for cause, count in group.duplicates.items())
+    recovery = ", ".join(f"{seconds:.2f} {kind}" for kind, seconds in group.recovery.items()) or "no fault"
+    return [
+        ("run again, by cause", repeated, not _unexcused(group)),
+        ("rebalances", str(group.rebalances), True),
+        ("seconds to recover", recovery, inf not in group.recovery.values()),
+        ("overlaps", str(group.overlaps), not group.overlaps),
+        ("overlaps at a loss (not settled)", str(group.overlaps_at_loss), True),
+    ]
 
 
 def _named(steps: Sequence[Step]) -> str:

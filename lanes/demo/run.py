@@ -1,6 +1,6 @@
 """One run of the demo, from the log to the report.
 
-The parent makes the streams, publishes, measures one at a time, runs the main part with its crash, and then asks
+The parent makes streams or topics, publishes, measures one at a time, runs the main part with its crash, and then asks
 ledger, dead letters and histories what happened.
 """
 
@@ -11,17 +11,19 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
 from lanes.clock import monotonic
+from lanes.demo.backends import broker_of
 from lanes.demo.broker import Broker
-from lanes.demo.config import HOOK_EVERY, DemoConfig
-from lanes.demo.errors import DemoError
+from lanes.demo.config import DemoConfig
+from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event, load
 from lanes.demo.faults import POISON
-from lanes.demo.history import examine
+from lanes.demo.feed import Feed
+from lanes.demo.history import Seen, examine
 from lanes.demo.ledger import Ledger, Step
 from lanes.demo.places import Places, places
 from lanes.demo.progress import Progress
@@ -29,11 +31,15 @@ from lanes.demo.report import Report
 from lanes.demo.sample import measure
 from lanes.demo.under_lanes import UnderLanes
 from lanes.demo.view import View
-from lanes.history import History
-from lanes_jetstream.connection import NoAnswer
+
+if TYPE_CHECKING:
+    from lanes.demo.members import Members
 
 _ANSWER_WITHIN: Final = 60.0
 """Seconds the server has at the end to come back and show the dead letters."""
+
+_FIRST_SHARE: Final = 0.2
+"""Of the events, what a group finds when it begins."""
 
 _RETRY: Final = 0.25
 
@@ -52,7 +58,7 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
     progress = Progress(events=len(events), cases=len({event.case for event in events}))
     showing = view.showing(progress) if view is not None else contextlib.nullcontext()
     with places(config.keep) as where:
-        broker = Broker(config.server, config.name or secrets.token_hex(4))
+        broker = broker_of(config, config.name or secrets.token_hex(4))
         progress.stream = broker.stream
         async with showing:
             try:
@@ -69,42 +75,37 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
     progress.phase = "connecting to the server"
     await broker.open()
     progress.phase = "publishing"
-    await _publish(config, events, broker, where, progress)
-    serial_rate = 0.0
-    if config.serial_seconds:
-        progress.phase = "one at a time"
-        serial_rate = progress.serial_rate = await measure(config, broker, where)
-    ledger = Ledger(where.folder / "ledger.sqlite")
+    feed = Feed(config, events, broker, where, progress)
+    feed.open()
     try:
-        part = UnderLanes(config, broker, ledger, where, progress)
-        await part.run()
-        progress.phase = "checking"
-        return await _report(config, events, broker, ledger, where, part, serial_rate)
-    finally:
-        ledger.close()
-
-
-async def _publish(config: DemoConfig, events: list[Event], broker: Broker, where: Places, progress: Progress) -> None:
-    history = History(where.history, member="publisher")
-    # A publisher has nothing in flight in the sense of a consumer; the bounds of its segment say so little.
-    history.open(source=broker.stream, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=monotonic())
-
-    hooked = 0.0
-
-    async def published(count: int) -> None:
-        nonlocal hooked
-        progress.published = count
-        progress.answering = broker.connected
-        if config.on_progress is not None and monotonic() - hooked >= HOOK_EVERY:
-            hooked = monotonic()
-            await config.on_progress(progress)
-
-    try:
-        await broker.publish(events, history, published)
+        # A group gets the rest while things are done to it.
+        await feed.publish(1.0 if config.broker == "jetstream" else _FIRST_SHARE)
+        serial_rate = 0.0
+        if config.serial_seconds:
+            progress.phase = "one at a time"
+            serial_rate = progress.serial_rate = await measure(config, broker, where)
+        ledger = Ledger(where.folder / "ledger.sqlite")
+        try:
+            part = _main_part(config, broker, ledger, where, progress, feed)
+            await part.run()
+            feed.close("stopped")
+            progress.phase = "checking"
+            return await _report(config, events, broker, ledger, where, part, serial_rate)
+        finally:
+            ledger.close()
     except BaseException:
-        history.close("failed", monotonic())
+        feed.close("failed")
         raise
-    history.close("stopped", monotonic())
+
+
+def _main_part(
+    config: DemoConfig, broker: Broker, ledger: Ledger, where: Places, progress: Progress, feed: Feed
+) -> UnderLanes | Members:
+    if config.broker == "jetstream":
+        return UnderLanes(config, broker, ledger, where, progress)
+    from lanes.demo.members import Members, group_of
+
+    return Members(config, group_of(broker), ledger, where, progress, feed)
 
 
 async def _report(
@@ -113,14 +114,15 @@ async def _report(
     broker: Broker,
     ledger: Ledger,
     where: Places,
-    part: UnderLanes,
+    part: UnderLanes | Members,
     serial_rate: float,
 ) -> Report:
     letters = set(await _patiently(broker.dead_letters))
     steps: list[Step] = [(event.case, event.step) for event in events]
     poison = {step for step in steps if config.faults.failures(*step) == POISON}
     audit = ledger.audit(steps, letters)
-    findings = await asyncio.to_thread(examine, where.history)
+    seen = None if isinstance(part, UnderLanes) else Seen(part.snapshots, part.faults)
+    findings = await asyncio.to_thread(examine, where.history, seen)
     return Report(
         events=len(events),
         keys=len({event.case for event in events}),
@@ -144,6 +146,7 @@ async def _report(
         redelivered=findings.redelivered,
         verdicts=findings.verdicts,
         failure=part.failure,
+        group=findings.group,
     )
 
 

@@ -66,6 +66,8 @@ def worker_config(
         seconds=config.serial_seconds,
         fail_every=config.faults.fail_every,
         poison_every=config.faults.poison_every,
+        broker=config.broker,
+        protocol=config.protocol,
     )
 
 

@@ -63,6 +63,14 @@ class Child:
         self.killed = True
         self._signal(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Stop the group where it stands. Does not block; idempotent."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have the group go on. Does not block; idempotent."""
+        self._signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Ask it to end. Does not block; idempotent."""
         self._signal(signal.SIGTERM)

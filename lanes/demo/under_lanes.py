@@ -13,6 +13,7 @@ import anyio
 from lanes.clock import monotonic
 from lanes.demo.broker import Broker, Left
 from lanes.demo.config import HOOK_EVERY, DemoConfig
+from lanes.demo.errors import NoAnswer
 from lanes.demo.ledger import Ledger
 from lanes.demo.places import Places
 from lanes.demo.progress import Progress
@@ -20,7 +21,6 @@ from lanes.demo.sample import worker_config
 from lanes.demo.service import Service
 from lanes.demo.supervise import Child
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
-from lanes_jetstream.connection import NoAnswer
 
 _POLL: Final = 0.25
 """Seconds between two questions to the server."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 import lanes
+from lanes.demo.backends import dead_letters_of, source_of
 from lanes.demo.child import end_with_parent, peak_rss_mb
 from lanes.demo.client import Client
 from lanes.demo.config import WorkerConfig, settings
@@ -37,43 +38,35 @@ def main() -> int:
 
 
 async def _work(config: WorkerConfig) -> int:
-    from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, subject_token
-
     client = Client(config.service, config.token)
     await client.connect()
     consumer = lanes.Consumer(
-        JetStreamSource(
-            config.server,
-            stream=config.stream,
-            durable=config.durable,
-            key=subject_token(-1),
-            ack_wait=config.ack_wait,
-        ),
+        source_of(config),
         Approve(client, config.faults),
         settings=settings(config.concurrency, config.max_in_flight),
-        dead_letters=JetStreamDeadLetters(config.server, config.dead_subject),
+        dead_letters=dead_letters_of(config),
         history=lanes.History(config.history, member=config.member),
     )
-    reporter = asyncio.create_task(_report(consumer, client))
+    reporter = asyncio.create_task(_report(consumer, client, config.member))
     try:
         return await lanes.serve(consumer)
     finally:
         reporter.cancel()
         # The last word: the peaks of the whole run.
-        _say(consumer, client)
+        _say(consumer, client, config.member)
         await client.close()
 
 
-async def _report(consumer: lanes.Consumer, client: Client) -> None:
+async def _report(consumer: lanes.Consumer, client: Client, member: str) -> None:
     while True:
-        _say(consumer, client)
+        _say(consumer, client, member)
         await asyncio.sleep(REPORT_EVERY)
 
 
-def _say(consumer: lanes.Consumer, client: Client) -> None:
+def _say(consumer: lanes.Consumer, client: Client, member: str) -> None:
     # Before the source is open, or when it could not be opened, there is nothing to say yet.
     with contextlib.suppress(lanes.LanesError, AttributeError):
-        client.say(numbers(consumer.status()))
+        client.say({"member": member, **numbers(consumer.status())})
 
 
 def numbers(status: lanes.Status) -> dict[str, Any]:

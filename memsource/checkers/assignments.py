@@ -36,7 +36,9 @@ class Assignments(Generic[State]):
         """Its state; None when not everything is known of it, or it is over."""
         assignment = segment, row.partition, row.epoch
         state = self.states.get(assignment)
-        if state is None and segment not in self._gaps and assignment not in self._over:
+        if state is not None:
+            return state
+        if segment not in self._gaps and assignment not in self._over:
             state = self.states[assignment] = self._make()
         return state
 

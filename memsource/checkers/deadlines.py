@@ -10,10 +10,13 @@ from memsource.checkers.verdict import Findings
 from memsource.history import Segment
 from memsource.rows import Row
 
-__all__ = ["MARGIN", "Deadlines"]
+__all__ = ["MARGIN", "Deadlines", "Drain", "timeout_of", "well_nigh"]
 
 MARGIN: Final = 5.0
 """Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
+
+_WELL_NIGH: Final = 0.9
+"""Two clocks measure a drain: the engine's, which writes the rows, and the loop's, which waits."""
 
 
 class Deadlines:
@@ -41,3 +44,33 @@ class Deadlines:
             self._findings.violation(segment, row, f"{what} {row.mono - deadline:.3f} s late")
         else:
             self._findings.doubt("deadlines passed while the process wrote nothing: it was suspended, or it was late")
+
+
+class Drain:
+    """Of one assignment: ``since`` when it is drained, None before; until when; and how many of its handlers run."""
+
+    __slots__ = ("deadline", "running", "since", "timeout")
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.since: float | None = None
+        self.timeout = 0.0
+        self.deadline = 0.0
+
+    def begin(self, now: float, timeout: float) -> None:
+        """``timeout`` seconds from ``now``, unless an earlier deadline stands."""
+        deadline = now + timeout
+        if self.since is None:
+            self.since, self.timeout, self.deadline = now, timeout, deadline
+        elif deadline < self.deadline:
+            self.timeout, self.deadline = deadline - self.since, deadline
+
+
+def timeout_of(segment: Segment, row: Row) -> float | None:
+    """The seconds that a ``revoking`` or ``hastened`` row gives a drain; None = the history does not say."""
+    return row.number if row.number >= 0 else segment.rules.drain_timeout
+
+
+def well_nigh(took: float, limit: float) -> bool:
+    """Whether a wait of ``took`` seconds, by the rows, may have been one that ended at its ``limit``."""
+    return took >= _WELL_NIGH * limit

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from memsource.checkers.assignments import Assignments, closes_prefix
-from memsource.checkers.deadlines import MARGIN, Deadlines
+from memsource.checkers.deadlines import MARGIN, Deadlines, Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import Findings, Handler, Verdict
 from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
-
-_WELL_NIGH: Final = 0.9
-"""Two clocks measure a drain: the engine's, which writes the rows, and the loop's, which waits."""
-
-
-class _Drain:
-    __slots__ = ("deadline", "running", "since", "timeout")
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.since: float | None = None  # when it began
-        self.timeout = 0.0
-        self.deadline = 0.0
-
-    def begin(self, now: float, timeout: float) -> None:
-        """``timeout`` seconds from ``now``, unless an earlier deadline stands."""
-        deadline = now + timeout
-        if self.since is None:
-            self.since, self.timeout, self.deadline = now, timeout, deadline
-        elif deadline < self.deadline:
-            self.timeout, self.deadline = deadline - self.since, deadline
-
-
-def _timeout(segment: Segment, row: Row) -> float | None:
-    return row.number if row.number >= 0 else segment.rules.drain_timeout
 
 
 class DrainInTime:
@@ -49,7 +23,7 @@ class DrainInTime:
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
         self._findings = Findings(self.name, timeline)
         self._deadlines = Deadlines(self._findings, margin)
-        self._assignments = Assignments(_Drain)
+        self._assignments = Assignments(Drain)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -66,7 +40,7 @@ class DrainInTime:
         return self._findings.verdict()
 
     def _revoking(self, segment: Segment, row: Row) -> None:
-        timeout = _timeout(segment, row)
+        timeout = timeout_of(segment, row)
         if timeout is None or segment.rules.grace is None:
             self._findings.unsaid(segment, "drain_timeout and grace")
             return
@@ -81,7 +55,7 @@ class DrainInTime:
     def _revoked(self, segment: Segment, row: Row) -> None:
         self._judge(segment, row, self._assignments.end(segment, row), graces=3)
 
-    def _judge(self, segment: Segment, row: Row, state: _Drain | None, *, graces: int) -> None:
+    def _judge(self, segment: Segment, row: Row, state: Drain | None, *, graces: int) -> None:
         grace = segment.rules.grace
         if state is not None and state.since is not None and grace is not None:
             deadline = state.deadline + graces * grace
@@ -188,7 +162,7 @@ class DrainWaitsForRunning:
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
         self._findings = Findings(self.name, timeline)
         self._deadlines = Deadlines(self._findings, margin)
-        self._assignments = Assignments(_Drain)
+        self._assignments = Assignments(Drain)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -240,7 +214,7 @@ class HandedOverAfterDrain:
 
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(_Drain)
+        self._assignments = Assignments(Drain)
         self._drained: set[Assignment] = set()
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -269,7 +243,7 @@ class HandedOverAfterDrain:
             state.running -= 1
 
     def _revoking(self, segment: Segment, row: Row) -> None:
-        state, timeout = self._assignments.of(segment, row), _timeout(segment, row)
+        state, timeout = self._assignments.of(segment, row), timeout_of(segment, row)
         if timeout is None:
             self._findings.unsaid(segment, "drain_timeout")
         elif state is not None:
@@ -281,7 +255,7 @@ class HandedOverAfterDrain:
         if state is None or state.running <= 0 or state.since is None:
             return
         took = row.mono - state.since
-        if took < _WELL_NIGH * state.timeout:
+        if not well_nigh(took, state.timeout):
             what = f"drained {took:.3f} s after its drain began while {state.running} of its handlers ran"
             self._findings.violation(segment, row, f"{what}; its timeout is {state.timeout:g} s")
 

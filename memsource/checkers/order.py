@@ -75,7 +75,8 @@ class PerKeyOrder:
 
     A message that the broker delivers too late (``redelivered``, cause ``late``) is a violation when it had not
     ended before: the order was broken, whoever broke it. When it had, it is a repeat of what the broker forgot,
-    and the note counts it. Keyless messages have no order.
+    and the note counts it. Keyless messages have no order, and under the order ``none`` no message has. Where keys
+    share a lane, or a whole partition is one, each key is judged by itself.
     """
 
     name = "PerKeyOrder"
@@ -140,7 +141,7 @@ class PerKeyOrder:
 
     def _started(self, segment: Segment, row: Row) -> None:
         key, position = row.key, row.position
-        if key is None:
+        if key is None or segment.rules.order == "none":
             return
         self._findings.checked += 1
         across = self._know_across(segment, row, key)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import Final
 
-from memsource.checkers.assignments import Assignments, LatestRun, closes_prefix
+from memsource.checkers.assignments import Assignments, LatestRun
 from memsource.checkers.verdict import Findings, Handler, Verdict
 from memsource.history import Segment
 from memsource.rows import Row
@@ -33,7 +33,7 @@ class OneTerminalOutcome:
 
     *Finished*: its handler returned, or its dead letter was confirmed; once. *Given up*: abandoned, interrupted, or
     behind a fence; and never what has finished. What was delivered and never begun is abandoned when its partition is
-    handed over, unless it was in a batch or was to close the prefix. What the broker delivers anew may have another.
+    handed over, unless it was in a batch. What the broker delivers anew may have another.
     """
 
     name = "OneTerminalOutcome"
@@ -125,8 +125,8 @@ class OneTerminalOutcome:
 
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
-        # What was to close the prefix and did not get its turn has no row, and what was in a call that went on neither.
-        if state is None or closes_prefix(segment.rules) is not False or segment.rules.batch != 0:
+        # What was in a call that went on has no row.
+        if state is None or segment.rules.batch != 0:
             return
         for position, outcome in state.states.items():
             if outcome == _WAITS:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
+from memsource.checkers.assignments import Assignments
+from memsource.checkers.deadlines import Drain, timeout_of
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
 from memsource.history import Segment
 from memsource.rows import Row
@@ -20,12 +22,16 @@ class NoOverlap:
     member handlers of a key never overlap, across its assignments neither. Across members they may only where
     the assignment of the one that started first was *lost*: its handlers run on until they are cancelled; or where
     the broker had taken that of either, and its process had not heard of that when it started. A
-    message without a key is only kept from running beside itself, and not after its assignment was lost.
+    message without a key, and every message under the order ``none``, is only kept from running beside itself, and not
+    after its assignment was lost. Where keys share a lane, their own promises are judged, not the lane's.
+
+    ``late``: processes stood still in this run, so that the grace of a drain may have passed before they could take a
+    step. What had started before the drain's deadline and was cancelled may then run on beside the next owner's.
     """
 
     name = "NoOverlap"
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, *, late: bool = False) -> None:
         self._findings = Findings(self.name, timeline)
         self._incomparable = timeline.incomparable
         self._running: dict[tuple[str, str | int], list[_Start]] = {}
@@ -37,12 +43,17 @@ class NoOverlap:
             if row.event == "lost"
         }
         self._taken = timeline.taken
+        self._drains = Assignments(Drain) if late else None
+        self._outlived: set[tuple[Segment, str, int, int]] = set()
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "started": self._started,
             "ended": self._ended,
             "zombie": self._ended,
+            "revoking": self._revoking,
+            "hastened": self._revoking,
+            "drained": self._drained,
             "gap": self._over,
             "over": self._over,
         }
@@ -52,12 +63,12 @@ class NoOverlap:
 
     def _started(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        name = (row.partition, row.position if row.key is None else row.key)
+        name = _name(segment, row)
         running = self._running.setdefault(name, [])
         unaware = self._unaware(segment, row)
         for other, start in running:
-            # A lane waits for a handler of a lost assignment, but a keyless message has none.
-            same = other is segment and (row.key is not None or row.epoch == start.epoch)
+            # A lane waits for a handler of a lost assignment, but a message without a lane has none.
+            same = other is segment and (isinstance(name[1], str) or row.epoch == start.epoch)
             if same or (not unaware and self._exclusive(other, start)):
                 what = f"started while position {start.position} of its key was running"
                 self._findings.violation(segment, row, f"{what} ({at(other, start)})")
@@ -69,6 +80,8 @@ class NoOverlap:
         if start.partition in self._incomparable or other.gaps:
             # A gap may hide that the partition was lost, even one that comes later.
             return False
+        if (other, start.partition, start.epoch, start.position) in self._outlived:
+            return False
         lost = self._lost.get((other, start.partition, start.epoch), 0)
         return lost < start.n and not self._unaware(other, start)
 
@@ -77,8 +90,24 @@ class NoOverlap:
         assignment = segment, row.partition, row.epoch
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
+    def _revoking(self, segment: Segment, row: Row) -> None:
+        drain = None if self._drains is None else self._drains.of(segment, row)
+        timeout = timeout_of(segment, row)
+        if drain is not None and timeout is not None:
+            drain.begin(row.mono, timeout)
+
+    def _drained(self, segment: Segment, row: Row) -> None:
+        drain = None if self._drains is None else self._drains.known(segment, row)
+        if drain is None:
+            return
+        assignment = segment, row.partition, row.epoch
+        for running in self._running.values():
+            for other, start in running:
+                if (other, start.partition, start.epoch) == assignment and start.mono <= drain.deadline:
+                    self._outlived.add((*assignment, start.position))
+
     def _ended(self, segment: Segment, row: Row) -> None:
-        name = (row.partition, row.position if row.key is None else row.key)
+        name = _name(segment, row)
         running = self._running.get(name)
         if running is None:
             return
@@ -97,3 +126,8 @@ class NoOverlap:
                 self._running[name] = running
             else:
                 del self._running[name]
+
+
+def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
+    """What names the messages of which one runs at a time: their key, or where they have no order, the position."""
+    return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key

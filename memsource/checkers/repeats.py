@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memsource.checkers.assignments import Assignments, closes_prefix
+from memsource.checkers.deadlines import Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
 from memsource.history import Segment
 from memsource.rows import Row
@@ -15,13 +16,15 @@ from memsource.timeline import Assignment, Timeline
 
 
 class _Line:
-    """Of one key: what was delivered, in order, and how many of it were started when rewinds are taken out."""
+    """Of one key: what was delivered, in order, and how many of it were started when rewinds are taken out; ``taken``:
+    how many at most in an assignment that the broker has taken."""
 
-    __slots__ = ("by", "delivered", "started")
+    __slots__ = ("by", "delivered", "started", "taken")
 
     def __init__(self) -> None:
         self.delivered: list[int] = []
         self.started = 0
+        self.taken = 0
         self.by: tuple[Segment, int] | None = None  # the assignment of the latest start
 
 
@@ -100,6 +103,7 @@ class EpochOrder:
             # Whoever had it before left it out, or is not in this history.
             delivered.insert(index, row.position)
             line.started += index < line.started
+            line.taken += index < line.taken
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         line = self._line(segment, row) if row.text == "settled" else None
@@ -122,10 +126,13 @@ class EpochOrder:
         if (segment, row.partition, row.epoch) in self._taken:
             # Beside it the next owner may have gone back: whoever is next goes on from where either of them was.
             line.started, line.by = max(line.started, index + 1), None
+            line.taken = max(line.taken, index + 1)
             return
         by = segment, row.epoch
-        if index > line.started:
-            what = f"started, and position {line.delivered[line.started]} of its key never was"
+        # What was taken may have been committed when the next owner had gone back already.
+        started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
+        if index > started:
+            what = f"started, and position {line.delivered[started]} of its key never was"
             self._findings.violation(segment, row, what)
         elif index < line.started - 1 and line.by == by:
             what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
@@ -138,15 +145,28 @@ class EpochOrder:
 
 
 class _Work:
-    """Of one assignment: what has finished and is not settled for good, what has begun and has not finished, and which
-    commits took effect."""
+    """Of one assignment: what has finished and is not settled for good, what has begun and has not finished, what was
+    given up, all of it and when there was no more time, and which commits took effect."""
 
-    __slots__ = ("abandoned", "began", "confirmed", "drained", "finished", "floor", "sent", "unsure")
+    __slots__ = (
+        "abandoned",
+        "began",
+        "confirmed",
+        "drain",
+        "drained",
+        "finished",
+        "floor",
+        "sent",
+        "too_late",
+        "unsure",
+    )
 
     def __init__(self) -> None:
         self.finished: dict[int, int] = {}  # position -> number of its row
         self.began: set[int] = set()
         self.abandoned: set[int] = set()
+        self.too_late: set[int] = set()
+        self.drain = Drain()
         self.floor = -1
         self.sent: Row | None = None
         self.confirmed = -1  # number of the latest commit that was
@@ -166,11 +186,10 @@ class NoDuplicateCleanly:
     """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
 
     Clean is: drained and handed over, with every commit confirmed, in less than its grace, and not after the broker had
-    taken it. Where the completed set
-    cannot be handed over, what lies above the committed floor is repeated when a message below it waited or ran on, or
-    could not start because a handler of an earlier assignment was still running.
-    What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged message that comes again was
-    forgotten by its broker, which is no fault of the hand-over.
+    taken it. Where the completed set cannot be handed over, what lies above the committed floor is repeated when a
+    message below it waited or ran on, could not start in the time there was for it, or because a handler of an earlier
+    assignment was still running. What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged
+    message that comes again was forgotten by its broker, which is no fault of the hand-over.
     """
 
     name = "NoDuplicateCleanly"
@@ -201,6 +220,8 @@ class NoDuplicateCleanly:
             "commit_sent": self._sent,
             "commit_ok": self._confirmed,
             "commit_failed": self._failed,
+            "revoking": self._revoking,
+            "hastened": self._revoking,
             "drained": self._drained,
             "revoked": self._revoked,
             "lost": self._lost,
@@ -263,8 +284,11 @@ class NoDuplicateCleanly:
 
     def _abandoned(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
-        if state is not None:
-            state.abandoned.add(row.position)
+        if state is None:
+            return
+        state.abandoned.add(row.position)
+        if state.drain.since is not None and well_nigh(row.mono - state.drain.since, state.drain.timeout):
+            state.too_late.add(row.position)
 
     def _ack(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
@@ -293,6 +317,11 @@ class NoDuplicateCleanly:
             state.sent, state.unsure = None, True
             self._comes_late(segment, row)
 
+    def _revoking(self, segment: Segment, row: Row) -> None:
+        state, timeout = self._assignments.of(segment, row), timeout_of(segment, row)
+        if state is not None and timeout is not None:
+            state.drain.begin(row.mono, timeout)
+
     def _drained(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -312,10 +341,10 @@ class NoDuplicateCleanly:
             self._disturb(row.partition)
             return
         grace = segment.rules.grace
-        if grace is None:
-            self._findings.unsaid(segment, "grace")
+        if grace is None or state.drain.since is None:
+            self._findings.unsaid(segment, "drain_timeout and grace")
             return
-        if state.drained is None or row.mono - state.drained >= grace:
+        if state.drained is None or well_nigh(row.mono - state.drained, grace):
             return
         self._findings.checked += 1
         if (segment, row.partition, row.epoch) in self._committing:
@@ -330,7 +359,7 @@ class NoDuplicateCleanly:
         if closes is None:
             self._findings.unsaid(segment, "whether the completed set is handed over")
             return
-        lowest = min(state.began, default=None)
+        lowest = min(state.began | state.too_late, default=None)
         done = self._done[row.partition]
         for position, n in state.finished.items():
             if n > state.confirmed:

@@ -85,7 +85,9 @@ class Findings:
         """The verdict. ``across``: the promise needs an order between segments. ``doubts``: those that show only at the
         end, with their counts; 0 = none."""
         late = {why: count for why, count in (doubts or {}).items() if count}
-        reasons = [f"{count} {why}" for why, count in sorted((self._doubts + Counter(late)).items())]
+        reasons = []
+        if late or self._doubts:
+            reasons = [f"{count} {why}" for why, count in sorted((self._doubts + Counter(late)).items())]
         gaps = [printable(str(gap)) for segment in self._timeline.segments for gap in segment.gaps]
         reasons += _some([f"gap in the history: {gap}" for gap in dict.fromkeys(gaps)])
         if across:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-import reprlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final
 
 from memsource.sim.choosers import Chooser, Fifo, Sparse, mixed
-from memsource.sim.errors import ImpossiblePlan, Nondeterministic
+from memsource.sim.errors import ImpossiblePlan, Nondeterministic, Overtime
 from memsource.sim.faults import FaultBudget, draw
-from memsource.sim.plan import PERSONALITIES, PersonalityName, Plan, Schedule
+from memsource.sim.plan import FAULT_KINDS, NUMBERS_END, PERSONALITIES, PersonalityName, Plan, Schedule
 from memsource.sim.run import Conditions, Run, collect_garbage, run_plan
 from memsource.sim.shrink import ATTEMPTS, shrink
+from memsource.sim.state import apart
 from memsource.sim.token import encode
 
 __all__ = ["Campaign", "Failure", "Report"]
@@ -25,6 +24,9 @@ RUNS_A_SEED: Final = 20
 
 RECHECKED: Final = 50
 """One run in so many is made twice."""
+
+FEW_ATTEMPTS: Final = 30
+"""Where each takes a day of virtual time, which is some seconds."""
 
 DEVIATIONS: Final = 4
 GARBAGE: Final = 50
@@ -62,8 +64,9 @@ class Report:
 
 
 class Campaign:
-    """``runs`` runs of a test, 1 or more: of each personality in turn, with faults drawn from ``budget`` and schedules
-    of every kind, all from ``seed``. ``sometimes``: what has to have happened in one run at least (see ``Report``).
+    """``runs`` runs of a test: of each personality in turn, with faults drawn from ``budget`` and schedules of every
+    kind, all from ``seed``. The first run of each is without faults: there is one for each at least, and with a budget
+    one more. ``sometimes``: what has to have happened in one run at least (see ``Report``).
 
     Raises ``ImpossiblePlan`` for what no run can be.
     """
@@ -79,12 +82,14 @@ class Campaign:
         sometimes: Sequence[str] = (),
         attempts: int = ATTEMPTS,
     ) -> None:
-        if type(runs) is not int or runs < 1:
-            raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more")
+        if not (budget is None or isinstance(budget, FaultBudget)):
+            raise ImpossiblePlan(f"faults={budget!r}: must be made by memsource.faults, as in faults=faults(crash=1)")
         self._conditions = conditions
-        self._runs = runs
-        self._budget = budget or FaultBudget()
+        self._budget = FaultBudget() if budget is None else budget
         self._budget.check(personalities)
+        _check(runs, seed, sometimes)
+        self._check_runs(runs, personalities)
+        self._runs = runs
         self._personalities = tuple(personalities)
         self._seed = seed
         self._sometimes = tuple(sometimes)
@@ -130,6 +135,16 @@ class Campaign:
 
     # --- inside
 
+    def _check_runs(self, runs: int, personalities: Sequence[PersonalityName]) -> None:
+        named, least = ", ".join(personalities), len(personalities)
+        if runs < least:
+            raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
+        if runs == least and len(self._budget):
+            raise ImpossiblePlan(
+                f"runs={runs}: the first on each of {named} is without faults, and there would be no other; make "
+                f"{least + 1} or more, or leave the faults out"
+            )
+
     def _run(self, number: int) -> Run:
         personality = self._personalities[number % len(self._personalities)]
         seed = self._seed + number // RUNS_A_SEED
@@ -166,23 +181,24 @@ class Campaign:
                 which = f" of check {number + 1}" if len(clean.states) > 1 else ""
                 run.findings.setdefault(
                     "FaultDifferential",
-                    f"the final state{which} differs from that without faults: {_apart(found, expected)}",
+                    f"the final state{which} differs from that without faults: {apart(found, expected)}",
                 )
+        if len(run.states) != len(clean.states) and not run.findings:
+            run.findings["FaultDifferential"] = (
+                f"World.check(state=…) was called {len(run.states)} times, and {len(clean.states)} without faults: "
+                "call it as often in every run"
+            )
 
     def recheck(self, run: Run) -> None:
         """Make a run once more. Raises ``Nondeterministic`` when it is another one."""
-        second = run_plan(run.plan, self._conditions)
-        if second.digest == run.digest:
-            return
-        rows = zip(run.history.splitlines(), second.history.splitlines(), strict=False)
-        first = next(
-            (f"\n  {one.decode()}\n  {other.decode()}" for one, other in rows if one != other), " in their length"
-        )
-        raise Nondeterministic(
-            f"the same plan gave two different runs ({encode(run.plan)}); they differ{first}\nLook for a clock, a "
-            "random number or the order of a set in the handler, or state that outlives a run: setup= is called "
-            "before each"
-        )
+        second = self.judged(run.plan)
+        difference = _difference(run, second)
+        if difference:
+            raise Nondeterministic(
+                f"the same plan gave two different runs ({encode(run.plan)}); {difference}\nLook for a clock, a "
+                "random number or the order of a set in the handler, or state that outlives a run: setup= is called "
+                "before each"
+            )
 
     def _is_innate(self, plan: Plan, name: str) -> bool:
         """Whether the run of the same traffic without any fault has the finding, too."""
@@ -204,7 +220,8 @@ class Campaign:
             smallest = tried
             return True
 
-        shrunk = shrink(run.plan, fails, attempts=self._attempts)
+        attempts = min(self._attempts, FEW_ATTEMPTS) if name == Overtime.__name__ else self._attempts
+        shrunk = shrink(run.plan, fails, attempts=attempts)
         if smallest.plan != shrunk.plan:
             smallest = self.judged(shrunk.plan)
         return Failure(first=run, run=smallest, attempts=shrunk.attempts, token=encode(shrunk.plan))
@@ -217,21 +234,38 @@ def _drawn(rng: random.Random, turns: int) -> Schedule:
     return Schedule(tuple((turn, rng.randint(1, 6)) for turn in at if turn not in jumps), jumps)
 
 
-def _apart(found: object, expected: object) -> str:
-    """The first difference of two states, in a line."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in [*expected, *(key for key in found if key not in expected)]:
-            if key not in found:
-                return f"{reprlib.repr(key)} is missing, expected {reprlib.repr(expected[key])}"
-            if key not in expected:
-                return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, not expected at all"
-            if found[key] != expected[key]:
-                return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, expected {reprlib.repr(expected[key])}"
-    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        for number in count():
-            if number >= len(found) or number >= len(expected):
-                break
-            if found[number] != expected[number]:
-                return f"item {number} is {reprlib.repr(found[number])}, expected {reprlib.repr(expected[number])}"
-        return f"{len(found)} items, expected {len(expected)}"
-    return f"{reprlib.repr(found)}, expected {reprlib.repr(expected)}"
+def _difference(first: Run, second: Run) -> str:
+    """In what two runs differ; "" = they are the same."""
+    if first.digest != second.digest:
+        rows = zip(first.history.splitlines(), second.history.splitlines(), strict=False)
+        apart_at = next(
+            (f"\n  {one.decode()}\n  {other.decode()}" for one, other in rows if one != other), " in their length"
+        )
+        return f"they differ{apart_at}"
+    for one, other in zip(first.states, second.states, strict=False):
+        if one != other:
+            return f"their histories are equal, and the states they noted are not: {apart(other, one)}"
+    if first.findings.keys() != second.findings.keys():
+        found = " and then ".join(", ".join(run.findings) or "nothing" for run in (first, second))
+        return f"their histories are equal, and what was found is not: {found}"
+    if len(first.states) != len(second.states):
+        counts = f"{len(first.states)} and then {len(second.states)}"
+        return f"their histories are equal, and the states they noted are {counts}"
+    return ""
+
+
+def _check(runs: object, seed: object, sometimes: object) -> None:
+    """Raises ``ImpossiblePlan`` for what is not of its kind."""
+    if type(runs) is not int or runs < 1:
+        raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more, a whole number")
+    if type(seed) is not int or not 0 <= seed < NUMBERS_END:
+        raise ImpossiblePlan(f"seed={seed!r}: must be a whole number in 0 … 2**64-1")
+    if isinstance(sometimes, str) or not isinstance(sometimes, Sequence):
+        raise ImpossiblePlan(f"sometimes={sometimes!r}: must be several names, such as [{sometimes!r}]")
+    for name in sometimes:
+        kind = name.removeprefix("fault: ") if isinstance(name, str) else ""
+        if not kind or (kind != name and kind not in FAULT_KINDS):
+            raise ImpossiblePlan(
+                f"sometimes={sometimes!r}: {name!r} is neither an event of the history nor 'fault: ' and one of "
+                f"{', '.join(FAULT_KINDS)}"
+            )

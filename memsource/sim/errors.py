@@ -10,6 +10,7 @@ __all__ = [
     "Livelock",
     "NeverYields",
     "Nondeterministic",
+    "Overtime",
     "Refused",
     "SimulationError",
     "SimulationFailed",
@@ -36,6 +37,10 @@ class Livelock(SimulationError):
 
 class NeverYields(Livelock):
     """One step of a task does not end: it has to await something. Names the task, and the line it is at."""
+
+
+class Overtime(SimulationError):
+    """The test did not end in its virtual time. Names what it waits for, and where the other tasks wait."""
 
 
 class ImpossiblePlan(SimulationError):

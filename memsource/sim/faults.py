@@ -26,6 +26,7 @@ AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
     "letter_fails": (0.0,),
     "io_fails": (0.0,),
     "clock_jump": (1.0, -1.0, 60.0, -60.0, 86_400.0, -86_400.0),
+    "restart": (0.0,),
 }
 """What is drawn: below and above the usual deadlines of a drain, a session and a lease."""
 
@@ -53,6 +54,7 @@ class FaultBudget:
     letter_fails: int = 0
     io_fails: int = 0
     clock_jump: int = 0
+    restart: int = 0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -103,6 +105,7 @@ def faults(
     letter_fails: int = 0,
     io_fails: int = 0,
     clock_jump: int = 0,
+    restart: int = 0,
 ) -> FaultBudget:
     """At most so many faults of each kind in a run. Raises as ``FaultBudget`` does.
 
@@ -111,6 +114,7 @@ def faults(
     something is delivered again; on JetStream alone. ``slow``: the broker's answers take their time.
     ``commit_fails``: a settlement raises, made or not. ``letter_fails``: a dead letter is not confirmed.
     ``io_fails``: a call of ``World.io`` raises. ``clock_jump``: the wall clock jumps, to either side.
+    ``restart``: the server is killed and back at once, and has forgotten its last acknowledgements; on JetStream alone.
     """
     return FaultBudget(
         crash=crash,
@@ -123,6 +127,7 @@ def faults(
         letter_fails=letter_fails,
         io_fails=io_fails,
         clock_jump=clock_jump,
+        restart=restart,
     )
 
 

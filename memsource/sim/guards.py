@@ -115,14 +115,16 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
     finally:
         with _lock:
             _users -= 1
-            if _users == 0:
+            last = _users == 0
+            if last:
                 while _replaced:
                     owner, name, original = _replaced.pop()
                     setattr(owner, name, original)
                 if _collecting:
                     gc.enable()
-        # What was made with the collector off is all in the youngest generation, and little else is.
-        gc.collect(0)
+        if last:
+            # What was made with the collector off is all in the youngest generation, and little else is.
+            gc.collect(0)
 
 
 def refusing(what: str, remedy: str) -> Callable[..., Any]:
@@ -138,7 +140,7 @@ def _install(kind: type[Refuser]) -> None:
     for owner, name, what, remedy in _GUARDS:
         if hasattr(owner, name):
             _replace(owner, name, _guard(kind, getattr(owner, name), what, remedy))
-    _replace(backend, "CancelScope", _numbered_scope(kind))
+    _replace(backend, "CancelScope", _numbered_scope(kind, backend.CancelScope))
     in_order = _as_completed(kind)
     for module in (asyncio, asyncio.tasks):
         _replace(module, "as_completed", in_order)
@@ -156,6 +158,7 @@ def _replace(owner: Any, name: str, by: object) -> None:
     setattr(owner, name, by)
 
 
+@functools.lru_cache(maxsize=256)
 def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def guard(*args: Any, **kwargs: Any) -> Any:
@@ -167,10 +170,12 @@ def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy:
     return guard
 
 
-def _numbered_scope(kind: type[Refuser]) -> type[backend.CancelScope]:
+@functools.cache
+def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> type[backend.CancelScope]:
     """anyio's cancel scope, with a hash that is the same in every run.
 
-    anyio keeps the scopes that are within a scope in a set, and walks it to cancel them: by address, without this.
+    anyio keeps the scopes that are within a scope in a set, and walks it to cancel them: by address, without this. One
+    class for all runs: what the interpreter has learned of a class is lost with it.
     """
 
     def number_of(scope: Any) -> int:
@@ -181,7 +186,7 @@ def _numbered_scope(kind: type[Refuser]) -> type[backend.CancelScope]:
             number = scope._number = next(loop.scopes) if isinstance(loop, kind) else id(scope)
         return number
 
-    return type("CancelScope", (backend.CancelScope,), {"__slots__": ("_number",), "__hash__": number_of})
+    return type("CancelScope", (base,), {"__slots__": ("_number",), "__hash__": number_of})
 
 
 def _as_completed(kind: type[Refuser]) -> Callable[..., Any]:

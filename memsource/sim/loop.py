@@ -32,7 +32,7 @@ from memsource.sim.choosers import Chooser
 from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.guards import LOOP_CALLS, THREADS, refusing
 from memsource.sim.places import place_of_frame, title, waits
-from memsource.sim.tasks import GROUP, TASK_METHODS, OrderedWeakSet, SimFuture, SimTask, owner_of, wrapped_by
+from memsource.sim.tasks import GROUP, TASK_METHODS, OrderedWeakSet, SimFuture, SimTask, inline, owner_of, wrapped_by
 from memsource.sim.timers import Timers
 
 __all__ = ["GROUP", "SimLoop", "SimTask", "Threads", "current"]
@@ -170,7 +170,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         seconds = self.thread_seconds("loop.run_in_executor")
-        return self.create_task(_inline(seconds, func, args), name=f"inline {getattr(func, '__name__', func)}")
+        return self.create_task(inline(seconds, func, args), name=f"inline {getattr(func, '__name__', func)}")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """What asyncio reports of tasks. After a failure most of it comes of the tasks that are given up."""
@@ -179,13 +179,9 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         super().close()
-        self._callbacks.clear()
+        for queue in (self._callbacks, self._tasks, self._steps, self._held, self._held_callbacks, self._retries):
+            queue.clear()
         self._timers.clear()
-        self._tasks.clear()
-        self._steps.clear()
-        self._held.clear()
-        self._held_callbacks.clear()
-        self._retries.clear()
 
     def _run_once(self) -> None:
         self.turns = turn = self.turns + 1
@@ -383,10 +379,9 @@ class SimLoop(asyncio.BaseEventLoop):
         )
 
     def _deadlock(self) -> str:
-        named = waits(sorted(asyncio.all_tasks(self), key=self._number_of))
         frozen = f"; frozen for ever: {', '.join(sorted(self._frozen))}" if self._frozen else ""
         what = f"every task waits for another one, and none for a time{frozen}"
-        return "\n".join([f"turn {self.turns}, time {self._now:g}: {what}", *named])
+        return "\n".join([f"turn {self.turns}, time {self._now:g}: {what}", *waits(asyncio.all_tasks(self))])
 
     def _standing_still(self) -> Livelock:
         titles = {self._number_of(task): title(task) for task in asyncio.all_tasks(self)}
@@ -413,8 +408,3 @@ def current() -> SimLoop:
     if not isinstance(loop, SimLoop):
         raise SimulationError("no simulation is running here: call it in what memsource.sim.virtual.run runs")
     return loop
-
-
-async def _inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    await asyncio.sleep(seconds)
-    return func(*args)

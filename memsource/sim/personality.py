@@ -67,6 +67,10 @@ class Personality(Protocol):
     def redeliver(self, partition: int, now: float) -> bool:
         """Deliver something again that was delivered; False where this broker never does, or there is nothing."""
 
+    def restart(self, now: float) -> bool:
+        """Have the only server killed and back at once, without what it had not written down; False where this broker
+        never forgets."""
+
     def advance(self, now: float) -> None:
         """Act on every timer that is due: sessions, leases, waits for acknowledgements."""
 

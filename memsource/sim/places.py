@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -65,10 +66,15 @@ def title(task: asyncio.Task[Any]) -> str:
     return f"task {task.number} {task.get_name()!r}{group}"
 
 
-def waits(tasks: Sequence[asyncio.Task[Any]]) -> list[str]:
-    """A line for each of the first ten: who it is, and where it waits."""
-    lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in tasks[:_NAMED]]
-    return lines if len(tasks) <= _NAMED else [*lines, f"  … and {len(tasks) - _NAMED} more"]
+def waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
+    """A line for each of the first ten by their numbers: who it is, and where it waits."""
+    ordered = sorted(tasks, key=_numbered)
+    lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in ordered[:_NAMED]]
+    return lines if len(ordered) <= _NAMED else [*lines, f"  … and {len(ordered) - _NAMED} more"]
+
+
+def _numbered(task: asyncio.Task[Any]) -> tuple[float, str]:
+    return (task.number if isinstance(task, SimTask) else math.inf), task.get_name()
 
 
 def _machinery(frame: FrameType) -> bool:

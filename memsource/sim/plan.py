@@ -38,13 +38,14 @@ FaultKind = Literal[
     "letter_fails",  # the next dead letter is not confirmed
     "io_fails",  # the next call of the user's own fakes, see ``World.io``, raises
     "clock_jump",  # the wall clock jumps by `amount` seconds, to either side
+    "restart",  # the broker's only server is killed and back at once: what it has not written down yet it forgets
 ]
 
 PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 
-NEVER: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {"kafka": ("redeliver",), "jetstream": ()}
-"""What cannot happen there: a Kafka broker delivers again only from where a new owner begins."""
+NEVER: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {"kafka": ("redeliver", "restart"), "jetstream": ()}
+"""What cannot happen there: a Kafka broker delivers again only from where a new owner begins, and forgets nothing."""
 
 AMOUNT_MAX: Final = 1e9
 """Seconds: some 30 years."""

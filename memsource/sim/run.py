@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import partial
+from typing import Final, Literal, get_args
 
 import anyio
 from blake3 import blake3
@@ -21,6 +25,7 @@ from memsource.checkers import (
     DrainWaitsForRunning,
     KeptAlive,
     MakeChecker,
+    NoOverlap,
     UnknownCommitRepeated,
     check,
 )
@@ -28,20 +33,26 @@ from memsource.history import Segment, read_bytes
 from memsource.jetstream import JetStreamBroker
 from memsource.kafka import KafkaBroker
 from memsource.sim.choosers import Chooser, Recording, Sparse
-from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Refused, SimulationError
-from memsource.sim.loop import current
+from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime
+from memsource.sim.guards import installed
+from memsource.sim.injection import Moment
+from memsource.sim.loop import SimLoop, Threads, current
+from memsource.sim.outcomes import is_finding, notable
 from memsource.sim.personality import Personality
+from memsource.sim.places import place_of_task, waits
 from memsource.sim.plan import Plan
 from memsource.sim.virtual import run
-from memsource.sim.world import Moment, World
+from memsource.sim.world import World
 
-__all__ = ["Run", "Test", "run_plan"]
+__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "run_plan"]
 
 Test = Callable[[World], Awaitable[None]]
 """A simulated test: it gets a new world for every run."""
 
+TIME_LIMIT: Final = 86_400.0
+"""Virtual seconds that a test may take."""
 
-_STAND_STILL: Final = frozenset({"freeze", "slow"})
+_SETUP: Final = "must be a plain function, which is called before each run; what is async goes into the test"
 _LATE: Final[tuple[MakeChecker, ...]] = (
     CommitsInTime,
     UnknownCommitRepeated,
@@ -55,16 +66,37 @@ _LATE: Final[tuple[MakeChecker, ...]] = (
 class Conditions:
     """What is the same in all runs of a campaign. ``setup`` is called before each; ``partitions``: how many there are.
 
-    ``threads``: ``"refuse"`` or ``"inline"``, see ``memsource.sim.virtual.run``. ``checkers`` judge the history.
-    ``broker`` makes the broker of a run; None = one with the defaults of its personality.
+    ``threads``: ``"refuse"`` or ``"inline"``, see ``memsource.sim.virtual.run``. ``time_limit``: virtual seconds that
+    the test may take, after which it is the finding ``Overtime``. ``checkers`` judge the history. ``broker`` makes the
+    broker of a run; None = one with the defaults of its personality. Raises ``ImpossiblePlan`` for what cannot be.
     """
 
     test: Test
     partitions: int = 4
     threads: Literal["refuse", "inline"] = "refuse"
     setup: Callable[[], object] | None = None
+    time_limit: float = TIME_LIMIT
     checkers: Sequence[MakeChecker] = CHECKERS
     broker: Callable[[Plan], Personality] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.partitions) is not int or self.partitions < 1:
+            raise ImpossiblePlan(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
+        if self.threads not in get_args(Threads):
+            raise ImpossiblePlan(f"threads={self.threads!r}: use one of {', '.join(get_args(Threads))}")
+        if self.setup is not None and (not callable(self.setup) or inspect.iscoroutinefunction(self.setup)):
+            raise ImpossiblePlan(f"setup={self.setup!r}: {_SETUP}")
+        limit = self.time_limit
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ImpossiblePlan(f"time_limit={limit!r}: must be a number of virtual seconds above 0")
+
+    def set_up(self) -> None:
+        """What comes before a run."""
+        done = None if self.setup is None else self.setup()
+        if inspect.isawaitable(done):
+            if inspect.iscoroutine(done):
+                done.close()
+            raise ImpossiblePlan(f"setup={self.setup!r}: it returned {done!r}, {_SETUP}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +104,8 @@ class Run:
     """What one run was. ``findings``: check → the first thing it found; ``causes``: exceptions behind them.
 
     ``states``: what the test noted with ``World.check``. ``digest`` says whether two runs were the same.
-    ``boundaries``: how many there were for a fault to be at. ``happened``: event → how often, of the history, with what
-    was performed
-    of the plan as ``fault: kind``; ``moments``: when that was.
+    ``boundaries``: how many there were for a fault to be at. ``happened``: event → how often, of the history, with the
+    faults that struck as ``fault: kind``; ``moments``: when that was.
     """
 
     plan: Plan
@@ -92,60 +123,88 @@ class Run:
     moments: list[Moment] = field(default_factory=list, repr=False)
 
 
+@installed(SimLoop)  # until the run is judged: the collector would go through its history again and again meanwhile
 def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
     """Run a test under a plan. Blocks; calls the test with a new world, on a new loop in virtual time.
 
     ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
     Raises ``Refused`` for what has no virtual time, ``NeverYields`` for a step that does not end, ``ImpossiblePlan``
-    for what the test asks of its world and cannot have.
+    for what the test asks of its world and cannot have, and what is no finding (see ``is_finding``) as it is.
     """
     recording = None if chooser is None else Recording(chooser)
-    world: World | None = None
+    worlds: list[World] = []
+    loops: list[SimLoop] = []
     unexpected: list[tuple[str, BaseException]] = []
-    bad_use: list[SimulationError] = []
-    if conditions.setup is not None:
-        conditions.setup()
+    conditions.set_up()
     state = random.getstate()
     random.seed(plan.seed)
 
     async def main() -> None:
-        nonlocal world
-        loop = current()
+        loops.append(current())
         async with anyio.create_task_group() as tasks:
-            world = World(plan, broker_of(plan, conditions), loop, tasks, threads=conditions.threads)
+            world = World(plan, broker_of(plan, conditions), loops[0], tasks, threads=conditions.threads)
+            worlds.append(world)
             tasks.start_soon(world.turn_time)
             try:
-                await conditions.test(world)
-            except (Refused, ImpossiblePlan) as error:
-                bad_use.append(error)
-            except Exception as error:
-                world.find(type(error).__name__, f"the test raised it: {error}", error)
-            await world.stop()
-            world.end()
+                await _tested(world, conditions, loops[0])
+                if world.interrupted is None:
+                    await world.stop()
+            finally:
+                # Whatever ends it: who is frozen could not be cancelled.
+                world.end()
             tasks.cancel_scope.cancel()
 
-    turns, seconds = 0, 0.0
     try:
         with _quiet():
-            outcome = run(main, chooser=recording or Sparse(plan.schedule), threads=conditions.threads)
-        turns, seconds = outcome.turns, outcome.time
+            run(main, chooser=recording or Sparse(plan.schedule), threads=conditions.threads)
     except NeverYields:
         # Each further run would take as long as this one.
         raise
-    except (Deadlock, Livelock) as error:
-        if world is None:
+    except (Deadlock, Livelock, Overtime) as error:
+        if not worlds:
             raise
         unexpected.append((type(error).__name__, error))
+    except BaseExceptionGroup as group:
+        raise notable(group) from None
     finally:
         random.setstate(state)
-    if bad_use:
-        raise bad_use[0]
-    assert world is not None, "the loop ran main"
+    (world,), (loop,) = worlds, loops
+    if world.interrupted is not None:
+        raise world.interrupted
     for name, cause in unexpected:
         world.find(name, str(cause), cause)
     if recording is not None:
         plan = Plan(plan.personality, plan.seed, plan.faults, recording.schedule, plan.limit)
-    return judged(plan, conditions, world, turns, seconds)
+    return judged(plan, conditions, world, loop.turns, loop.time())
+
+
+async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
+    """The test itself, and what it raises."""
+    task = asyncio.current_task()
+    assert task is not None, "it runs on a loop of asyncio"
+
+    def overdue() -> None:
+        what = f"the test has not ended in {conditions.time_limit:g} virtual seconds (time_limit=): it waits"
+        loop.fail(
+            Overtime(
+                "\n".join([f"{what} at {place_of_task(task)}, and beside it", *waits(asyncio.all_tasks(loop) - {task})])
+            )
+        )
+
+    late = loop.call_at(conditions.time_limit, overdue)
+    try:
+        await conditions.test(world)
+    except BaseException as error:
+        # Whoever cancels it, the run ends: Ctrl-C, the loop, or what another task has raised.
+        if isinstance(error, asyncio.CancelledError) and task.cancelling():
+            raise
+        cause = notable(error)
+        if is_finding(cause) or isinstance(cause, asyncio.CancelledError):
+            world.find(type(cause).__name__, f"the test raised it: {cause}", cause)
+        else:
+            world.interrupt(cause)
+    finally:
+        late.cancel()
 
 
 @contextmanager
@@ -171,8 +230,12 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 def _checkers(plan: Plan, conditions: Conditions) -> Sequence[MakeChecker]:
     """Those that can say something of such a run: who stood still was late."""
-    late = bool(plan.schedule.jumps) or any(fault.kind in _STAND_STILL for fault in plan.faults)
-    return [make for make in conditions.checkers if not (late and make in _LATE)]
+    kinds = {fault.kind for fault in plan.faults}
+    stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
+    if not stood_still and "slow" not in kinds:
+        return conditions.checkers
+    made = [make for make in conditions.checkers if make not in _LATE]
+    return [partial(NoOverlap, late=True) if stood_still and make is NoOverlap else make for make in made]
 
 
 def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
@@ -180,7 +243,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     histories = [data for worker in world.members if (data := worker.history.data)]
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
-    happened.update(f"fault: {fault.kind}" for fault in world.performed)
+    happened.update(world.injection.happened)
     # What was taken before its Assigned was handled has no epoch, and no row.
     taken = {(name, str(partition.id), partition.epoch) for name, partition in world.broker.taken if partition.epoch}
     if segments:
@@ -203,7 +266,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
         crashes=world.crashes,
         happened=happened,
         history=history,
-        moments=world.moments,
+        moments=world.injection.moments,
     )
 
 

@@ -6,13 +6,13 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Final, Literal, Protocol, cast, overload
 
 from memsource.sim.campaign import Campaign, Failure, Report
 from memsource.sim.errors import ImpossiblePlan, SimulationFailed
 from memsource.sim.faults import FaultBudget
 from memsource.sim.plan import PERSONALITIES, PersonalityName, Plan
-from memsource.sim.run import Conditions, Run
+from memsource.sim.run import TIME_LIMIT, Conditions, Run, Test
 from memsource.sim.token import decode
 from memsource.sim.view import render
 
@@ -52,6 +52,9 @@ class Simulation(Protocol):
         """Run one plan; see ``replay``."""
 
 
+_OWNERS: Final = ("self", "cls")
+_BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 Simulated = Callable[..., Awaitable[None]]
 
 
@@ -70,6 +73,7 @@ def simulate(
     setup: Callable[[], object] | None = None,
     seed: int = 0,
     sometimes: Sequence[str] = (),
+    time_limit: float = TIME_LIMIT,
 ) -> Callable[[Simulated], Simulation]: ...
 
 
@@ -85,6 +89,7 @@ def simulate(
     setup: Callable[[], object] | None = None,
     seed: int = 0,
     sometimes: Sequence[str] = (),
+    time_limit: float = TIME_LIMIT,
 ) -> Simulation | Callable[[Simulated], Simulation]:
     """Make a coroutine function of a ``World`` a test that is run ``runs`` times, each under another plan.
 
@@ -92,29 +97,41 @@ def simulate(
     brokers, in turn. ``partitions``: how many the topic has. ``threads``: ``"inline"`` runs plain handlers, and what
     goes to a thread by anyio or asyncio, on the loop; ``"refuse"`` refuses them. ``setup``: called before each run, to
     put back what outlives one. ``seed``: of everything that is drawn. ``sometimes``: events and faults that have to
-    have happened, see ``Report.happened``.
+    have happened, see ``Report.happened``. ``time_limit``: virtual seconds that the test may take, a day by default.
 
-    Whatever else the test takes (fixtures) is passed on. What it raises is a finding, as is what the checkers find, a
-    state (``World.check``) that differs from that of the run without faults, a deadlock, and a message that is not
-    handled. The first run that fails is made small, shown, and its token raised in ``SimulationFailed``.
+    The world is the first parameter, behind the ``self`` of a method; whatever else the test takes (fixtures) is passed
+    on. Raises ``ImpossiblePlan`` for what cannot be simulated.
+
+    What the test raises is a finding (what ``pytest.fail`` raises too), as is what the checkers find, a state
+    (``World.check``) that differs from that of the run without faults, a deadlock, and a message that is not handled.
+    Ctrl-C and ``pytest.skip`` end it as ever. The first run that fails is made small, shown, and its token raised in
+    ``SimulationFailed``.
     """
 
     def decorate(test: Simulated) -> Simulation:
         if not inspect.iscoroutinefunction(test):
-            raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world")
+            raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; options go by their names")
+        place = _place_of_world(test)
 
         def campaign(*args: Any, **kwargs: Any) -> Campaign:
+            if len(args) < place:
+                raise ImpossiblePlan(f"{test.__qualname__} is a method: pass the object it is called on, too")
+            return made_of(
+                lambda world: test(*args[:place], world, *args[place:], **kwargs),
+                OPTIONS.runs or runs,
+                () if OPTIONS.runs else sometimes,
+            )
+
+        def made_of(whole: Test, runs: int, sometimes: Sequence[str]) -> Campaign:
             conditions = Conditions(
-                test=lambda world: test(world, *args, **kwargs), partitions=partitions, threads=threads, setup=setup
+                test=whole, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit
             )
             return Campaign(
-                conditions,
-                runs=OPTIONS.runs or runs,
-                budget=faults,
-                personalities=personalities,
-                seed=seed,
-                sometimes=() if OPTIONS.runs else sometimes,
+                conditions, runs=runs, budget=faults, personalities=personalities, seed=seed, sometimes=sometimes
             )
+
+        # What cannot be is refused here, and not when it is run.
+        made_of(test, runs, sometimes)
 
         def again(token: str, *args: Any, **kwargs: Any) -> Run:
             return replay(campaign(*args, **kwargs), token)
@@ -134,13 +151,11 @@ def simulate(
             if failure is not None:
                 raise SimulationFailed(_explained(failure)) from next(iter(failure.run.causes), None)
 
-        parameters = list(inspect.signature(test).parameters.values())
-        if not parameters:
-            raise ImpossiblePlan(f"simulate({test!r}): its first argument is the world, and it has none")
         # A test runner asks for what the test takes: the world is not a fixture.
+        parameters = list(inspect.signature(test).parameters.values())
         made: Any = simulated
         del made.__wrapped__
-        made.__signature__ = inspect.Signature(parameters[1:])
+        made.__signature__ = inspect.Signature(parameters[:place] + parameters[place + 1 :])
         made.campaign = lambda *args, **kwargs: campaign(*args, **kwargs).go()
         made.replay = again
         made.report = None
@@ -153,6 +168,32 @@ def simulate(
 def replay(campaign: Campaign, token: str) -> Run:
     """The run that a token stands for. Raises ``TokenRefused`` for one that cannot be replayed here."""
     return campaign.judged(decode(token))
+
+
+def _place_of_world(test: Simulated) -> int:
+    """Which of the test's parameters the world is: the first one, or the second one of a method.
+
+    Raises ``ImpossiblePlan`` where it is not.
+    """
+    parameters = list(inspect.signature(test).parameters.values())
+    place = int(bool(parameters) and parameters[0].name in _OWNERS)
+    name = getattr(test, "__qualname__", repr(test))
+    if len(parameters) <= place or parameters[place].kind not in _BY_POSITION:
+        takes = ", ".join(map(str, parameters)) or "nothing"
+        raise ImpossiblePlan(f"simulate({name}): its first parameter must be the world, and it takes {takes}")
+    first = parameters[place]
+    if not _is_world(first) and any(map(_is_world, parameters)):
+        raise ImpossiblePlan(
+            f"simulate({name}): {first.name!r} comes before the world; the world is the first parameter, and what the "
+            "test runner passes comes behind it"
+        )
+    return place
+
+
+def _is_world(parameter: inspect.Parameter) -> bool:
+    kind = parameter.annotation
+    named = kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
+    return parameter.name == "world" or named == "World"
 
 
 def _explained(failure: Failure) -> str:

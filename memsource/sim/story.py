@@ -11,7 +11,7 @@ from memsource.checkers.verdict import printable
 from memsource.history import Segment
 from memsource.rows import Row
 from memsource.sim.grid import SAME
-from memsource.sim.world import Moment
+from memsource.sim.injection import Moment
 from memsource.timeline import Timeline
 
 __all__ = ["MARKS", "Lane", "Note", "Story", "Stroke"]

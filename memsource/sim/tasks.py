@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-__all__ = ["GROUP", "TASK_METHODS", "OrderedWeakSet", "SimFuture", "SimTask", "owner_of", "wrapped_by"]
+__all__ = ["GROUP", "TASK_METHODS", "OrderedWeakSet", "SimFuture", "SimTask", "inline", "owner_of", "wrapped_by"]
+
+T = TypeVar("T")
 
 GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default=None)
 """The group, such as a worker, that the tasks made in this context belong to. Children inherit it."""
@@ -76,3 +78,9 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
     # A newer anyio keeps it in an object.
     known += [getattr(each, "_coro", None) for each in known]
     return [each for each in known if inspect.iscoroutine(each)]
+
+
+async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """Call what was meant for a thread, after so many virtual seconds."""
+    await asyncio.sleep(seconds)
+    return func(*args)

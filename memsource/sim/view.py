@@ -9,9 +9,9 @@ from typing import Final
 from memsource.checkers.verdict import printable
 from memsource.history import Segment
 from memsource.sim.grid import GridRow, draw
+from memsource.sim.injection import Moment
 from memsource.sim.run import Run
 from memsource.sim.story import MARKS, Lane, Note, Story, Stroke
-from memsource.sim.world import Moment
 
 __all__ = ["LINES", "render", "render_history"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,14 +18,15 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.handlers import Decode, Handler, is_async
 from lanes.source import Source, SourceEvent, SourceTraits
-from memsource.sim.errors import Refused
+from memsource.sim.errors import ImpossiblePlan, Refused
+from memsource.sim.outcomes import is_finding, notable
 from memsource.sim.recording import MemoryHistory
 from memsource.sim.tasks import GROUP
 
 if TYPE_CHECKING:
     from memsource.sim.world import World
 
-__all__ = ["App", "Worker"]
+__all__ = ["App", "Worker", "checked_app"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +43,27 @@ class App:
     dead_letters: bool = False
 
 
-class Worker:
-    """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts."""
+def checked_app(app: object, what: str) -> App:
+    """``app``, or an ``App`` of it if it is a handler. Raises ``ImpossiblePlan`` for anything else; ``what`` it is."""
+    if isinstance(app, App):
+        return app
+    if inspect.iscoroutine(app):
+        app.close()
+    if not callable(app):
+        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App of one")
+    return App(handler=app)
 
-    def __init__(self, world: World, name: str, number: int, app: App) -> None:
+
+class Worker:
+    """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts.
+    ``make`` makes the app of the process that comes after it."""
+
+    def __init__(self, world: World, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
         self.world = world
         self.name = name
         self.app = app
+        self.make = make
         self.gone = False
-        self.failing: str | None = None
         self.slow = 0.0
         self.slow_until = 0.0
         self.frozen_until = 0.0
@@ -94,16 +108,21 @@ class Worker:
         """Consume until it is stopped. What ends it otherwise is a finding."""
         try:
             await self.consumer.run()
-        except Exception as error:
-            if isinstance(error, Refused):
-                raise
+        except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):
+            raise
+        except BaseException as error:
+            cause = notable(error)
             if self.gone:
                 return
-            self.world.find(type(error).__name__, f"{self.name} ended with it: {error}", error)
+            if is_finding(cause):
+                self.world.find(type(cause).__name__, f"{self.name} ended with it: {cause}", cause)
+            else:
+                self.world.interrupt(cause)
         finally:
             if not self.gone:
                 # What it could not say goodbye to in time finds out by itself.
                 self.world.broker.crash(self.name, self.world.now)
+            self.world.injection.disarm(self.name)
             self.ended.set()
 
     async def reach(self) -> None:
@@ -144,12 +163,13 @@ class _Link:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         worker = self._worker
         await self._begin()
-        failing, worker.failing = worker.failing, None
-        if failing != "before":
+        failing = worker.world.injection.take("commit_fails", worker.name)
+        if failing is None or failing.amount >= 1:
             await self._inner.settle(settlements)
-            worker.world.note_commits(settlements)
+            worker.world.progress.note(settlements)
         await worker.reach()
         if failing is not None:
+            worker.world.happens(failing, worker.name)
             raise SourceError(f"injected: the settlement of {worker.name} was not confirmed", retryable=True)
 
     async def extend(self, messages: Sequence[Message]) -> None:
@@ -181,8 +201,7 @@ class _Letters:
         world = self._worker.world
         await self._worker.reach()
         await anyio.lowlevel.checkpoint()
-        if world.letter_failures:
-            world.letter_failures -= 1
+        if world.strikes("letter_fails", self._worker.name):
             raise OSError("injected: the dead letter was not confirmed")
         world.broker.write_letter(letter)
         await self._worker.reach()

@@ -7,31 +7,31 @@ fake that all workers share, it holds for ever, as a process that shares nothing
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.config import Settings
-from lanes.core.types import PartitionKey, Settlement
+from lanes.core.types import PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
-from lanes.status import Status
-from memsource.sim.errors import ImpossiblePlan
+from memsource.sim.errors import ImpossiblePlan, SimulationError
+from memsource.sim.injection import Injection
 from memsource.sim.loop import GROUP, SimLoop
 from memsource.sim.personality import Personality
-from memsource.sim.plan import Fault, Plan
+from memsource.sim.plan import Fault, FaultKind, Plan
+from memsource.sim.progress import Progress
+from memsource.sim.state import copied
 from memsource.sim.traffic import Traffic
 from memsource.sim.waiting import until
-from memsource.sim.worker import App, Worker
+from memsource.sim.worker import App, Worker, checked_app
 from memsource.topic import Record
 
-__all__ = ["InjectedFailure", "Moment", "World"]
+__all__ = ["InjectedFailure", "World"]
 
 EPOCH: Final = 1_700_000_000.0
 """Seconds since the epoch at which the wall clock of a world begins."""
@@ -41,6 +41,7 @@ TAIL: Final = 3_600.0
 
 _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
+_ARMED: Final = frozenset({"commit_fails", "letter_fails", "io_fails"})
 _OF_PARTITION: Final = frozenset({"lost", "redeliver"})
 _TICK: Final = 1.0
 _SLOW_FOR: Final = 10
@@ -50,18 +51,11 @@ class InjectedFailure(OSError):
     """A call of ``World.io`` fails because the plan says so."""
 
 
-class Moment(NamedTuple):
-    """A fault that was performed: when, on the clock of the histories, and whom it met: a worker, a partition or ""."""
-
-    at: float
-    fault: Fault
-    whom: str
-
-
 class World:
     """What a simulated test is given. ``plan`` is what happens; ``broker`` the personality, for a look at it.
 
-    ``findings``: check → the first thing it found, of the checks that are the world's own.
+    ``findings``: check → the first thing it found, of the checks that are the world's own. ``interrupted``: what ends
+    the run without being one of them. ``progress``: what is finished; ``injection``: the faults.
     """
 
     def __init__(
@@ -82,23 +76,19 @@ class World:
         self.states: list[object] = []
         self.boundaries = 0
         self.crashes = 0
-        self.performed: list[Fault] = []
-        self.moments: list[Moment] = []
-        self.letter_failures = 0
+        self.progress = Progress(broker)
+        self.injection = Injection(plan.faults)
         self.settles = False
+        self.interrupted: BaseException | None = None
         self._loop = loop
         self._tasks = tasks
-        self._faults: dict[int, list[Fault]] = {}
-        for fault in plan.faults:
-            self._faults.setdefault(fault.at, []).append(fault)
         self._faulty = True
+        self._settling = False
         self._over = False
         self._latest = 0.0
         self._wall_offset = 0.0
-        self._io_failures = 0
         self._topic: str | None = None
         self._drawn = 0
-        self._committed: dict[int, tuple[int, Sequence[tuple[int, int]]]] = {}
 
     def __repr__(self) -> str:
         return f"<World of {self.broker.name}: {len(self.members)} workers, {self.boundaries} boundaries>"
@@ -149,35 +139,56 @@ class World:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
     ) -> Record:
-        """Publish one message and return it. Does not block."""
+        """Publish one message and return it. Does not block.
+
+        From here on the faults of the plan go on, if ``settled`` had ended them.
+        """
+        # What a handler publishes is of the weather it is in.
+        if not self._settling and self._current() is None:
+            self._faulty = True
         data = value.encode() if isinstance(value, str) else value
         return self.broker.publish(data, key=key, headers=tuple((headers or {}).items()), partition=partition)
 
-    def workers(self, count: int, app: App | Handler) -> list[Worker]:
+    def workers(
+        self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
+    ) -> list[Worker]:
         """Start ``count`` more workers, each a process of its own in the eyes of the broker. Does not block.
 
-        Raises ``Refused`` for a handler that would run in threads, ``ConfigError`` for settings that contradict each
-        other.
+        ``app`` is one object that all of them share, and what it remembers outlives a crash, as a database does.
+        ``make`` makes the handler of each process when it starts, after a crash too: what a handler remembers is gone
+        with its process. One of the two. Raises ``ImpossiblePlan`` for anything else, ``Refused`` for a handler that
+        would run in threads, ``ConfigError`` for settings that contradict each other.
         """
         if type(count) is not int or count < 1:
             raise ImpossiblePlan(f"workers({count!r}): start 1 or more")
-        app = app if isinstance(app, App) else App(handler=app)
-        return [self._start(app) for _ in range(count)]
+        if (app is None) == (make is None):
+            given = "neither" if app is None else "both"
+            raise ImpossiblePlan(
+                f"workers({count}) with {given} of handler and make=: pass the handler that all of them share, or "
+                "make=, a function that makes one for each process"
+            )
+        if make is None:
+            one = checked_app(app, "workers(app)")
+            return [self._start(lambda: one) for _ in range(count)]
+        return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
         """Let the faults of the plan happen, then nothing but good weather until everything is caught up.
 
         A lane that a poison policy has blocked is as far as it gets. What is not caught up after ``timeout`` virtual
-        seconds is the finding ``CaughtUp``. Cancel-safe; may be called again after more was produced.
+        seconds is the finding ``CaughtUp``. Cancel-safe; may be called again after more was produced: with that the
+        faults that are left go on.
         """
-        self.settles = True
-        await until(lambda: len(self.performed) == len(self.plan.faults) or self._caught_up(), timeout)
-        self._calm()
-        if not await until(self._caught_up, timeout):
-            left = [record for record in self.broker.unfinished if not self._was_committed(record)]
-            self.find(
-                "CaughtUp", f"{len(left)} messages are unfinished after {timeout:g} s without a fault: {_few(left)}"
-            )
+        self.settles = self._settling = True
+        try:
+            await until(lambda: self.injection.over or self._caught_up(), timeout)
+            self._calm()
+            caught_up = await until(self._caught_up, timeout)
+        finally:
+            self._settling = False
+        if not caught_up:
+            count, few = self.progress.left_in_words()
+            self.find("CaughtUp", f"{count} messages are unfinished after {timeout:g} s without a fault: {few}")
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
         """A call of a user's own fake of a database or an API: takes ``seconds`` of virtual time, is a point at which
@@ -185,8 +196,7 @@ class World:
         worker = self._current()
         if worker is not None:
             await worker.reach()
-        if self._io_failures:
-            self._io_failures -= 1
+        if self.strikes("io_fails", "" if worker is None else worker.name):
             raise InjectedFailure(f"injected: {name} failed")
         await anyio.sleep(seconds)
         if worker is not None:
@@ -195,10 +205,17 @@ class World:
     def check(self, *, state: Callable[[], object] | None = None) -> None:
         """Note the user's final ``state``: at the end it is compared with that of the run without any fault.
 
-        All checkers judge the run when the test has ended, with or without this. Does not block.
+        All checkers judge the run when the test has ended, with or without this. Does not block. Raises
+        ``ImpossiblePlan`` for what ``copied`` refuses, and before ``settled``: what is not final differs in every run.
         """
-        if state is not None:
-            self.states.append(copy.deepcopy(state()))
+        if state is None:
+            return
+        if self._faulty:
+            raise ImpossiblePlan(
+                "check(state=…) while faults happen: the state is not final; call it behind await world.settled(), "
+                "and behind another one when more was produced"
+            )
+        self.states.append(copied(state))
 
     @property
     def letters(self) -> list[DeadLetter]:
@@ -234,19 +251,28 @@ class World:
             return
         number = self.boundaries
         self.boundaries += 1
-        for fault in self._faults.get(number, ()):
+        for fault in self.injection.at(number):
             # A process may die in good weather, too, and while it stops: whoever goes on behind it loses nothing.
             if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
-    def note_commits(self, settlements: Sequence[Settlement]) -> None:
-        """The broker has them."""
-        for settlement in settlements:
-            number, floor = settlement.partition.id.number, settlement.floor
-            if floor is not None:
-                furthest = self._committed.get(number)
-                if furthest is None or floor >= furthest[0]:
-                    self._committed[number] = floor, settlement.completed
+    def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
+        """The fault of this kind that strikes ``who`` now, if one is armed for ``of``; None = there is none."""
+        fault = self.injection.take(kind, of)
+        if fault is not None:
+            self.happens(fault, who)
+        return fault
+
+    def happens(self, fault: Fault, whom: str) -> None:
+        """Note a fault that strikes now."""
+        # In front of the next row.
+        self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the run at once: this is none of its findings, whoever asked for the run gets it. The first counts."""
+        if self.interrupted is None:
+            self.interrupted = error
+        self._tasks.cancel_scope.cancel()
 
     # --- for the run
 
@@ -283,9 +309,15 @@ class World:
 
     # --- inside
 
-    def _start(self, app: App) -> Worker:
+    def _start(self, make: Callable[[], App | Handler]) -> Worker:
         number = len(self.members) + 1
-        worker = Worker(self, f"w-{number}", number, app)
+        name = f"w-{number}"
+        token = GROUP.set(name)
+        try:
+            app = checked_app(make(), f"make= of {name}")
+        finally:
+            GROUP.reset(token)
+        worker = Worker(self, name, number, app, make)
         self.members.append(worker)
         with worker.acting():
             self._tasks.start_soon(worker.run)
@@ -294,9 +326,9 @@ class World:
     def _calm(self) -> None:
         """From here on nothing is injected, nor what was and has not struck yet. Who is frozen wakes in time."""
         self._faulty = False
-        self.letter_failures = self._io_failures = 0
+        self.injection.disarm()
         for worker in self.members:
-            worker.slow_until, worker.failing = 0.0, None
+            worker.slow_until = 0.0
 
     def _current(self) -> Worker | None:
         name = GROUP.get()
@@ -309,20 +341,7 @@ class World:
         alive = self._alive()
         if self._faulty and not alive:
             return False
-        # A commit that comes late may set a position back: what was finished once is run again at worst.
-        left = Counter(record.partition for record in self.broker.unfinished if not self._was_committed(record))
-        if not left:
-            return True
-        statuses = [worker.consumer.status() for worker in alive if worker.consumer.ready]
-        if not any(status.blocked for status in statuses):
-            return False
-        if any(status.running or status.ready or status.held or status.parking for status in statuses):
-            return False
-        return all(_stands_still(partition, count, statuses) for partition, count in left.items())
-
-    def _was_committed(self, record: Record) -> bool:
-        floor, completed = self._committed.get(record.partition, (0, ()))
-        return record.position < floor or any(start <= record.position < end for start, end in completed)
+        return self.progress.caught_up([worker.consumer.status() for worker in alive if worker.consumer.ready])
 
     def _stop_limit(self, worker: Worker) -> float:
         settings = worker.app.settings or Settings()
@@ -341,14 +360,15 @@ class World:
         # The one whose call it is, then those after it.
         at = alive.index(caller) if caller in alive else 0
         worker = alive[(at + fault.target) % len(alive)] if alive else caller
-        partition = fault.target % len(self.broker.partitions)
-        self.performed.append(fault)
-        whom = f"partition {partition}" if fault.kind in _OF_PARTITION else ""
-        whom = worker.name if fault.kind in _OF_WORKER else whom
-        # In front of the next row.
-        self.moments.append(Moment(max(self.now, self._latest) + _STEP / 2, fault, whom))
+        self.injection.performed.append(fault)
         if worker.gone and fault.kind in _OF_WORKER:
             return
+        if fault.kind in _ARMED:
+            self.injection.arm(fault, worker.name if fault.kind in _OF_WORKER else "")
+            return
+        partition = fault.target % len(self.broker.partitions)
+        whom = f"partition {partition}" if fault.kind in _OF_PARTITION else ""
+        self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
         now = self.now
         if fault.kind == "crash":
             self._crash(worker, fault.amount)
@@ -364,12 +384,8 @@ class World:
             self.broker.redeliver(partition, now)
         elif fault.kind == "slow":
             worker.slow, worker.slow_until = fault.amount, now + _SLOW_FOR * fault.amount
-        elif fault.kind == "commit_fails":
-            worker.failing = "after" if fault.amount >= 1 else "before"
-        elif fault.kind == "letter_fails":
-            self.letter_failures += 1
-        elif fault.kind == "io_fails":
-            self._io_failures += 1
+        elif fault.kind == "restart":
+            self.broker.restart(now)
         elif fault.kind == "clock_jump":
             self._wall_offset += fault.amount
 
@@ -380,6 +396,7 @@ class World:
         worker.gone = True
         worker.ended.set()
         worker.history.cut()
+        self.injection.disarm(worker.name)
         self.broker.crash(worker.name, self.now)
         self._loop.freeze(worker.name, math.inf)
         if worker.stopped:
@@ -388,28 +405,15 @@ class World:
         # It is called in a task of the worker, and what is started there would be gone with it.
         token = GROUP.set(None)
         try:
-            self._tasks.start_soon(self._replace, worker.app, after)
+            self._tasks.start_soon(self._replace, worker.make, after)
         finally:
             GROUP.reset(token)
 
-    async def _replace(self, app: App, after: float) -> None:
+    async def _replace(self, make: Callable[[], App | Handler], after: float) -> None:
         await anyio.sleep(after)
-        self._start(app)
-
-
-def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
-    """Whether all that is left of a partition is delivered, or has no room, where nobody is at work: blocked, behind
-    what is, or finished above it."""
-    owners = [
-        (status, owned)
-        for status in statuses
-        for name, owned in status.partitions.items()
-        if name.rpartition("/")[2] == str(partition)
-    ]
-    full = any(owned.ahead_reached or not status.taking for status, owned in owners)
-    return full or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)
-
-
-def _few(records: list[Record]) -> str:
-    shown = ", ".join(f"partition {r.partition} position {r.position}" for r in records[:5])
-    return shown + (", …" if len(records) > 5 else "")
+        try:
+            self._start(make)
+        except SimulationError as error:
+            self.interrupt(error)
+        except Exception as error:
+            self.find(type(error).__name__, f"w-{len(self.members) + 1} could not start again: {error}", error)

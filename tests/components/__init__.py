@@ -3,8 +3,8 @@
     with components.running("nats") as urls:
         ... urls["nats"] ...
 
-Each component is one module with a class like `NatsServer`, entered in `COMPONENTS`. Nothing here needs more
-than the standard library. Components listen on loopback alone, on free ports, keep their files in one folder
+Each component is a class like `NatsServer`, entered in `COMPONENTS`. Nothing here needs more than the standard
+library. Components listen on loopback alone, on free ports, keep their files in one folder
 each, and end with their owner, however that ends.
 """
 
@@ -15,14 +15,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from tests.components.nats_server import MissingComponent, NatsServer
-from tests.components.supervised import ComponentError, Supervised
+from tests.components.kafka_server import KafkaServer
+from tests.components.nats_server import NatsServer
+from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
 
 __all__ = [
     "COMPONENTS",
     "Component",
     "ComponentError",
+    "KafkaServer",
     "MissingComponent",
     "NatsServer",
     "Supervised",
@@ -39,6 +41,9 @@ class Component(Protocol):
     def url(self) -> str:
         """Where clients connect. Known once started."""
 
+    def prepare(self) -> None:
+        """Have what it runs from. Blocks, minutes when that is fetched first; MissingComponent without. Idempotent."""
+
     def start(self) -> None:
         """Block until it answers. Idempotent."""
 
@@ -46,11 +51,13 @@ class Component(Protocol):
         """Block until it is gone, folder included. Idempotent."""
 
 
-COMPONENTS: dict[str, Callable[[], Component]] = {"nats": NatsServer}
+COMPONENTS: dict[str, Callable[[], Component]] = {"kafka": KafkaServer, "nats": NatsServer}
 
 
 def start_all(components: Sequence[Component]) -> None:
     """Start them side by side and block until all answer. When one fails, all are stopped and it is said."""
+    for component in components:
+        component.prepare()  # here and not in a thread of the pool: a signal then ends it at once
     try:
         with concurrent.futures.ThreadPoolExecutor(max(1, len(components))) as pool:
             for started in [pool.submit(component.start) for component in components]:

@@ -1,6 +1,7 @@
-"""`python -m tests.components.environment make|ready run|dev`: the project's own Python environment.
+"""`python -m tests.components.environment make|ready run|run-kafka|dev`: the project's own Python environment.
 
-`make` brings `.venv` to what `pyproject.toml` asks for: `run` is what `make run` needs, `dev` everything. It
+`make` brings `.venv` to what `pyproject.toml` asks for: `run` is what `make run` needs, `run-kafka` what it needs with
+`BROKER=kafka`, `dev` everything. It
 is idempotent, and a second one at the same time waits for the first. `ready` only looks, and is its exit
 status. Works with any Python 3.11 that has `venv`, or with `uv` on PATH, and needs nothing else: `uv` is
 fetched into the environment when it is not there, and `pip` does the work when there is no `uv` to be had.
@@ -26,7 +27,7 @@ VENV = ROOT / ".venv"
 CACHE = ROOT / ".cache"
 LOG = CACHE / "environment.log"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = {"run": "cli,jetstream", "dev": "cli,jetstream,testing"}
+EXTRAS = {"run": "cli,jetstream", "run-kafka": "cli,kafka", "dev": "cli,jetstream,kafka,testing"}
 
 
 class EnvironmentFailedError(Exception):
@@ -35,7 +36,7 @@ class EnvironmentFailedError(Exception):
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] not in ("make", "ready") or arguments[1] not in EXTRAS:
-        print("usage: python -m tests.components.environment make|ready run|dev", file=sys.stderr)
+        print(f"usage: python -m tests.components.environment make|ready {'|'.join(EXTRAS)}", file=sys.stderr)
         return 2
     verb, level = arguments
     if verb == "ready":
@@ -55,8 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def is_ready(level: str) -> bool:
     """Whether `.venv` was filled for this level, from this `pyproject.toml`, in this place."""
-    levels = ("run", "dev") if level == "run" else ("dev",)
-    return _runs(PYTHON) and any(_read(_stamp(one)) == _wanted() for one in levels)
+    return _runs(PYTHON) and any(_read(_stamp(one)) == _wanted() for one in {level, "dev"})
 
 
 def make(level: str) -> None:

@@ -13,15 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.components.supervised import ComponentError, Supervised
+from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
 
 _HOST = "127.0.0.1"
 _ANY = -1  # the server's own way of saying "any free port"
-
-
-class MissingComponent(ComponentError):
-    """The program of a component is not installed."""
 
 
 def find_program() -> str:
@@ -105,6 +101,10 @@ class NatsServer:
     def folder(self) -> Path:
         """Its folder, with `log`, `data/` and `run/state.json`."""
         return self._process.folder
+
+    def prepare(self) -> None:
+        """See that the program is there; MissingComponent when it is not."""
+        find_program()
 
     def start(self) -> None:
         """Start the server and block until it answers. Idempotent.

@@ -27,6 +27,10 @@ class ComponentError(Exception):
     """A component is missing, does not start, or is used in a state that does not allow it."""
 
 
+class MissingComponent(ComponentError):
+    """The program of a component is not installed."""
+
+
 class Supervised:
     """One process in one folder. Whoever launches it owns it; it does not outlive its owner.
 

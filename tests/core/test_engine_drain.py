@@ -208,6 +208,59 @@ def test_what_waits_behind_a_zombie_is_not_run() -> None:
     assert (take_all(engine), kinds(engine), new.tails) == ([], [fx.Zombie, fx.Drained], {})
 
 
+def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left() -> None:
+    engine = new_engine(concurrency=2)
+    partition = assigned(engine, floor=0)
+    run = delivered(engine, partition, b"abaabcba")
+    take_all(engine)
+    engine.finish(run[0], ACK, 0.0)
+    engine.finish(run[1], ACK, 0.0)
+    assert take_all(engine) == [5, 2]
+    engine.drain(partition, close_prefix=True)
+    engine.finish(run[5], ACK, 0.0)
+    # 4 could start now, and 3 behind 2 later.
+    assert positions(engine.stop_closing(partition)) == [3, 4]
+    assert (engine.stop_closing(partition), take_all(engine), kinds(engine)) == ([], [], [])
+    engine.finish(run[2], ACK, 0.0)
+    assert (kinds(engine), take_all(engine)) == ([fx.Drained], [])
+    assert (engine.stop_closing(partition), kinds(engine)) == ([], [])
+    assert committed(engine) == [(3, [(5, 6)])]
+    assert (partition.tails, engine.running, engine.flow.in_flight) == ({}, 0, 0)
+
+
+def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
+    engine = new_engine(concurrency=2)
+    busy, partition = assigned(engine, 0), assigned(engine, 1, floor=0)
+    run = delivered(engine, partition, b"aab")
+    assert take_all(engine) == [0, 2]
+    engine.finish(run[2], ACK, 0.0)
+    delivered(engine, busy, b"xy")
+    assert take_all(engine) == [0]
+    engine.finish(run[0], ACK, 0.0)
+    # A slow handler of another partition is next, and 1 waits behind it.
+    assert take_all(engine) == [1]
+    assert engine.drain(partition, close_prefix=True) == []
+    assert kinds(engine) == []
+    assert positions(engine.stop_closing(partition)) == [1]
+    assert kinds(engine) == [fx.Drained]
+    assert committed(engine) == [(1, [(2, 3)])]
+
+
+@pytest.mark.parametrize("ending", ["none", "fence", "lose"])
+def test_nothing_stops_closing_that_does_not_drain(ending: str) -> None:
+    engine = new_engine(concurrency=1)
+    partition = assigned(engine, floor=0)
+    run = delivered(engine, partition, b"aab")
+    take(engine)
+    if ending != "none":
+        engine.drain(partition, close_prefix=True)
+        getattr(engine, ending)(partition)
+    effects(engine)
+    assert (engine.stop_closing(partition), kinds(engine)) == ([], [])
+    engine.finish(run[0], ACK, 0.0)
+    assert take_all(engine) == ([2] if ending == "none" else [])
+
+
 # --- intake
 
 

@@ -29,7 +29,7 @@ INTERVAL, COUNT, PAUSE_AFTER = 1.0, 4, 2.0
 
 KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"warm", b"", b"other", None]
 NAMES = {"done": "finished", "waiting": "new"}
-GIVING_UP = ["drain", "close", "close", "fence", "lose", "release"]
+GIVING_UP = ["drain", "close", "close", "stop closing", "fence", "lose", "release"]
 ANSWERS = ["made", "made", "made", "not made", "made, unknown", "on the way"]
 GONE = ("waiting", "queued", "held", "parking", "archiving", "blocked", "done")
 NUMBERS = (0, 1)
@@ -323,6 +323,10 @@ class ModesMachine(RuleBasedStateMachine):
             found = self.engine.drain(partition, close_prefix=close)
             assert len(found) == len(expected)
             assert set(found) == set(expected)
+        elif how == "stop closing":
+            drains = partition in self.naive.draining and partition not in self.naive.fenced
+            expected = self.naive.drain(partition, set()) if drains else []
+            assert Counter(self.engine.stop_closing(partition)) == Counter(expected)
         else:
             self.end(partition, how)
 

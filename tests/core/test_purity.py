@@ -59,7 +59,7 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__
 
 BACKENDS = ("jetstream", "kafka", "nats")
 # Commands; and the attributes that OpenTelemetry has for one system alone.
-NAMES_BACKENDS = {"cli.py", "demo.py", "observe.py"}
+NAMES_BACKENDS = {"cli.py", "dead_letter_commands.py", "demo.py", "observe.py"}
 NEUTRAL = [
     *(f"core/{module}.py" for module in MODULES),
     *sorted(path.name for path in LANES.glob("*.py") if path.name not in NAMES_BACKENDS),

@@ -17,6 +17,7 @@ from memsource.checkers import (
     ExclusiveOwner,
     KeptWorkGoesOn,
     NoDuplicateCleanly,
+    OneTerminalOutcome,
     checkers_within,
 )
 from tests.history.cases import CLOSES, COMMITS, Case, Part
@@ -31,6 +32,7 @@ from tests.history.rows import (
     delivered,
     ended,
     judged,
+    message,
     owned,
     parsed,
     ran,
@@ -139,6 +141,41 @@ def test_where_an_old_handler_holds_its_lane_the_prefix_stays_open() -> None:
     again = segment(assigned(), delivered(0), delivered(1, "b"), ran(1, "b"), start=200.0, pid=2)
     assert judged(NoDuplicateCleanly, segment(zombie, run, over, rules=CLOSES), again).status == "passed"
     assert judged(NoDuplicateCleanly, segment(run, over, rules=CLOSES), again).status == "violated"
+
+
+def test_what_could_not_start_in_the_time_of_the_drain_leaves_the_prefix_open() -> None:
+    begun: list[Part] = [assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), sent(0), confirmed(0)]
+    again = segment(assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), start=200.0, pid=2)
+    left, over = message("abandoned", 0, "a"), [owned("drained"), owned("revoked")]
+
+    def status(*drain: Part) -> str:
+        return judged(
+            NoDuplicateCleanly, segment(*begun, *drain, at(120.0, over), rules=CLOSES, end=None), again
+        ).status
+
+    long, short = at(110.0, owned("revoking", timeout=10.0)), at(110.0, owned("revoking", timeout=5.0))
+    assert status(long, at(112.0, left)) == "violated"
+    assert status(long, at(120.0, left)) == "passed"
+    assert status(short, at(115.0, left)) == "passed"
+    # Somebody else was in a hurry.
+    assert status(long, at(111.0, owned("hastened", timeout=1.0)), at(112.0, left)) == "passed"
+
+
+@pytest.mark.parametrize(("took", "status"), [(1.0, "violated"), (1.99999, "passed"), (2.0, "passed")])
+def test_what_took_its_whole_grace_was_not_handed_over_cleanly(took: float, status: str) -> None:
+    rows: list[Part] = [assigned(None), delivered(0), ran(0), owned("revoking"), at(110.0, owned("drained"))]
+    # By the clock of the loop, which waits, it is a little less than by the one that writes the rows, or more.
+    verdict = judged(NoDuplicateCleanly, segment(*rows, at(110.0 + took, owned("revoked")), end=None))
+    assert verdict.status == status
+
+
+def test_what_was_to_close_the_prefix_is_given_up_in_the_end() -> None:
+    rows: list[Part] = [assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), owned("revoking")]
+    over = [owned("drained"), owned("revoked")]
+    assert (
+        judged(OneTerminalOutcome, segment(*rows, message("abandoned", 0, "a"), over, rules=CLOSES)).status == "passed"
+    )
+    assert judged(OneTerminalOutcome, segment(*rows, over, rules=CLOSES)).status == "violated"
 
 
 def test_a_position_that_nobody_committed_is_a_doubt() -> None:

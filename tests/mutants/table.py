@@ -43,7 +43,7 @@ _ORDER: Final = (
         "what follows a failed message in its batch counts",
         "jetstream",
         ("PerKeyOrder",),
-        machine=("modes", "effects_say_what_happened"),
+        machine=("modes", "effects_say_what_happened", "everything_holds"),
     ),
     Mutant(
         "zombie_frees_its_key",

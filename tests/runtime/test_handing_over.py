@@ -73,6 +73,43 @@ async def test_without_a_completed_set_nothing_above_the_highest_is_run() -> Non
 
 
 @pytest.mark.anyio
+async def test_nothing_starts_when_the_drain_has_passed_its_deadline(tmp_path: Path) -> None:
+    group = group_of("aabc")
+    source = GroupSource(group, "first", hands_over=False)
+    handler = Gated(free=[b"a"])
+    history = History(tmp_path, member="first")
+    async with started(member(source, handler, history=history, concurrency=2, drain_timeout=0.02)) as run:
+        # 1 is below 3, which has started, and waits for a worker: the first that is free has been cancelled.
+        await until(lambda: sorted(handler.started) == [0, 2, 3])
+        assert await run.stop() is None
+    assert sorted(handler.started) == [0, 2, 3]
+    assert sorted(handler.cancelled) == [2, 3]
+    assert group.committed(0) == Committed(1)
+    assert_kept(tmp_path, left=True)
+
+
+@pytest.mark.anyio
+async def test_what_could_not_close_the_prefix_in_time_does_not_hold_up_the_drain() -> None:
+    group = Group(2)
+    for key in "aab":
+        group.publish(key=key, partition=0)
+    group.skip(7, partition=1)
+    group.publish(key="x", partition=1)
+    source = GroupSource(group, "first", hands_over=False)
+    handler = Gated(free=[b"b"])
+    async with started(member(source, handler, concurrency=1, drain_timeout=0.02, grace=3600.0)) as run:
+        await until(lambda: run.consumer.active and run.consumer.status().in_flight == 4)
+        handler.let(0)
+        # The only worker is with the other partition now, and 1 of this one waits for it.
+        await until(lambda: handler.started == [0, 2, 7])
+        group.revoke(0)
+        await until(lambda: source.called("release"))
+        assert (handler.started, group.committed(0)) == ([0, 2, 7], Committed(1))
+        handler.let(1, 7)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
 async def test_what_waits_is_left_to_the_next_owner() -> None:
     group = group_of("ab")
     source = GroupSource(group, "first")

@@ -133,7 +133,9 @@ def case_of(seed: int) -> Case:
         tail=rng.choice([0, 0, 1, 3]),
     )
     kafka = replace(case.kafka, metadata_limit=rng.choice([*[KafkaSettings.metadata_limit] * 6, *_NARROW]))
-    return replace(case, kafka=kafka)
+    if rng.random() < 0.1:
+        settings = replace(settings, order="none", lanes=None)
+    return replace(case, kafka=kafka, settings=settings)
 
 
 def broker(plan: Plan) -> Personality:
@@ -297,14 +299,14 @@ class _Application:
     # --- the handler
 
     async def handle(self, message: Message) -> None:
-        await self.behave(message)
+        await self.behave(message, [message])
         self.done(message)
 
     async def handle_batch(self, batch: Sequence[Message]) -> list[Exception | None]:
         outcomes: list[Exception | None] = []
         for message in batch:
             try:
-                await self.behave(message)
+                await self.behave(message, batch)
             except Exception as error:
                 outcomes.append(error)
             else:
@@ -319,8 +321,8 @@ class _Application:
                 failed.add(lane)
         return outcomes
 
-    async def behave(self, message: Message) -> None:
-        """What becomes of a message is in its value."""
+    async def behave(self, message: Message, call: Sequence[Message]) -> None:
+        """What becomes of a message is in its value. ``call``: what is handled together with it."""
         if (self.member, message.partition, message.position) in self.ended:
             self.world.find(
                 "RunsOnce", f"position {message.position} runs again in the assignment in which it had ended"
@@ -336,7 +338,7 @@ class _Application:
         elif kind == VERY_SLOW:
             await anyio.sleep(15.0)
         elif kind == STUBBORN:
-            await self.stubborn(message)
+            await self.stubborn(call)
         elif kind == FAILS_ONCE and message.attempt == 1:
             raise Nak(delay=0.5)
         elif kind == TERMINAL:
@@ -344,14 +346,15 @@ class _Application:
         elif kind == FAILS:
             raise ValueError("no")
 
-    async def stubborn(self, message: Message) -> None:
+    async def stubborn(self, call: Sequence[Message]) -> None:
         """One that ignores its cancellation, and ends well a while later."""
         try:
             await anyio.sleep(9.0)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                # Beyond its grace it may run beside the next owner's. In the same process its lane waits for it.
-                await anyio.sleep(12.0 if self.alone and message.key is not None else self.case.settings.grace / 2)
+                # Beyond its grace it may run beside the next owner's. In the same process its lanes wait for it.
+                laned = all(message.lane is not None for message in call)
+                await anyio.sleep(12.0 if self.alone and laned else self.case.settings.grace / 2)
 
     @property
     def member(self) -> str:

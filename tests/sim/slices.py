@@ -64,6 +64,7 @@ BUDGET: Final = faults(
     letter_fails=1,
     io_fails=1,
     clock_jump=1,
+    restart=1,
 )
 
 

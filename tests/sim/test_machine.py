@@ -62,7 +62,7 @@ def test_what_keeps_its_promises_passes(personality: PersonalityName) -> None:
         def at_rest(self) -> None:
             published = {(record.partition, record.position) for record in self.world.broker.records}
             assert self.calls.keys() == published
-            reached.update(fault.kind for fault in self.world.performed)
+            reached.update(fault.kind for fault in self.world.injection.performed)
             reached["published"] += len(published)
 
     Kept.personality = personality
@@ -109,7 +109,7 @@ def test_what_fails_in_a_rule_is_performed_at_once(machine: Counted) -> None:
     assert len(machine.world.members) == 3
     machine.rebalance()
     machine.lost(partition=2)
-    assert [fault.kind for fault in machine.world.performed] == ["crash", "rebalance", "lost"]
+    assert [fault.kind for fault in machine.world.injection.performed] == ["crash", "rebalance", "lost"]
 
 
 def test_another_task_has_its_turn() -> None:

@@ -8,12 +8,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lanes import Message
 from memsource.sim import virtual
 from memsource.sim.errors import ImpossiblePlan, NeverYields, Refused
+from memsource.sim.faults import faults
 from memsource.sim.simulate import Simulation, simulate
 from memsource.sim.world import World
 
@@ -96,4 +98,157 @@ def test_what_a_world_cannot_be_is_refused_not_found_guilty() -> None:
         world.produce("bills", 1)
 
     with pytest.raises(ImpossiblePlan, match="a world has one topic"):
+        test()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"partitions": 0}, r"^partitions=0: must be a whole number, 1 or more$"),
+        ({"partitions": 2.5}, r"^partitions=2\.5: must be a whole number"),
+        ({"partitions": True}, r"^partitions=True: must be a whole number"),
+        ({"threads": "inlin"}, r"^threads='inlin': use one of refuse, inline$"),
+        ({"setup": 3}, r"^setup=3: must be a plain function, which is called before each run"),
+        ({"time_limit": 0}, r"^time_limit=0: must be a number of virtual seconds above 0$"),
+        ({"time_limit": float("inf")}, r"^time_limit=inf: must be"),
+        ({"time_limit": "1 h"}, r"^time_limit='1 h': must be"),
+        ({"faults": {"crash": 1}}, r"^faults=\{'crash': 1\}: must be made by memsource\.faults, as in faults=faults\("),
+        ({"faults": 3}, r"^faults=3: must be made by memsource\.faults"),
+        ({"faults": {}}, r"^faults=\{\}: must be made by memsource\.faults"),
+        ({"seed": "x"}, r"^seed='x': must be a whole number in 0 … 2\*\*64-1$"),
+        ({"seed": -1}, r"^seed=-1: must be a whole number in 0"),
+        ({"sometimes": "retry"}, r"^sometimes='retry': must be several names, such as \['retry'\]$"),
+        ({"sometimes": 3}, r"^sometimes=3: must be several names"),
+        (
+            {"sometimes": ["fault: crsh"]},
+            r"'fault: crsh' is neither an event of the history nor 'fault: ' and one of c",
+        ),
+        ({"sometimes": [3]}, r"3 is neither an event"),
+        ({"runs": 0}, r"^runs=0: must be 1 or more, a whole number$"),
+        ({"runs": 2.5}, r"^runs=2\.5: must be 1 or more, a whole number$"),
+        ({"runs": True}, r"^runs=True: must be 1 or more"),
+        ({"runs": 1}, r"^runs=1: not one for each of kafka, jetstream; make 2 or more$"),
+        (
+            {"runs": 2, "faults": faults(crash=1)},
+            r"^runs=2: the first on each of kafka, jetstream is without faults, an",
+        ),
+        (
+            {"runs": 1, "faults": faults(crash=5), "personalities": ("kafka",)},
+            r"^runs=1: the first on each of kafka is without faults, and there would be no other; make 2 or more, or",
+        ),
+        ({"personalities": "kafka"}, r"^personalities='kafka': must be several"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_runs(options: dict[str, Any], said: str) -> None:
+    async def test(world: World) -> None:
+        """Never run."""
+
+    with pytest.raises(ImpossiblePlan, match=said):
+        simulate(**{"runs": 3, **options})(test)
+
+
+def test_few_runs_are_enough_where_they_are() -> None:
+    ran: list[str] = []
+
+    async def test(world: World) -> None:
+        ran.append(f"{world.plan.personality} {len(world.plan.faults)}")
+
+    simulate(runs=2)(test)()
+    assert set(ran) == {"kafka 0", "jetstream 0"}
+    ran.clear()
+    simulate(runs=1, personalities=("jetstream",))(test)()
+    assert set(ran) == {"jetstream 0"}
+
+
+def test_a_setup_that_has_to_be_awaited_is_refused() -> None:
+    async def clear() -> None:
+        """Nobody awaits it."""
+
+    async def test(world: World) -> None:
+        """Never run."""
+
+    with pytest.raises(
+        ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function, .* what is async go"
+    ):
+        simulate(setup=clear)(test)
+    with pytest.raises(
+        ImpossiblePlan, match=r"^setup=.*it returned <coroutine object .*clear.*must be a plain function"
+    ):
+        simulate(setup=lambda: clear())(test)()
+
+
+async def of_nothing() -> None: ...
+async def of_an_option(*, world: World) -> None: ...
+async def of_self_alone(self: object) -> None: ...
+async def of_many(*worlds: World) -> None: ...
+async def behind_a_fixture(db: object, world: object) -> None: ...
+async def behind_a_fixture_by_type(db: object, w: World) -> None: ...
+async def behind_two(self: object, db: object, world: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        (of_nothing, r"^simulate\(of_nothing\): its first parameter must be the world, and it takes nothing$"),
+        (of_an_option, r"^simulate\(of_an_option\): .* must be the world, and it takes world: 'World'$"),
+        (of_self_alone, r"must be the world, and it takes self: 'object'$"),
+        (of_many, r"must be the world, and it takes \*worlds: 'World'$"),
+        (behind_a_fixture, r"^simulate\(behind_a_fixture\): 'db' comes before the world; the world is the first para"),
+        (behind_a_fixture_by_type, r"'db' comes before the world"),
+        (behind_two, r"'db' comes before the world"),
+        (500, r"^simulate\(500\): must be an async function of a world; options go by their names$"),
+    ],
+)
+def test_a_test_without_its_world_in_front_is_refused(test: Any, said: str) -> None:
+    with pytest.raises(ImpossiblePlan, match=said):
+        simulate(test)
+
+
+async def rows() -> dict[str, int]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (
+            {"a": 1},
+            r"^check\(state=\{'a': 1\}\): must be a plain function that returns the state, such as lambda: rows",
+        ),
+        (rows, r"^check\(state=<function rows.*what has to be awaited is awaited before$"),
+        (lambda: rows(), r"^check\(state=…\): the function returned <coroutine object rows.*await it before"),
+        (
+            threading.Lock,
+            r"^check\(state=…\): what the function returned cannot be copied \(cannot pickle.*plain values",
+        ),
+    ],
+)
+def test_a_state_that_is_none_is_refused(state: Any, said: str) -> None:
+    @simulate(runs=3)
+    async def test(world: World) -> None:
+        await world.settled()
+        world.check(state=state)
+
+    with pytest.raises(ImpossiblePlan, match=said):
+        test()
+
+
+@pytest.mark.parametrize("produces", ["before", "again"])
+def test_a_state_that_is_not_final_is_refused(produces: str) -> None:
+    @simulate(runs=3)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            """Nothing."""
+
+        world.produce("orders", n=2)
+        world.workers(1, handle)
+        if produces == "again":
+            await world.settled()
+            world.check(state=lambda: 1)
+            world.produce("orders", n=2)
+        world.check(state=lambda: 1)
+
+    with pytest.raises(
+        ImpossiblePlan, match=r"^check\(state=…\) while faults happen: .* behind await world\.settled\(\)"
+    ):
         test()

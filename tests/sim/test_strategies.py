@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.faults import AMOUNTS, FaultBudget, faults
-from memsource.sim.plan import FAULT_KINDS, Fault, Plan, Schedule
+from memsource.sim.plan import FAULT_KINDS, NEVER, Fault, Plan, Schedule
 from memsource.sim.strategies import fault_plans, plans, schedules, traffics
 from memsource.sim.traffic import Traffic
 
@@ -53,7 +53,7 @@ def test_every_kind_of_fault_is_found_and_shrinks(kind: str) -> None:
     (fault,) = found.faults
     assert (fault.at, fault.kind, fault.target) == (0, kind, 0)
     assert fault.amount == AMOUNTS[fault.kind][0]
-    assert found.personality == ("jetstream" if kind == "redeliver" else "kafka")
+    assert found.personality == ("jetstream" if kind in NEVER["kafka"] else "kafka")
 
 
 @given(plans(BUDGET, personalities=["jetstream"]))

@@ -14,11 +14,12 @@ from lanes import Message, Retry, Settings
 from memsource.history import Segment
 from memsource.sim.faults import faults
 from memsource.sim.grid import GridRow, draw
+from memsource.sim.injection import Moment
 from memsource.sim.plan import PERSONALITIES, Fault, PersonalityName, Plan, Schedule
 from memsource.sim.run import Conditions, Run, run_plan
 from memsource.sim.view import LINES, render, render_history
 from memsource.sim.worker import App
-from memsource.sim.world import Moment, World
+from memsource.sim.world import World
 from tests.history import rows as written
 from tests.history.rows import Fields, Rows, ack, ended, handled, message, owned, parsed, redelivered, started
 

@@ -1,0 +1,115 @@
+"""What a broker says of one topic, asked once. Blocks, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
+
+from lanes.errors import SourceError
+from lanes_kafka.producing import addresses, client_failure
+from lanes_kafka.setting_names import redacted
+
+DEADLINE: Final = 10.0
+"""Seconds that a broker may take to answer all."""
+
+_POLL: Final = 0.05
+_LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
+
+_T = TypeVar("_T")
+
+
+class TopicFacts(NamedTuple):
+    """``compacted`` and ``max_message_bytes`` are False and None where this user may not ask for them."""
+
+    partitions: int
+    writable: bool
+    compacted: bool
+    max_message_bytes: int | None
+
+
+def ask_topic(settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True) -> TopicFacts | None:
+    """What is known of a topic; None when there is none. Blocks for up to ``DEADLINE`` seconds; creates nothing.
+
+    ``wanted``: False = nobody waits any more, and it gives up.
+
+    Raises ``SourceError`` when no broker answers (retryable), the login is refused, or the topic may not be described.
+    """
+    errors: list[KafkaError] = []
+    try:
+        # An idempotent client asks for a number to produce with, also where it only looks.
+        connecting: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": errors.append}
+        admin = AdminClient(connecting)
+    except (KafkaException, TypeError, ValueError) as failure:
+        raise client_failure(failure.args[0], settings) from None
+    asker = _Asker(admin, errors, wanted)
+    try:
+        found = asker.answer(
+            admin.describe_topics(
+                TopicCollection([topic]), include_authorized_operations=True, request_timeout=DEADLINE
+            )[topic]
+        )
+    except KafkaException as failure:
+        error: KafkaError = failure.args[0]
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise _unanswered(settings, topic, error, errors) from None
+    # A broker too old to tell says nothing.
+    allowed = found.authorized_operations
+    config = asker.config(topic)
+    limit = config.get("max.message.bytes", "")
+    return TopicFacts(
+        partitions=len(found.partitions),
+        writable=not allowed or AclOperation.WRITE in allowed,
+        compacted="compact" in config.get("cleanup.policy", ""),
+        max_message_bytes=int(limit) if limit.isdigit() else None,
+    )
+
+
+class _Asker:
+    """Waits for answers, all of them within ``DEADLINE``, and no longer than there is hope and somebody wants them."""
+
+    def __init__(self, admin: AdminClient, errors: list[KafkaError], wanted: Callable[[], bool]) -> None:
+        self._admin = admin
+        self._errors = errors
+        self._wanted = wanted
+        self._deadline = time.monotonic() + DEADLINE
+
+    def answer(self, future: Future[_T]) -> _T:
+        while not future.done():
+            # Polled, it says what goes wrong meanwhile.
+            self._admin.poll(_POLL)
+            hopeless = any(error.code() in _LOGIN for error in self._errors)
+            if hopeless or not self._wanted() or time.monotonic() >= self._deadline:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
+        return future.result()
+
+    def config(self, topic: str) -> dict[str, str]:
+        """The topic's settings; none where this user may not ask, or is not answered."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            found = self.answer(self._admin.describe_configs([resource], request_timeout=DEADLINE)[resource])
+        except KafkaException:
+            return {}
+        return {name: str(entry.value) for name, entry in found.items()}
+
+
+def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, errors: list[KafkaError]) -> SourceError:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return SourceError(f"topic {topic!r}: this user may not describe it; allow it Describe on the topic")
+    # What a request ends with is that its time is over; the cause was told beside it.
+    causes = [one for one in errors if one.code() != KafkaError._ALL_BROKERS_DOWN]
+    login = [one for one in causes if one.code() in _LOGIN]
+    cause = (login or causes or [error])[-1]
+    said = redacted(cause.str(), settings)
+    if login:
+        return SourceError(f"login refused at {addresses(settings)} ({said}): correct the credentials")
+    return SourceError(
+        f"no Kafka broker answers at {addresses(settings)} within {DEADLINE:g} s ({said}): start it, or correct "
+        "bootstrap.servers and security.protocol",
+        retryable=True,
+    )

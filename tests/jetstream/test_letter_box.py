@@ -1,0 +1,150 @@
+"""The operator's side of a subject of dead letters: listed, found, published again, deleted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from lanes.letter_box import Parked
+from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream.letter_box import JetStreamLetterBox
+from tests.jetstream.workload import Stream
+from tests.kafka.letters import letter
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def dead(client: Client, stream: Stream) -> AsyncIterator[str]:
+    name = f"{stream.name}dead"
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
+    yield f"{name}.x"
+    await client.jetstream().delete_stream(name)
+
+
+@contextlib.asynccontextmanager
+async def opened(where: str, subject: str) -> AsyncIterator[JetStreamLetterBox]:
+    box = JetStreamLetterBox(where, subject)
+    await box.open()
+    try:
+        yield box
+    finally:
+        await box.aclose()
+
+
+def of(stream: Stream, **changes: object) -> lanes.DeadLetter:
+    """A letter as this source makes them: no key but that of the lane."""
+    usual: dict[str, object] = {
+        "source": stream.name,
+        "subject": f"{stream.name}.a",
+        "headers": (("color", b"red"),),
+        "record_key": None,
+    }
+    return letter(**usual | changes)
+
+
+async def park(client: Client, subject: str, *letters: lanes.DeadLetter) -> None:
+    target = JetStreamDeadLetters(client, subject)
+    await target.open()
+    for one in letters:
+        await target.put(one)
+
+
+async def parked(box: JetStreamLetterBox, one: lanes.DeadLetter) -> Parked:
+    found = (await box.find([one.id]))[one.id]
+    assert isinstance(found, Parked)
+    return found
+
+
+async def test_letters_are_listed_in_order_and_found_whole(stream: Stream, dead: str, client: Client) -> None:
+    sent = [of(stream, key=b"%d" % number) for number in range(5)]
+    sent.append(of(stream, headers=(), value=bytes(range(256)) * 3_000))
+    await park(client, dead, *sent)
+    # Another subject of the stream is none of this box's.
+    await park(client, dead.replace(".x", ".y"), of(stream))
+    async with opened(stream.url, dead) as box:
+        assert await box.ids(2) == [one.id for one in sent[:2]]
+        assert await box.ids() == [one.id for one in sent]
+        found = await box.find([one.id for one in sent] + ["f" * 32])
+    letters = {one: item.letter for one, item in found.items() if isinstance(item, Parked)}
+    assert letters == {one.id: one for one in sent}
+
+
+async def test_what_is_disposed_of_is_deleted(stream: Stream, dead: str, client: Client) -> None:
+    first, second = of(stream), of(stream)
+    await park(client, dead, first, second)
+    async with opened(stream.url, dead) as box:
+        found = await parked(box, first)
+        await box.dispose(found, "replayed")
+        await box.dispose(found, "replayed")
+        assert await box.ids() == [second.id]
+        assert await box.find([first.id]) == {}
+    assert (await client.jetstream().stream_info(f"{stream.name}dead")).state.messages == 1
+
+
+async def test_what_somebody_else_deleted_is_not_found(stream: Stream, dead: str, client: Client) -> None:
+    sent = of(stream)
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box, opened(stream.url, dead) as other:
+        mine = await parked(box, sent)
+        await other.dispose(await parked(other, sent), "dropped")
+        assert await box.find([sent.id]) == {}
+        await box.dispose(mine, "dropped")
+        assert await box.ids() == []
+
+
+async def test_a_letter_goes_back_to_its_subject_once(stream: Stream, dead: str, client: Client) -> None:
+    headers = (("color", b"red"), ("Nats-Msg-Id", b"mine"), ("Nats-Expected-Stream", b"other"), ("Lanes-Error", b"x"))
+    sent = of(stream, headers=headers, subject=f"{stream.name}.k_7")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        found = await parked(box, sent)
+        assert await box.publish(found) == f"{stream.name} sequence 1"
+        # Tried again, as after an answer that was lost, the server drops it.
+        assert await box.publish(found) == f"{stream.name} sequence 1"
+        assert await box.ids() == [sent.id]
+    assert (await client.jetstream().stream_info(stream.name)).state.messages == 1
+    message = await client.jetstream().get_msg(stream.name, 1)
+    assert (message.subject, message.data) == (f"{stream.name}.k_7", sent.value)
+    assert message.headers == {"color": "red", "Lanes-Dead-Letter": sent.id, "Nats-Msg-Id": f"{sent.id}-replayed"}
+
+
+async def test_an_origin_that_is_gone_is_refused(stream: Stream, dead: str, client: Client) -> None:
+    sent = of(stream, subject=f"{stream.name}gone.a")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        with pytest.raises(lanes.SourceError, match=r"message not confirmed by .*gone"):
+            await box.publish(await parked(box, sent))
+
+
+async def test_what_is_no_letter_is_counted_and_left_alone(stream: Stream, dead: str, client: Client) -> None:
+    sent = of(stream)
+    await client.jetstream().publish(dead, b"anything")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        assert await box.ids() == [sent.id]
+        assert box.strangers == 1
+
+
+async def test_a_stream_that_denies_deletion_is_said(stream: Stream, client: Client) -> None:
+    name = f"{stream.name}kept"
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.x"], deny_delete=True)
+    try:
+        sent = of(stream)
+        await park(client, f"{name}.x", sent)
+        async with opened(stream.url, f"{name}.x") as box:
+            with pytest.raises(lanes.SourceError, match=r"cannot be deleted: .* allow deletion") as refused:
+                await box.dispose(await parked(box, sent), "dropped")
+            assert not refused.value.retryable
+            assert await box.ids() == [sent.id]
+    finally:
+        await client.jetstream().delete_stream(name)
+
+
+async def test_a_box_that_is_not_there_is_refused(stream: Stream) -> None:
+    with pytest.raises(lanes.ConfigError, match="no stream captures the dead-letter subject"):
+        await JetStreamLetterBox(stream.url, f"{stream.name}nowhere.x").open()

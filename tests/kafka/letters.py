@@ -1,0 +1,90 @@
+"""Dead letters for tests, a topic of them read to its end, and handlers that the command line can name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+import lanes
+from lanes.dead_letter import letter_id
+from tests.kafka.workload import Topic
+
+_positions = itertools.count(1)
+
+
+def letter(**changes: Any) -> lanes.DeadLetter:
+    """A letter of a position of its own."""
+    position = next(_positions)
+    whole: dict[str, Any] = {
+        "id": letter_id("orders", "", 3, position),
+        "source": "orders",
+        "partition": 3,
+        "position": position,
+        "subject": "orders",
+        "key": b"customer-42",
+        "value": b"payload",
+        "headers": (("color", b"red"), ("color", b"blue"), ("Lanes-Error", b"spoofed")),
+        "attempts": 5,
+        "error_type": "ValueError",
+        "error_text": "no such customer",
+        "epoch": 2,
+        "time": 1_700_000_000.25,
+        "timestamp": 1_600_000_000.125,
+    }
+    whole |= changes
+    whole.setdefault("record_key", whole["key"])
+    return lanes.DeadLetter(**whole)
+
+
+def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]:
+    """All records of a topic, partition by partition. Blocks."""
+    found = []
+    consumer = Consumer(
+        {"bootstrap.servers": topic.url, "group.id": "x", "enable.partition.eof": True} | (config or {})
+    )
+    try:
+        for number in range(topic.partitions):
+            consumer.assign([TopicPartition(topic.name, number, 0)])
+            while True:
+                message = consumer.poll(20)
+                assert message is not None, f"no end of {topic!r}"
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                else:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    break
+    finally:
+        consumer.close()
+    return found
+
+
+# --- for the command line
+
+SEEN: list[tuple[int, bytes | None, bytes, object]] = []
+
+
+async def remember(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
+
+
+def remember_too(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
+
+
+def refuse(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, None))
+    raise ValueError("still no such customer \x1b[2J")
+
+
+def first_word(message: lanes.Message) -> object:
+    return message.value.split()[0].decode()
+
+
+def wrong(message: lanes.Message) -> object:
+    return remember(message)
+
+
+NOT_A_FUNCTION = 5

@@ -1,0 +1,308 @@
+"""Members of one group in this process: what each was told, what its client did, and what its handler ran, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NamedTuple
+
+import anyio
+import anyio.abc
+from confluent_kafka import Consumer, TopicPartition
+
+import lanes
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
+from lanes_kafka import KafkaSource
+from tests.kafka.workload import QUIET, Topic
+
+_CLASSIC: dict[str, Any] = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 200}
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "eager": _CLASSIC,
+    "cooperative": {**_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"},
+    "848": {"group.protocol": "consumer"},
+}
+"""What a member of each protocol is set to; the shared broker has the session of 848: 6 s, a heartbeat each 0.5 s."""
+
+What = Literal["assigned", "revoking", "lost", "released", "start", "end", "commit", "close"]
+
+
+class Happened(NamedTuple):
+    """``position``: where an assignment begins, what a handler ran, or what was committed."""
+
+    what: What
+    member: str
+    partition: int = -1
+    position: int = -1
+
+
+class Story:
+    """What happened in this process, in order, from any thread."""
+
+    def __init__(self) -> None:
+        self.events: list[Happened] = []
+
+    def note(self, what: What, member: str, partition: int = -1, position: int = -1) -> None:
+        self.events.append(Happened(what, member, partition, position))
+
+    def of(self, what: What, member: str | None = None, partition: int | None = None) -> list[Happened]:
+        """Those of this kind, of this member and partition where they are named."""
+        return [
+            each
+            for each in list(self.events)
+            if each.what == what and member in (None, each.member) and partition in (None, each.partition)
+        ]
+
+    def at(self, what: What, member: str | None = None, partition: int | None = None) -> int:
+        """When the last of them happened. Raises ``IndexError`` when it did not."""
+        return len(self.events) - 1 - self.events[::-1].index(self.of(what, member, partition)[-1])
+
+    def owned(self, member: str) -> set[int]:
+        """What a member was assigned, and neither gave back nor lost."""
+        owned: set[int] = set()
+        for each in self.events:
+            if each.member == member and each.what == "assigned":
+                owned.add(each.partition)
+            elif each.member == member and each.what in ("released", "lost"):
+                owned.discard(each.partition)
+        return owned
+
+
+class Work:
+    """What all handlers of a test do: wait while their key is held, then for ``pause`` seconds.
+
+    A key in ``stubborn`` ignores its cancellation. ``violations``: two messages of a key at once, and first completions
+    out of order.
+    """
+
+    def __init__(self, story: Story, pause: Callable[[Message], float] = lambda message: 0.0) -> None:
+        self.story = story
+        self.pause = pause
+        self.stubborn: set[bytes] = set()
+        self.ended: Counter[tuple[int, int]] = Counter()
+        self.running: set[tuple[int, bytes | None]] = set()
+        self.violations: list[str] = []
+        self._last: defaultdict[tuple[int, bytes | None], int] = defaultdict(lambda: -1)
+        self._held: dict[bytes, anyio.Event] = {}
+
+    def hold(self, *keys: bytes) -> None:
+        """Let handlers of these keys wait, from the next one on."""
+        self._held |= {key: anyio.Event() for key in keys}
+
+    def let_go(self, *keys: bytes) -> None:
+        """Let them go on, and hold no other ones."""
+        for key in keys:
+            self._held.pop(key).set()
+
+    async def run(self, member: str, message: Message) -> None:
+        number, position = message.partition.id.number, message.position
+        lane = (number, message.key)
+        self.story.note("start", member, number, position)
+        if lane in self.running:
+            self.violations.append(f"two at once of {lane} at {position} in {member}")
+        self.running.add(lane)
+        try:
+            with anyio.CancelScope(shield=message.key in self.stubborn):
+                held = self._held.get(message.key or b"")
+                if held is not None:
+                    await held.wait()
+                await anyio.sleep(self.pause(message))
+        finally:
+            self.running.discard(lane)
+        if not self.ended[number, position]:
+            if self._last[lane] > position:
+                self.violations.append(f"{position} of {lane} in {member} after {self._last[lane]}")
+            self._last[lane] = position
+        self.ended[number, position] += 1
+        self.story.note("end", member, number, position)
+
+
+class Client(Consumer):
+    """A client that tells what it does. ``inside``: the call that has not returned; ``strangers``: threads beside the
+    first that called it; ``polls``: how often it was polled."""
+
+    def __init__(self, config: dict[str, Any], member: str, story: Story) -> None:
+        super().__init__(config)
+        self.member = member
+        self.story = story
+        self.inside: str | None = None
+        self.polls = 0
+        self.strangers: set[int] = set()
+        self._thread = threading.get_ident()
+
+    def consume(self, *arguments: Any, **named: Any) -> Any:
+        self.polls += 1
+        return self._call("consume", *arguments, **named)
+
+    def commit(self, *arguments: Any, **named: Any) -> Any:
+        offsets: list[TopicPartition] = named["offsets"]
+        for each in offsets:
+            self.story.note("commit", self.member, each.partition, each.offset)
+        return self._call("commit", *arguments, **named)
+
+    def close(self) -> None:
+        self.story.note("close", self.member)
+        self._call("close")
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        self._call("pause", partitions)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        self._call("resume", partitions)
+
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            self.strangers.add(threading.get_ident())
+        before, self.inside = self.inside, name
+        try:
+            return getattr(super(), name)(*arguments, **named)
+        finally:
+            self.inside = before
+
+
+class Told:
+    """A source that notes what it says."""
+
+    def __init__(self, source: KafkaSource, member: str, story: Story) -> None:
+        self._source = source
+        self._member = member
+        self._story = story
+
+    async def open(self) -> SourceTraits:
+        return await self._source.open()
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        events = await self._source.receive(room)
+        for event in events:
+            if isinstance(event, Assigned):
+                self._note("assigned", event.partition, event.partition.floor)
+            elif isinstance(event, Revoking):
+                self._note("revoking", event.partition)
+            elif isinstance(event, Lost):
+                self._note("lost", event.partition)
+        return events
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        await self._source.settle(settlements)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        await self._source.extend(messages)
+
+    async def release(self, partition: Partition) -> None:
+        # Before: nobody else may own it sooner.
+        self._note("released", partition)
+        await self._source.release(partition)
+
+    async def aclose(self) -> None:
+        await self._source.aclose()
+
+    def _note(self, what: What, partition: Partition, position: int | None = None) -> None:
+        self._story.note(what, self._member, partition.id.number, -1 if position is None else position)
+
+
+class Member:
+    """One consumer. ``clients``: the clients it has made; ``failure``: what its run ended with."""
+
+    def __init__(self, name: str, work: Work, config: dict[str, Any], settings: lanes.Settings, **source: Any) -> None:
+        self.name = name
+        self.clients: list[Client] = []
+        self.failure: Exception | None = None
+        self.ended = anyio.Event()
+        self._work = work
+        told = Told(KafkaSource(config, client=self._make, **source), name, work.story)
+        self.consumer = lanes.Consumer(told, self._handle, settings=settings)
+
+    @property
+    def client(self) -> Client:
+        """The newest."""
+        return self.clients[-1]
+
+    async def run(self) -> None:
+        try:
+            await self.consumer.run()
+        except Exception as failure:
+            self.failure = failure
+        self.ended.set()
+
+    async def polled(self, times: int) -> None:
+        """Wait until the client was polled so many times more."""
+        before = self.client.polls
+        while self.client.polls < before + times:
+            await anyio.sleep(0.01)
+
+    async def _handle(self, message: Message) -> None:
+        await self._work.run(self.name, message)
+
+    def _make(self, config: dict[str, Any]) -> Client:
+        client = Client(config, self.name, self._work.story)
+        self.clients.append(client)
+        return client
+
+
+class Group:
+    """A group of one protocol on one topic; ``config`` and ``settings`` are what its members have in common."""
+
+    def __init__(
+        self, topic: Topic, protocol: str, work: Work, tasks: anyio.abc.TaskGroup, config: dict[str, Any]
+    ) -> None:
+        self.topic = topic
+        self.id = f"g-{topic.name}"
+        self.members: list[Member] = []
+        self._work = work
+        self._tasks = tasks
+        self._config = {
+            **QUIET,
+            "bootstrap.servers": topic.url,
+            "group.id": self.id,
+            "max.poll.interval.ms": 60_000,
+            **PROTOCOLS[protocol],
+            **config,
+        }
+
+    def start(
+        self, name: str, *, config: dict[str, Any] | None = None, settings: lanes.Settings | None = None, **source: Any
+    ) -> Member:
+        """Let a member join. Does not wait."""
+        member = Member(
+            name,
+            self._work,
+            {**self._config, **(config or {})},
+            settings or lanes.Settings(),
+            topics=self.topic.name,
+            **source,
+        )
+        self.members.append(member)
+        self._tasks.start_soon(member.run)
+        return member
+
+    async def owning(self, **counts: int) -> None:
+        """Wait until the members own so many partitions each."""
+        story = self._work.story
+        while any(len(story.owned(name)) != count for name, count in counts.items()):
+            self.look()
+            await anyio.sleep(0.01)
+
+    def look(self) -> None:
+        """Raise what a member has failed with."""
+        for member in self.members:
+            if member.failure is not None:
+                raise member.failure
+
+    def committed(self) -> list[int | None]:
+        """What is committed of each partition. Blocks."""
+        return self.topic.committed(self.id)
+
+
+@asynccontextmanager
+async def group(topic: Topic, protocol: str, work: Work, **config: Any) -> AsyncIterator[Group]:
+    """A group whose members are drained at the end of the block. ``config``: settings, with _ for the dots."""
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    async with anyio.create_task_group() as tasks:
+        group = Group(topic, protocol, work, tasks, settings)
+        yield group
+        for member in group.members:
+            member.consumer.stop()
+        for member in group.members:
+            await member.ended.wait()

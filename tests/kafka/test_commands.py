@@ -1,0 +1,210 @@
+"""The commands of the Kafka adapter: what they print, and that a mistake is one line without a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import filterfalse
+from pathlib import Path
+
+import pytest
+
+from lanes import cli
+from lanes_kafka import commands
+from lanes_kafka.doctor import Check
+from lanes_kafka.partitioners import crc32_partition, murmur2_partition
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+
+PASSWORD = "canary5e1f"
+
+Command = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", ["lanes", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return command
+
+
+def rows(said: tuple[object, str, str]) -> list[list[str]]:
+    """The cells of the table, without the headings."""
+    status, out, err = said
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def places(key: bytes, partitions: int) -> list[str]:
+    return [str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "key"),
+    [
+        (["customer-42"], "'customer-42'", b"customer-42"),
+        ([""], "''", b""),
+        (["käse"], r"'k\xe4se'", "käse".encode()),
+        (["\x1b[2J"], r"'\x1b[2J'", b"\x1b[2J"),
+        ([os.fsdecode(b"\xff")], r"'\udcff'", b"\xff"),
+        (["--", "--int"], "'--int'", b"--int"),
+        (["--int", "042"], "042", (42).to_bytes(16, "little")),
+        (["--hex", "000000000000002a"], "000000000000002a", (42).to_bytes(8, "big")),
+    ],
+)
+def test_a_key_is_shown_with_the_partition_of_each_kind_of_producer(
+    lanes: Command, arguments: list[str], shown: str, key: bytes
+) -> None:
+    assert rows(lanes("kafka", "partition", "--partitions", "97", *arguments)) == [[shown, *places(key, 97)]]
+
+
+def test_several_keys_are_several_rows(lanes: Command) -> None:
+    assert rows(lanes("kafka", "partition", "a", "b", "--partitions", "8")) == [
+        ["'a'", *places(b"a", 8)],
+        ["'b'", *places(b"b", 8)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["kafka", "nonsense"], 64, "'nonsense'"),
+        (["doctor"], 64, "command"),
+        (["doctor", "nonsense"], 64, "'nonsense'"),
+        (["doctor", "kafka", "--nonsense"], 64, "--nonsense"),
+        (["kafka", "partition", "a"], 64, "--partitions"),
+        (["kafka", "partition", "--partitions", "8"], 64, "KEY"),
+        (["kafka", "partition", "--partitions", "0", "a"], 3, "--partitions 0: a key needs one"),
+        (["kafka", "partition", "--partitions", "8", "--int", "--hex", "1"], 3, "--int and --hex"),
+        (["kafka", "partition", "--partitions", "8", "--int", "1_0"], 3, "KEY '1_0': must be a decimal number"),
+        (["kafka", "partition", "--partitions", "8", "--int", "9" * 5_000], 3, "must be a decimal number"),
+        (["kafka", "partition", "--partitions", "8", "--int", str(2**128)], 3, "must be in 0 … 2**128-1"),
+        (["kafka", "partition", "--partitions", "8", "--hex", "abc"], 3, "KEY 'abc': must be bytes in hex"),
+        (["kafka", "partition", "--partitions", "8", "\ud800"], 3, "surrogates not allowed"),
+        (["doctor", "kafka", "-X", "bootstrap.servers=127.0.0.1:9"], 3, "group.id is missing"),
+    ],
+)
+def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:
+    found, out, err = lanes(*arguments)
+    assert (found, out) == (status, "")
+    assert err.startswith("lanes: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["kafka"], ["kafka", "--help"], ["kafka", "partition", "--help"]])
+@pytest.mark.parametrize("first", [[], ["doctor"]])
+def test_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
+    if first and "partition" in arguments:
+        arguments = ["--help"]
+    status, out, err = lanes(*first, *arguments)
+    assert (status, err) == (0, "")
+    assert f"Usage: lanes {' '.join(first)}".rstrip() in out
+
+
+@pytest.mark.parametrize("arguments", [["kafka", "partition", "a"], ["doctor", "kafka"]])
+def test_what_is_not_installed_is_one_line_with_the_remedy(
+    lanes: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))
+    status, out, err = lanes(*arguments)
+    assert (status, out) == (3, "")
+    assert "needs confluent_kafka: pip install 'lanes-runtime[cli,kafka]'" in err
+
+
+@pytest.fixture
+def group() -> str:
+    return f"commands{os.getpid()}"
+
+
+def test_the_doctor_prints_what_lanes_set_and_what_it_found(
+    lanes: Command, kafka: KafkaServer, topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    file, there = tmp_path / "client.properties", topic(1)
+    file.write_text(f"# ours\nbootstrap.servers = {kafka.url}\ngroup.id=other\nsasl.password={PASSWORD}\n")
+    status, out, err = lanes("doctor", "kafka", "--config", str(file), "-X", f"group.id={group}", "--topic", there.name)
+    assert (status, err) == (0, "")
+    for text in ("fetch.queue.backoff.ms", "262144", f"topic {there.name}", f"group {group}", "no members"):
+        assert text in out
+    assert "group other" not in out
+    assert PASSWORD not in out
+
+
+@pytest.mark.parametrize(("ok", "status"), [(True, 0), (None, 0), (False, 3)])
+def test_the_status_is_3_when_a_check_failed_and_no_text_steers_the_terminal(
+    lanes: Command, monkeypatch: pytest.MonkeyPatch, ok: bool | None, status: int
+) -> None:
+    hostile = Check("n\x1b[2J", ok, "d\x1b]0;x\x07[bold]", "r\x9b2J")
+    monkeypatch.setattr(commands, "examine", lambda config, topics: [Check("first", True, "fine"), hostile])
+    found, out, err = lanes("doctor", "kafka", "-X", "group.id=g", "-X", "bootstrap.servers=127.0.0.1:9")
+    assert (found, err) == (status, "")
+    assert "n·[2J" in out
+    assert "d·]0;x·[bold]: r·2J" in out
+    assert set(filterfalse(str.isprintable, out)) == {"\n"}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        (".json", '{{"bootstrap.servers": "{url}", "group.id": "{group}", "session.timeout.ms": 6000}}'),
+        (".toml", 'bootstrap.servers = "{url}"\ngroup.id = "{group}"\n[session]\ntimeout.ms = 6000\n'),
+        (".config", "bootstrap.servers={url}\n! comment\n\ngroup.id={group}\nsession.timeout.ms=6000"),
+    ],
+)
+def test_the_doctor_reads_a_file_by_its_suffix_and_prints_json(
+    lanes: Command, kafka: KafkaServer, group: str, tmp_path: Path, suffix: str, text: str
+) -> None:
+    file = tmp_path / f"client{suffix}"
+    file.write_text(text.format(url=kafka.url, group=group))
+    status, out, err = lanes("doctor", "kafka", "--config", str(file), "--topic", "no-such-topic", "--json")
+    assert (status, err) == (3, "")
+    found = json.loads(out)
+    assert (found["usable"], found["group"], found["protocol"]) == (False, group, "eager")
+    assert {"name", "value", "reason"} == set(found["settings"][0])
+    assert [each["name"] for each in found["checks"] if each["ok"] is False] == ["topic no-such-topic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("c.properties", f"group.id=g\n{PASSWORD}\n", "line 2 is no name=value"),
+        ("c.properties", f"={PASSWORD}\n", "line 1 is no name=value"),
+        ("c.json", f'{{"sasl.password": "{PASSWORD}"', "no JSON, line 1"),
+        ("c.json", f'["{PASSWORD}"]', "holds a list"),
+        ("c.json", f'{{"a": {"9" * 5000}, "b": "{PASSWORD}"}}', "no JSON"),
+        ("c.json", "[" * 200_000, "c.json"),
+        ("c.toml", f"sasl.password = {PASSWORD}\n", "no TOML, at line 1"),
+        ("c.toml", 'group.protocol = "classic"\ngroup.protocol.type = "consumer"\n', "no TOML"),
+        ("c.properties", "sasl.password=\udce9", "not UTF-8 at byte 14"),
+        ("", "", "name a file that can be read"),
+        ("c.properties", "bootstrap.servers=127.0.0.1:9\n", "group.id is missing"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line_without_its_values(
+    lanes: Command, tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    if name:
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+    status, out, err = lanes("doctor", "kafka", "--config", str(tmp_path / name))
+    assert (status, out) == (3, "")
+    assert err.startswith("lanes: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert PASSWORD not in err
+
+
+def test_a_setting_that_is_none_is_not_repeated(lanes: Command) -> None:
+    status, _, err = lanes("doctor", "kafka", "-X", "group.id=g", "-X", PASSWORD)
+    assert status == 3
+    assert "-X number 2 is no name=value" in err
+    assert PASSWORD not in err

@@ -1,0 +1,307 @@
+"""Dead letters on a real broker: confirmed, whole or cut and said so, and clear about what cannot be written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+import lanes
+from lanes_kafka import KafkaDeadLetters, read_letter
+from lanes_kafka.asking import TopicFacts
+from lanes_kafka.letter_box import message_at
+from memsource import MemoryBroker, MemorySource
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.dead_lettering import config_of, opened, stored
+from tests.kafka.letters import letter, records
+from tests.kafka.workload import Topic
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "canary5e1f"
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    backend: str = request.param
+    return backend
+
+
+only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+# --- what is written
+
+
+async def test_a_letter_is_the_original_with_its_origin_and_reason(topic: MakeTopic) -> None:
+    dead = topic()
+    sent = letter()
+    async with opened(config_of(dead), dead.name) as target:
+        await target.put(sent)
+        # Confirmed: it is there while the target is open still.
+        (raw,) = await run_sync(records, dead)
+    assert (raw.key(), raw.value()) == (b"customer-42", b"payload")
+    headers: Any = raw.headers()
+    assert headers[:3] == [("color", b"red"), ("color", b"blue"), ("Lanes-Origin-Lanes-Error", b"spoofed")]
+    assert dict(headers[3:]) == {
+        "Lanes-Id": sent.id.encode(),
+        "Lanes-Source": b"orders",
+        "Lanes-Partition": b"3",
+        "Lanes-Position": str(sent.position).encode(),
+        "Lanes-Subject": b"orders",
+        "Lanes-Attempts": b"5",
+        "Lanes-Error": b"ValueError",
+        "Lanes-Error-Text": b"no such customer",
+        "Lanes-Epoch": b"2",
+        "Lanes-Time": b"1700000000.250000",
+        "Lanes-Timestamp": b"1600000000.125000",
+    }
+    assert read_letter(message_at(dead.name, raw)) == sent
+
+
+@only_asyncio
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": None, "value": b"", "tombstone": True, "headers": ()},
+        {"key": None, "value": b"", "headers": ()},
+        {"key": b"", "value": b"\0"},
+        {"key": b"lane", "record_key": None},
+        {"key": b"lane", "record_key": b"record"},
+        {"key": None, "record_key": b"record"},
+        {"headers": (("none", b""), ("empty", b""), ("none", b"")), "null_headers": (0, 2)},
+        {"headers": (("", b"\0\xff"), ("a\0b", b"x"), ("\ud800", b"y"), ("é%41", b"z"))},
+    ],
+    ids=["tombstone", "empty", "empty key", "lane's key", "two keys", "broker's key", "null headers", "names"],
+)
+async def test_what_is_not_there_stays_told_from_what_is_empty(topic: MakeTopic, changes: dict[str, Any]) -> None:
+    dead = topic()
+    sent = letter(**changes)
+    async with opened(config_of(dead), dead.name) as target:
+        await target.put(sent)
+    (raw,) = await run_sync(records, dead)
+    assert (raw.value() is None) == sent.tombstone
+    assert read_letter(message_at(dead.name, raw)) == sent
+
+
+@only_asyncio
+async def test_many_at_once_are_all_confirmed_and_those_of_a_key_in_order(topic: MakeTopic) -> None:
+    dead = topic(partitions=3)
+    sent = [letter(key=b"%d" % (number % 7)) for number in range(300)]
+    async with opened(config_of(dead), dead.name) as target, anyio.create_task_group() as tasks:
+        for one in sent:
+            tasks.start_soon(target.put, one)
+    found = await stored(dead)
+    assert sorted(one.position for one in found) == [one.position for one in sent]
+    for key in {one.key for one in sent}:
+        positions = [one.position for one in found if one.key == key]
+        assert positions == sorted(positions)
+
+
+@only_asyncio
+@pytest.mark.parametrize(("limit", "size"), [(1_048_588, 2_000_000), (20_000, 300_000), (20_000, 19_900)])
+async def test_a_letter_too_large_for_the_topic_is_cut_and_says_so(topic: MakeTopic, limit: int, size: int) -> None:
+    dead = topic(config={"max.message.bytes": str(limit)})
+    value = os.urandom(size)
+    small = letter()
+    async with opened(config_of(dead), dead.name) as target, anyio.create_task_group() as tasks:
+        tasks.start_soon(target.put, letter(value=value))
+        # Those beside it are not cut with it.
+        tasks.start_soon(target.put, small)
+    (cut,) = [raw for raw in await run_sync(records, dead) if len(raw.value() or b"") > 100]
+    headers: Any = cut.headers()
+    assert dict(headers)["Lanes-Truncated"] == str(size).encode()
+    assert "color" not in dict(headers)
+    assert limit - 1_000 < len(cut.value() or b"") < limit
+    assert value.startswith(cut.value() or b"")
+    assert small in await stored(dead)
+
+
+@only_asyncio
+async def test_a_large_letter_that_compresses_is_kept_whole(topic: MakeTopic) -> None:
+    dead = topic()
+    sent = letter(value=b"x" * 3_000_000)
+    async with opened(config_of(dead, **{"compression.type": "lz4"}), dead.name) as target:
+        await target.put(sent)
+    assert await stored(dead) == [sent]
+
+
+@only_asyncio
+async def test_a_reason_that_is_larger_than_the_topic_takes_is_said(topic: MakeTopic) -> None:
+    dead = topic(config={"max.message.bytes": "300"})
+    async with opened(config_of(dead), dead.name) as target:
+        with pytest.raises(lanes.SourceError, match=r"raise its max\.message\.bytes") as refused, anyio.fail_after(20):
+            await target.put(letter(error_text="x" * 500))
+    assert not refused.value.retryable
+
+
+@only_asyncio
+async def test_in_a_compacted_topic_letters_of_one_key_do_not_replace_each_other(topic: MakeTopic) -> None:
+    dead = topic(config={"cleanup.policy": "compact"})
+    sent = [letter(), letter(), letter(key=None), letter(value=b"", tombstone=True)]
+    async with opened(config_of(dead), dead.name) as target:
+        for one in sent:
+            await target.put(one)
+    raws = await run_sync(records, dead)
+    assert [raw.key() for raw in raws] == [one.id.encode() for one in sent]
+    assert None not in [raw.value() for raw in raws]
+    assert await stored(dead) == sent
+
+
+# --- what cannot be written
+
+
+@only_asyncio
+async def test_a_topic_that_is_not_there_is_refused_and_not_made(topic: MakeTopic) -> None:
+    there = topic()
+    with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist: letters would be lost; create it"):
+        await lanes.run(
+            MemorySource(MemoryBroker()), print, dead_letters=KafkaDeadLetters(config_of(there), f"{there.name}-not")
+        )
+    assert f"{there.name}-not" not in there.admin.list_topics(timeout=10).topics
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, "é", None, ["dead"]])
+def test_what_is_no_topic_is_refused(name: Any) -> None:
+    with pytest.raises(lanes.ConfigError, match="dead-letter topic"):
+        KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9"}, name)
+
+
+@only_asyncio
+async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic) -> None:
+    dead = topic()
+    async with opened(config_of(dead), dead.name) as target:
+        with pytest.raises(lanes.SourceError, match="every letter would make another") as refused:
+            await target.put(letter(source=dead.name, subject=dead.name))
+    assert not refused.value.retryable
+    assert dead.ends() == [0]
+
+
+async def test_no_broker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_kafka.asking.DEADLINE", 1.0)
+    target = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}, "dead")
+    with pytest.raises(lanes.SourceError, match=r"no Kafka broker answers at 127\.0\.0\.1:9 .*[Cc]onnect") as refused:
+        await target.open()
+    assert refused.value.retryable
+    assert SECRET not in repr(target) + str(refused.value) + repr(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("security.protocol", SECRET), ("no.such.setting", "x"), ("sasl.password", 5.5)]
+)
+@only_asyncio
+async def test_settings_that_the_client_refuses_are_named_without_secrets(name: str, value: object) -> None:
+    more = {"ssl.key.pem": SECRET, "security.protocol": "ssl"} if name == "sasl.password" else {name: value}
+    target = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET} | more, "dead")
+    with pytest.raises(lanes.ConfigError, match="the Kafka client refuses its settings") as refused:
+        await target.open()
+    assert SECRET not in str(refused.value).replace(str(value), "") or name == "security.protocol"
+
+
+@pytest.fixture(scope="module")
+def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
+    """A broker where users log in and may do what an ACL allows."""
+    with KafkaServer(users={"admin": "secretadmin", "ann": "secretann"}) as server:
+        yield server
+
+
+def allow(topic: Topic, *operations: AclOperation) -> list[AclBinding]:
+    acls = [
+        AclBinding(
+            ResourceType.TOPIC,
+            topic.name,
+            ResourcePatternType.LITERAL,
+            "User:ann",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    for done in topic.admin.create_acls(acls).values() if acls else ():
+        done.result(20)
+    return acls
+
+
+def _filter(one: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        one.restype, one.name, one.resource_pattern_type, one.principal, one.host, one.operation, one.permission_type
+    )
+
+
+@only_asyncio
+async def test_a_wrong_password_is_said_at_once(guarded: KafkaServer, topic: MakeTopic) -> None:
+    dead = topic(on=guarded)
+    target = KafkaDeadLetters(guarded.config("ann") | {"sasl.password": SECRET}, dead.name)
+    with pytest.raises(lanes.SourceError, match=r"login refused at .*: correct the credentials") as refused:
+        await target.open()
+    assert not refused.value.retryable
+    assert SECRET not in str(refused.value)
+
+
+@only_asyncio
+@pytest.mark.parametrize(
+    ("operations", "said"), [((), "may not describe it"), ((AclOperation.DESCRIBE,), "may not write to it")]
+)
+async def test_a_topic_that_may_not_be_written_is_refused_at_the_start(
+    guarded: KafkaServer, topic: MakeTopic, operations: tuple[AclOperation, ...], said: str
+) -> None:
+    dead = topic(on=guarded)
+    await run_sync(partial(allow, dead, *operations))
+    with pytest.raises(lanes.SourceError, match=said) as refused:
+        await KafkaDeadLetters(guarded.config("ann"), dead.name).open()
+    assert not refused.value.retryable
+
+
+@only_asyncio
+async def test_a_user_who_may_not_produce_at_all_stops_the_letters(
+    guarded: KafkaServer, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a broker before 2.8, where writing to the topic is not enough for an idempotent producer."""
+    dead = topic(on=guarded)
+    await run_sync(partial(allow, dead, AclOperation.DESCRIBE))
+    monkeypatch.setattr("lanes_kafka.dead_letters.ask_topic", lambda *_: TopicFacts(1, True, False, None))
+    async with opened(guarded.config("ann"), dead.name) as target:
+        with pytest.raises(lanes.SourceError, match="CLUSTER_AUTHORIZATION_FAILED") as refused:
+            await target.put(letter())
+    assert not refused.value.retryable
+
+
+@only_asyncio
+async def test_a_permission_that_is_taken_away_stops_the_letters(guarded: KafkaServer, topic: MakeTopic) -> None:
+    dead = topic(on=guarded)
+    acls = await run_sync(partial(allow, dead, AclOperation.WRITE))
+    async with opened(guarded.config("ann"), dead.name) as target:
+        await target.put(letter())
+        for done in dead.admin.delete_acls([_filter(one) for one in acls]).values():
+            done.result(20)
+        with pytest.raises(lanes.SourceError, match=r"TOPIC_AUTHORIZATION_FAILED.*mend permissions") as refused:
+            await target.put(letter())
+    assert not refused.value.retryable
+
+
+@only_asyncio
+async def test_a_compacted_topic_is_found_out_where_its_settings_may_not_be_read(
+    guarded: KafkaServer, topic: MakeTopic
+) -> None:
+    dead = topic(on=guarded, config={"cleanup.policy": "compact"})
+    await run_sync(partial(allow, dead, AclOperation.WRITE))
+    sent = [letter(key=None), letter()]
+    async with opened(guarded.config("ann"), dead.name) as target:
+        for one in sent:
+            await target.put(one)
+    assert [raw.key() for raw in await run_sync(records, dead)] == [one.id.encode() for one in sent]

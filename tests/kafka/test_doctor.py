@@ -1,0 +1,316 @@
+"""What the doctor finds, on a real broker: each check on its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from lanes.errors import SourceError
+from lanes_kafka import doctor
+from lanes_kafka.client_config import client_config
+from lanes_kafka.doctor import Check, examine, metadata_limit
+from tests.components import KafkaServer, wait_until
+from tests.conftest import KafkaFactory
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.workload import QUIET, Topic
+
+PASSWORD = "canary5e1f"
+NOWHERE = "127.0.0.1:9"
+_groups = itertools.count(1)
+
+
+@pytest.fixture
+def group() -> str:
+    return f"doctor{os.getpid()}x{next(_groups)}"
+
+
+@pytest.fixture(scope="module")
+def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
+    """A broker where users log in and may do nothing yet, and that takes no commit metadata."""
+    users = {"admin": "adminpass", "bob": PASSWORD}
+    with KafkaServer(users=users, properties={"offset.metadata.max.bytes": 0}) as server:
+        yield server
+
+
+def by_name(checks: Sequence[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def look(config: dict[str, Any], *topics: str, timeout: float = 5.0) -> dict[str, Check]:
+    return by_name(examine(client_config(config), topics, timeout=timeout))
+
+
+def allow(server: KafkaServer, kind: ResourceType, name: str, *operations: AclOperation) -> None:
+    """Let bob do this, and wait until the broker says so."""
+    admin = AdminClient({**QUIET, "bootstrap.servers": server.admin_url})
+    wanted = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, "User:bob", "*", operation, AclPermissionType.ALLOW)
+        for operation in operations
+    ]
+    for made in admin.create_acls(wanted).values():
+        made.result(10)
+
+
+def test_all_is_well(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+    there = topic(3, config={"retention.ms": "7200000", "cleanup.policy": "compact"})
+    found = look(kafka.config() | {"group.id": group}, there.name)
+    assert [check for check in found.values() if check.ok is not True or check.remedy] == []
+    assert list(found) == [
+        "broker",
+        f"topic {there.name}",
+        f"retention of {there.name}",
+        f"transactions on {there.name}",
+        f"group {group}",
+        "commit metadata",
+    ]
+    assert kafka.url in found["broker"].detail
+    assert "partitions=3" in found[f"topic {there.name}"].detail
+    assert found[f"retention of {there.name}"].detail.startswith("cleanup.policy=compact, retention.ms=7200000")
+    assert found[f"group {group}"].detail == "no members"
+    assert found["commit metadata"].detail == "offset.metadata.max.bytes=4096"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "remedy"),
+    [
+        ({}, ["_TRANSPORT", NOWHERE, "refused"], "bootstrap.servers"),
+        ({"bootstrap.servers": "no-such-host.invalid:9"}, ["_RESOLVE", "no-such-host.invalid"], "bootstrap.servers"),
+    ],
+)
+def test_a_wrong_address_is_named_with_its_cause(settings: dict[str, Any], words: list[str], remedy: str) -> None:
+    found = look({"bootstrap.servers": NOWHERE, "group.id": "g"} | settings, "T", timeout=1.0)
+    assert list(found) == ["broker"]
+    assert found["broker"].ok is False
+    assert [word for word in words if word not in found["broker"].detail] == []
+    assert remedy in found["broker"].remedy
+
+
+def test_the_wrong_security_is_named(kafka: KafkaServer) -> None:
+    found = look(kafka.config() | {"group.id": "g", "security.protocol": "SSL"}, timeout=1.0)["broker"]
+    assert found.ok is False
+    assert "SSL" in found.detail
+    assert "ssl settings" in found.remedy
+
+
+def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer) -> None:
+    wrong = guarded.config("bob") | {"group.id": "g", "sasl.password": f"{PASSWORD}wrong"}
+    found = look(wrong, timeout=500.0)["broker"]  # which is not waited for
+    assert found.ok is False
+    assert "_AUTHENTICATION" in found.detail
+    assert "sasl.password" in found.remedy
+    assert PASSWORD not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sasl.pasword": PASSWORD}, 'No such configuration property: "sasl.pasword"'),
+        ({"security.protocol": "SSL", "ssl.key.pem": PASSWORD}, "ssl.key.pem"),
+        ({"security.protocol": "SSL", "ssl.key.location": f"/{PASSWORD}"}, "ssl.key.location"),
+        ({"error_cb": PASSWORD}, "error_cb"),
+        ({"fetch.min.bytes": "many"}, "fetch.min.bytes"),
+    ],
+)
+def test_a_setting_that_the_client_refuses_is_a_finding(settings: dict[str, Any], words: str) -> None:
+    (found,) = examine(client_config({"bootstrap.servers": NOWHERE, "group.id": "g"} | settings), ["T"])
+    assert (found.name, found.ok, found.remedy) == ("client", False, "correct the setting it names")
+    assert words in found.detail
+    assert PASSWORD not in found.detail
+
+
+def test_whatever_the_client_says_of_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: dict[str, Any]) -> Consumer:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"sasl.password: {config['sasl.password']} is short"))
+
+    monkeypatch.setattr(doctor, "Consumer", refuse)
+    (found,) = look({"bootstrap.servers": NOWHERE, "group.id": "g", "sasl.password": PASSWORD}).values()
+    assert found.detail == "_INVALID_ARG: sasl.password: … is short"
+
+
+def test_what_is_in_a_secret_is_not_in_the_finding(guarded: KafkaServer) -> None:
+    settings = {
+        "bootstrap.servers": guarded.url,
+        "group.id": "g",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "enable.sasl.oauthbearer.unsecure.jwt": True,
+        "sasl.oauthbearer.config": f"principal=p {PASSWORD}",
+    }
+    (found,) = look(settings).values()
+    assert found.ok is False
+    assert "Unrecognized sasl.oauthbearer.config" in found.detail
+    assert PASSWORD not in found.detail
+
+
+@pytest.mark.parametrize("name", ["no-such-topic", "", "no topic"])
+def test_an_unknown_topic_is_named(kafka: KafkaServer, group: str, name: str) -> None:
+    found = look(kafka.config() | {"group.id": group}, name)
+    assert found[f"topic {name}"].ok is False
+    assert found[f"topic {name}"].remedy
+    assert f"group {group}" in found  # it looks on
+
+
+def test_what_a_user_may_not_do_is_named_until_it_is_allowed(guarded: KafkaServer, group: str) -> None:
+    there = Topic(guarded.admin_url, f"secret-{group}", 1)
+    there.create()
+    config = guarded.config("bob") | {"group.id": group, "group.protocol": "consumer"}
+    topic, members = f"topic {there.name}", f"group {group}"
+
+    found = look(config, there.name)
+    assert [found[name].ok for name in ("broker", topic, members)] == [True, False, False]
+    assert "TOPIC_AUTHORIZATION_FAILED" in found[topic].detail
+    assert found[topic].remedy == f"allow Describe and Read on topic {there.name}"
+    assert "GROUP_AUTHORIZATION_FAILED" in found[members].detail
+    assert found[members].remedy == f"allow Read on group {group}"
+    for unknown in ("commit metadata", "KIP-848"):
+        assert found[unknown].ok is None
+        assert "allow DescribeConfigs on the cluster" in found[unknown].remedy
+
+    allow(guarded, ResourceType.TOPIC, there.name, AclOperation.DESCRIBE)
+    allow(guarded, ResourceType.GROUP, group, AclOperation.DESCRIBE)
+    wait_until(lambda: "may not be read" in look(config, there.name)[topic].detail, "the topic to be seen")
+    wait_until(lambda: "not joined" in look(config)[members].detail, "the group to be seen")
+    found = look(config, there.name)
+    assert [found[name].ok for name in (topic, members)] == [False, False]
+
+    allow(guarded, ResourceType.TOPIC, there.name, AclOperation.READ)
+    allow(guarded, ResourceType.GROUP, group, AclOperation.READ)
+    wait_until(lambda: look(config, there.name)[topic].ok is True, "the topic to be readable")
+    wait_until(lambda: look(config)[members].ok is True, "the group to be usable")
+    found = look(config, there.name)
+    assert found[f"retention of {there.name}"].ok is None
+    assert "DescribeConfigs" in found[f"retention of {there.name}"].remedy
+    assert found[f"transactions on {there.name}"].ok is True
+
+
+def test_a_broker_that_takes_no_metadata_is_named(guarded: KafkaServer) -> None:
+    found = look({"bootstrap.servers": guarded.admin_url, "group.id": "g"})["commit metadata"]
+    assert (found.ok, found.detail.partition(":")[0]) == (None, "offset.metadata.max.bytes=0")
+    assert "commit_metadata=False" in found.remedy
+
+
+def test_the_metadata_limit_is_a_number_or_unknown_or_out_of_reach(kafka: KafkaServer, guarded: KafkaServer) -> None:
+    def limit(config: dict[str, Any], timeout: float = 5.0) -> int | None:
+        return metadata_limit(AdminClient({**QUIET, **config}), timeout=timeout)
+
+    assert limit(dict(kafka.config())) == 4096
+    assert limit({"bootstrap.servers": guarded.admin_url}) == 0
+    assert limit(dict(guarded.config("bob"))) is None
+    with pytest.raises(SourceError) as failed:
+        limit({"bootstrap.servers": NOWHERE}, timeout=0.3)
+    assert failed.value.retryable
+
+
+MEMBERS: list[tuple[dict[str, Any], dict[str, Any], bool | None, str]] = [
+    ({}, {}, True, "stable, classic, assignor range, members=1"),
+    ({"group.instance.id": "i1"}, {}, True, "static: i1"),
+    ({"group.instance.id": "i1"}, {"group.instance.id": "i1"}, None, "i1 is there already"),
+    ({}, {"partition.assignment.strategy": "cooperative-sticky"}, False, "other kind of assignor"),
+    ({}, {"group.protocol": "consumer"}, None, "the other protocol"),
+    ({"group.protocol": "consumer"}, {"group.protocol": "consumer"}, True, "stable, consumer, assignor uniform"),
+    ({"group.protocol": "consumer"}, {}, None, "the other protocol"),
+]
+
+
+@pytest.mark.parametrize(("member", "mine", "ok", "words"), MEMBERS)
+def test_a_group_that_is_running_is_described(
+    kafka: KafkaServer,
+    topic: MakeTopic,
+    group: str,
+    member: dict[str, Any],
+    mine: dict[str, Any],
+    ok: bool | None,
+    words: str,
+) -> None:
+    config = kafka.config() | {"group.id": group}
+    with closing(Consumer({**QUIET, **config, **member})) as running:
+        running.subscribe([topic(1).name])
+
+        def joined() -> bool:
+            running.poll(0.05)
+            return bool(running.assignment())
+
+        wait_until(joined, "the member to have its partition")
+        found = look(config | mine)[f"group {group}"]
+    assert found.ok is ok
+    assert words in found.detail
+    assert bool(found.remedy) is (ok is not True)
+
+
+def test_an_open_transaction_is_named_with_what_it_holds_back(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+    there = topic(2)
+    producer = Producer({**QUIET, "bootstrap.servers": kafka.url, "transactional.id": group})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for _ in range(5):
+        producer.produce(there.name, b"v", partition=1)
+    assert producer.flush(20) == 0
+    name = f"transactions on {there.name}"
+    found = look(kafka.config() | {"group.id": group}, there.name)[name]
+    assert found.ok is None
+    assert "hold back 5 messages in 1 partitions, most in partition 1: 5" in found.detail
+    producer.commit_transaction(20)
+    wait_until(
+        lambda: look(kafka.config() | {"group.id": group}, there.name)[name].ok is True, "the transaction to end"
+    )
+
+
+def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory) -> None:
+    server = fresh_kafka()
+    config = client_config(server.config() | {"group.id": "g"})
+    admin = AdminClient({**QUIET, **config.admin})
+    assert metadata_limit(admin) == 4096
+    server.pause()
+    with pytest.raises(SourceError):
+        metadata_limit(admin, timeout=0.5)
+    (found,) = examine(config, ["T"], timeout=0.5)
+    assert (found.name, found.ok) == ("broker", False)
+    server.resume()
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> None:
+    admin = AdminClient({**QUIET, **kafka.config()})
+    with pytest.raises(KafkaException) as failed:
+        doctor._ask(admin, Future(), time.monotonic())
+    assert failed.value.args[0].code() == KafkaError._TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("protocols", "ok", "words"),
+    [
+        ("classic,consumer,streams", True, "classic,consumer"),
+        ("classic", False, "'classic'"),
+        (None, False, "no such setting"),
+    ],
+)
+def test_a_broker_too_old_for_kip_848_is_named(
+    kafka: KafkaServer, group: str, monkeypatch: pytest.MonkeyPatch, protocols: str | None, ok: bool, words: str
+) -> None:
+    real = doctor.broker_settings
+
+    def settings(admin: AdminClient, *, timeout: float) -> dict[str, str]:
+        found = dict(real(admin, timeout=timeout)) | {"group.coordinator.rebalance.protocols": protocols}
+        return {name: value for name, value in found.items() if value is not None}
+
+    monkeypatch.setattr(doctor, "broker_settings", settings)
+    config = kafka.config() | {"group.id": group}
+    found = look(config | {"group.protocol": "consumer"})["KIP-848"]
+    assert found.ok is ok
+    assert words in found.detail
+    assert "KIP-848" not in look(config)

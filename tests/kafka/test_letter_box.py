@@ -1,0 +1,288 @@
+"""The operator's side of a topic of dead letters: what is parked, what became of it, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from confluent_kafka import Producer
+from confluent_kafka.admin import AclOperation
+
+import lanes
+from lanes.letter_box import LetterBox, Parked
+from lanes_kafka import KafkaDeadLetters
+from lanes_kafka.letter_box import KafkaLetterBox
+from lanes_kafka.letters import letter_record
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.letters import letter, records
+from tests.kafka.test_dead_letters import allow
+from tests.kafka.workload import Topic
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    backend: str = request.param
+    return backend
+
+
+only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+@contextlib.asynccontextmanager
+async def opened(topic: Topic, config: dict[str, str] | None = None) -> AsyncIterator[KafkaLetterBox]:
+    box = KafkaLetterBox(config or {"bootstrap.servers": topic.url, "group.id": "g"}, topic.name)
+    await box.open()
+    try:
+        yield box
+    finally:
+        await box.aclose()
+
+
+async def park(topic: Topic, *letters: lanes.DeadLetter) -> None:
+    target = KafkaDeadLetters({"bootstrap.servers": topic.url}, topic.name)
+    await target.open()
+    for one in letters:
+        await target.put(one)
+    await target.aclose()
+
+
+async def parked(box: LetterBox, one: lanes.DeadLetter) -> Parked:
+    found = (await box.find([one.id]))[one.id]
+    assert isinstance(found, Parked)
+    return found
+
+
+async def test_letters_are_listed_in_the_order_they_were_parked_and_found_whole(topic: MakeTopic) -> None:
+    dead = topic(partitions=3)
+    sent = [letter(key=b"%d" % number) for number in range(9)]
+    sent += [letter(key=None, value=b"", tombstone=True), letter(value=b"x" * 900_000)]
+    await park(dead, *sent)
+    async with opened(dead) as box:
+        # Two of one millisecond are in no order.
+        assert sorted(await box.ids()) == sorted(one.id for one in sent)
+        assert len(await box.ids(4)) == 4
+        found = await box.find([one.id for one in sent] + ["f" * 32])
+    assert {one: item.letter for one, item in found.items() if isinstance(item, Parked)} == {
+        one.id: one for one in sent
+    }
+    assert {item.place.partition(" ")[0] for item in found.values() if isinstance(item, Parked)} <= {
+        f"{dead.name}/{number}" for number in range(3)
+    }
+
+
+@only_asyncio
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+async def test_what_is_disposed_of_is_listed_no_more_by_anybody(topic: MakeTopic, policy: str) -> None:
+    dead = topic(partitions=2, config={"cleanup.policy": policy})
+    first, second, third = sent = [letter(), letter(), letter(key=None)]
+    await park(dead, *sent)
+    async with opened(dead) as box, opened(dead) as other:
+        assert len(await other.ids()) == 3
+        await box.dispose(await parked(box, first), "replayed")
+        await box.dispose(await parked(box, second), "dropped")
+        for one in (box, other):
+            assert await one.ids() == [third.id]
+            found = await one.find([letter.id for letter in sent])
+            assert (found[first.id], found[second.id]) == ("replayed", "dropped")
+            assert isinstance(found[third.id], Parked)
+    async with opened(dead) as box:
+        assert await box.ids() == [third.id]
+
+
+@only_asyncio
+async def test_a_disposition_lies_behind_its_letter_and_takes_its_place_when_compacted(topic: MakeTopic) -> None:
+    dead = topic(partitions=4, config={"cleanup.policy": "compact"})
+    sent = letter()
+    await park(dead, sent)
+    async with opened(dead) as box:
+        await box.dispose(await parked(box, sent), "replayed")
+    first, second = await run_sync(records, dead)
+    assert first.partition() == second.partition()
+    assert first.key() == second.key() == sent.id.encode()
+    assert second.value() is None
+
+
+@only_asyncio
+async def test_a_letter_written_twice_is_one_letter_and_disposed_of_in_every_partition(topic: MakeTopic) -> None:
+    dead = topic(partitions=2)
+    sent = letter(key=None)
+    producer = Producer({"bootstrap.servers": dead.url})
+    key, value, headers = letter_record(sent)
+    for number in (0, 1, 1):
+        producer.produce(dead.name, value, key, partition=number, headers=headers)
+    assert producer.flush(20) == 0
+    async with opened(dead) as box:
+        assert await box.ids() == [sent.id]
+        await box.dispose(await parked(box, sent), "dropped")
+        assert await box.ids() == []
+    found = await run_sync(records, dead)
+    assert sorted(one.partition() or 0 for one in found if one.value() is None) == [0, 1]
+
+
+@only_asyncio
+async def test_a_message_parked_again_after_it_was_replayed_stays_replayed(topic: MakeTopic) -> None:
+    dead = topic()
+    sent = letter()
+    await park(dead, sent)
+    async with opened(dead) as box:
+        await box.dispose(await parked(box, sent), "replayed")
+        await park(dead, sent)
+        assert await box.ids() == []
+        assert await box.find([sent.id]) == {sent.id: "replayed"}
+
+
+@only_asyncio
+async def test_what_is_no_letter_is_counted_and_left_alone(topic: MakeTopic) -> None:
+    dead = topic()
+    sent = letter()
+    producer = Producer({"bootstrap.servers": dead.url})
+    producer.produce(dead.name, b"anything")
+    producer.produce(dead.name, b"x", headers=[("Lanes-Disposition", b"eaten"), ("Lanes-Id", sent.id.encode())])
+    producer.flush(20)
+    await park(dead, sent)
+    async with opened(dead) as box:
+        assert await box.ids() == [sent.id]
+        assert box.strangers == 2
+
+
+@only_asyncio
+async def test_what_comes_meanwhile_is_read_and_nothing_is_read_twice(topic: MakeTopic) -> None:
+    dead = topic(partitions=2)
+    async with opened(dead) as box:
+        assert await box.ids() == []
+        for number in range(1, 4):
+            await park(dead, letter(key=b"%d" % number))
+            assert len(await box.ids()) == number
+        assert all(len(places) == 1 for _, places in box._parked.values())
+
+
+@only_asyncio
+async def test_letters_far_apart_are_fetched_without_what_lies_between(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = topic()
+    sent = [letter() for _ in range(30)]
+    await park(dead, *sent)
+    monkeypatch.setattr("lanes_kafka.letter_box._NEAR", 5)
+    wanted = [sent[number] for number in (0, 3, 20, 29)]
+    async with opened(dead) as box:
+        found = await box.find([one.id for one in wanted])
+    assert {one: item.letter for one, item in found.items() if isinstance(item, Parked)} == {
+        one.id: one for one in wanted
+    }
+
+
+@only_asyncio
+async def test_the_end_of_a_topic_may_be_markers_of_a_transaction(topic: MakeTopic) -> None:
+    dead = topic()
+    sent = letter()
+    producer = Producer({"bootstrap.servers": dead.url, "transactional.id": dead.name})
+    producer.init_transactions(20)
+    for commit in (True, False):
+        producer.begin_transaction()
+        key, value, headers = letter_record(sent if commit else letter())
+        producer.produce(dead.name, value, key, headers=headers)
+        producer.flush(20)
+        end = producer.commit_transaction if commit else producer.abort_transaction
+        end(20)
+    async with opened(dead) as box:
+        with anyio.fail_after(10):
+            assert await box.ids() == [sent.id]
+            assert await box.ids() == [sent.id]
+
+
+# --- back to the origin
+
+
+@only_asyncio
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"key": None, "value": b"", "tombstone": True},
+        {"key": b"lane", "record_key": b"record"},
+        {"headers": (("none", b""), ("Lanes-Dead-Letter", b"of before")), "null_headers": (0,)},
+    ],
+    ids=["plain", "tombstone", "two keys", "headers"],
+)
+async def test_a_letter_goes_back_to_the_end_of_where_it_came_from(topic: MakeTopic, changes: dict[str, Any]) -> None:
+    orders, dead = topic(partitions=4), topic()
+    sent = letter(source=orders.name, subject=orders.name, **changes)
+    await park(dead, sent)
+    async with opened(dead) as box:
+        place = await box.publish(await parked(box, sent))
+        # That it is disposed of is for the caller to say.
+        assert await box.ids() == [sent.id]
+    assert place == f"{orders.name}/3 offset 0"
+    (raw,) = await run_sync(records, orders)
+    assert raw.partition() == 3
+    assert raw.key() == sent.record_key
+    assert raw.value() == (None if sent.tombstone else sent.value)
+    kept = [
+        (name, None if index in sent.null_headers else value)
+        for index, (name, value) in enumerate(sent.headers)
+        if name != "Lanes-Dead-Letter"
+    ]
+    assert raw.headers() == [*kept, ("Lanes-Dead-Letter", sent.id.encode())]
+
+
+@only_asyncio
+async def test_an_origin_that_is_gone_is_refused_and_not_made(topic: MakeTopic) -> None:
+    dead = topic()
+    few = topic(partitions=2)
+    sent = [letter(source=f"{dead.name}-not"), letter(source=few.name)]
+    await park(dead, *sent)
+    async with opened(dead) as box:
+        for one in sent:
+            with pytest.raises(lanes.SourceError, match="is not there: publish it yourself"):
+                await box.publish(await parked(box, one))
+    assert f"{dead.name}-not" not in dead.admin.list_topics(timeout=10).topics
+
+
+# --- what cannot be
+
+
+@only_asyncio
+async def test_a_box_that_is_not_there_is_refused(topic: MakeTopic) -> None:
+    there = topic()
+    with pytest.raises(lanes.ConfigError, match="does not exist: correct its name, or the brokers"):
+        await KafkaLetterBox({"bootstrap.servers": there.url}, f"{there.name}-not").open()
+
+
+@pytest.fixture(scope="module")
+def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
+    with KafkaServer(users={"admin": "secretadmin", "ann": "secretann"}) as server:
+        yield server
+
+
+@only_asyncio
+async def test_to_read_the_topic_is_enough_to_look_and_not_to_dispose(guarded: KafkaServer, topic: MakeTopic) -> None:
+    dead = topic(on=guarded)
+    sent = letter()
+    await park(dead, sent)
+    await run_sync(partial(allow, dead, AclOperation.READ))
+    async with opened(dead, guarded.config("ann")) as box:
+        assert await box.ids() == [sent.id]
+        found = await parked(box, sent)
+        with pytest.raises(lanes.SourceError, match="AUTHORIZATION_FAILED") as refused:
+            await box.dispose(found, "dropped")
+        assert not refused.value.retryable
+        assert await box.ids() == [sent.id]
+
+
+@only_asyncio
+async def test_a_topic_that_may_not_be_read_is_said(guarded: KafkaServer, topic: MakeTopic) -> None:
+    dead = topic(on=guarded)
+    await park(dead, letter())
+    await run_sync(partial(allow, dead, AclOperation.DESCRIBE))
+    async with opened(dead, guarded.config("ann")) as box:
+        with pytest.raises(lanes.SourceError, match=r"cannot be read \(TOPIC_AUTHORIZATION_FAILED"):
+            await box.ids()

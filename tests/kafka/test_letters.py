@@ -1,0 +1,264 @@
+"""Letters as records: written and read back they are the same, and whatever else lies in the topic is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Message as Raw
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes import ConfigError, DeadLetter, MessageError
+from lanes.core.types import Message, Partition, PartitionId
+from lanes.letters import TRUNCATED
+from lanes_kafka import read_disposition, read_letter
+from lanes_kafka.letter_box import message_at
+from lanes_kafka.letters import Record, disposition_record, letter_record
+from lanes_kafka.producing import producer_settings
+
+NAMES = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(["Lanes-Key", "lanes-x", "LANES-%41", "Lanes-Origin-a", "Lanes-Id", "a\0b", "\ud800", "", "é"]),
+    st.text(st.characters(categories=["Cs", "L"]), max_size=3),
+)
+VALUES = st.none() | st.binary(max_size=6)
+PLAIN = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+NUMBERS = st.integers(0, 2**64 - 1)
+IDS = st.text(st.sampled_from("0123456789abcdef"), min_size=32, max_size=32)
+SAMPLE = DeadLetter(
+    id="0" * 32,
+    source="orders",
+    partition=3,
+    position=17,
+    subject="orders",
+    key=b"k",
+    value=b"payload",
+    headers=(("color", b"red"), ("none", b"")),
+    attempts=5,
+    error_type="ValueError",
+    error_text="no such customer",
+    epoch=2,
+    time=1_700_000_000.25,
+    record_key=b"k",
+    null_headers=(1,),
+    timestamp=1_600_000_000.125,
+)
+
+
+@st.composite
+def letters(draw: st.DrawFn) -> DeadLetter:
+    """Any letter: with keys of its own or the broker's, with and without a value, and headers of all kinds."""
+    letter_id = draw(IDS)
+    keys = st.none() | st.binary(max_size=6) | st.just(letter_id.encode())
+    key = draw(keys)
+    tombstone = draw(st.booleans())
+    headers = draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))
+    return DeadLetter(
+        id=letter_id,
+        source=draw(PLAIN),
+        partition=draw(NUMBERS),
+        position=draw(NUMBERS),
+        subject=draw(PLAIN),
+        key=key,
+        value=b"" if tombstone else draw(st.binary(max_size=50)),
+        headers=tuple((name, value or b"") for name, value in headers),
+        attempts=draw(NUMBERS),
+        error_type=draw(PLAIN),
+        error_text=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
+        epoch=draw(NUMBERS),
+        time=draw(st.integers(0, 2**40)) / 1000,
+        record_key=draw(st.just(key) | keys),
+        tombstone=tombstone,
+        null_headers=tuple(index for index, (_, value) in enumerate(headers) if value is None),
+        timestamp=draw(st.none() | st.integers(0, 2**40).map(lambda ms: ms / 1000)),
+    )
+
+
+def read_back(record: Record) -> Message:
+    """The record as a consumer of the client gives it out."""
+    raw = Raw("dead", 0, 7, record.key, record.value, record.headers or None, None, (1, 5))
+    return message_at("dead", raw)
+
+
+@given(letter=letters(), by_id=st.booleans())
+def test_a_letter_written_is_the_letter_read(letter: DeadLetter, by_id: bool) -> None:
+    record = letter_record(letter, by_id=by_id)
+    assert read_letter(read_back(record)) == letter
+    assert read_disposition(read_back(record)) is None
+    # What the client ends the process over, or cuts.
+    assert not any("\0" in name or "\ud800" <= sign <= "\udfff" for name, _ in record.headers for sign in name)
+
+
+@given(letter=letters())
+def test_the_record_is_the_original_as_far_as_it_can_be(letter: DeadLetter) -> None:
+    key, value, headers = letter_record(letter)
+    assert key == (letter.key if letter.record_key is None else letter.record_key)
+    assert value == (None if letter.tombstone else letter.value)
+    nulls = set(letter.null_headers)
+    for index, ((name, value), (kept, content)) in enumerate(zip(letter.headers, headers, strict=False)):
+        assert content == (None if index in nulls else value)
+        if not name.lower().startswith("lanes-") and name.isprintable():
+            assert kept == name
+
+
+@given(letter=letters())
+def test_in_a_compacted_topic_a_letter_stands_alone(letter: DeadLetter) -> None:
+    key, value, _ = letter_record(letter, by_id=True)
+    assert key == letter.id.encode()
+    assert value == letter.value  # no tombstone, which would be gone after a while
+
+
+@given(letter=letters(), limit=st.integers(0, 2_000))
+def test_what_does_not_fit_is_cut_and_says_so(letter: DeadLetter, limit: int) -> None:
+    whole = letter_record(letter)
+    record = letter_record(letter, limit=limit)
+    if whole.size <= limit:
+        assert record == whole
+        return
+    found = read_letter(read_back(record))
+    assert found.headers == ()
+    assert letter.value.startswith(found.value)
+    assert dataclasses.replace(letter, headers=(), null_headers=(), value=found.value) == found
+    assert dict(record.headers)[TRUNCATED] == str(len(letter.value)).encode()
+    # All the room there is, and no more, unless there is none at all.
+    assert record.size == limit or (record.size > limit and not found.value) or found.value == letter.value
+
+
+@pytest.mark.parametrize("how", ["replayed", "dropped"])
+def test_a_disposition_is_read_back_and_is_no_letter(how: Any) -> None:
+    message = read_back(disposition_record(SAMPLE.id, how, 5.0))
+    assert read_disposition(message) == (SAMPLE.id, how)
+    assert message.key == SAMPLE.id.encode()
+    with pytest.raises(MessageError, match="has the header Lanes-Disposition: it says what became of a letter"):
+        read_letter(message)
+
+
+def wire() -> list[tuple[str, Any]]:
+    return list(letter_record(SAMPLE).headers)
+
+
+def without(name: str) -> list[tuple[str, Any]]:
+    return [pair for pair in wire() if pair[0] != name]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ([], "has no header Lanes-Id"),
+        (without("Lanes-Source"), "has no header Lanes-Source"),
+        ([*wire(), ("Lanes-Id", b"0" * 32)], "has the header Lanes-Id twice"),
+        ([*without("Lanes-Id"), ("Lanes-Id", None)], "Lanes-Id that lanes does not write: ''"),
+        ([*without("Lanes-Id"), ("Lanes-Id", b"\xff" * 32)], "Lanes-Id that lanes does not write"),
+        ([*without("Lanes-Position"), ("Lanes-Position", b"-1")], "Lanes-Position that lanes does not write: '-1'"),
+        ([*without("Lanes-Time"), ("Lanes-Time", b"nan")], "Lanes-Time that lanes does not write: 'nan'"),
+        ([*wire(), ("Lanes-Tombstone", b"1")], "Lanes-Tombstone that lanes does not write: '1'"),
+        ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"0")], "Lanes-Null-Headers that lanes does not"),
+        ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"2")], "Lanes-Null-Headers that lanes does not"),
+        ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"1,1")], "Lanes-Null-Headers that lanes does not"),
+        ([*wire(), ("Lanes-Key", b"%zz")], "Lanes-Key that lanes does not write: '%zz'"),
+        ([*wire(), ("Lanes-Origin-%zz", b"")], "a header 'Lanes-Origin-%zz', a name that lanes does not write"),
+        ([*wire(), ("Lanes-Origin-%FF", b"")], "a header 'Lanes-Origin-%FF', a name that lanes does not write"),
+    ],
+)
+def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) -> None:
+    with pytest.raises(MessageError, match="no dead letter: dead/0 position 7 has") as refused:
+        read_letter(read_back(Record(b"k", b"payload", headers)))
+    assert said in str(refused.value)
+
+
+@given(
+    letter=letters(),
+    changes=st.lists(st.tuples(st.integers(0, 20), st.none() | st.binary(max_size=8)), max_size=3),
+    others=st.lists(st.tuples(st.text(st.sampled_from("Lanes-OrigKey%F0\ud800"), max_size=20), VALUES), max_size=3),
+)
+def test_hostile_headers_make_a_letter_or_a_message_error(
+    letter: DeadLetter, changes: list[tuple[int, bytes | None]], others: list[tuple[str, bytes | None]]
+) -> None:
+    record = letter_record(letter)
+    for index, value in changes:
+        place = index % len(record.headers)
+        record.headers[place] = (record.headers[place][0], value)
+    message = read_back(record._replace(headers=[*record.headers, *others]))
+    for read in (read_letter, read_disposition):
+        try:
+            read(message)
+        except MessageError:
+            continue
+
+
+class PlainReader:
+    """A source that knows no more than every source."""
+
+    def value(self, raw: object) -> bytes:
+        return b""
+
+    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
+        return [(name, value if isinstance(value, bytes) else b"") for name, value in letter_record(SAMPLE).headers]
+
+    def subject(self, raw: object) -> str:
+        return "dead"
+
+
+def test_without_details_the_key_is_that_of_the_lane() -> None:
+    message = Message(Partition(PartitionId("dead", 0), PlainReader()), 7, b"k", 0, None, None)
+    assert read_letter(message) == dataclasses.replace(SAMPLE, value=b"")
+
+
+# --- settings
+
+
+def test_a_consumers_dictionary_is_enough() -> None:
+    given = {
+        "bootstrap.servers": "one:9092",
+        "group.id": "g",
+        "auto.offset.reset": "earliest",
+        "on_commit": print,
+        "stats_cb": print,
+        "compression.type": "lz4",
+        "sasl.password": "secret",
+    }
+    settings = producer_settings(given)
+    assert settings.keys().isdisjoint({"group.id", "auto.offset.reset", "on_commit", "stats_cb"})
+    assert (settings["compression.type"], settings["sasl.password"]) == ("lz4", "secret")
+    assert (settings["enable.idempotence"], settings["acks"]) == (True, "all")
+    assert given["group.id"] == "g"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("acks", -1, "acks"),
+        ("request.required.acks", "all", "acks"),
+        ("linger.ms", 50, "linger.ms"),
+        ("delivery.timeout.ms", 1_000, "message.timeout.ms"),
+        ("topic.message.timeout.ms", 1_000, "message.timeout.ms"),
+        ("message.max.bytes", 5_000, "message.max.bytes"),
+        ("logger", object(), "log_level"),
+    ],
+)
+def test_what_the_user_has_set_stays(name: str, value: object, ours: str) -> None:
+    settings = producer_settings({"bootstrap.servers": "one:9092", name: value})
+    assert settings[name] == value
+    assert name == ours or ours not in settings
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "bootstrap.servers is missing"),
+        ({"bootstrap.servers": ""}, "bootstrap.servers is missing"),
+        ({"bootstrap.servers": "a", "enable.idempotence": False}, "enable.idempotence=False: "),
+        ({"bootstrap.servers": "a", "enable.idempotence": "false"}, "enable.idempotence='false': "),
+        ({"bootstrap.servers": "a", "acks": 1}, "acks=1: dead letters must outlive a broker"),
+        ({"bootstrap.servers": "a", "request.required.acks": "0"}, "request.required.acks='0': "),
+        ({"bootstrap.servers": "a", "default.topic.config": {"acks": 0}}, "acks=0: "),
+        ("bootstrap.servers=a", "config is of type str"),
+    ],
+)
+def test_settings_that_would_lose_letters_are_refused(config: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        producer_settings(config)
+    assert str(refused.value).startswith(said)

@@ -1,0 +1,244 @@
+"""Where producers put a key: as the real clients do it; and whether two kinds of them write to one topic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.history import key_hash
+from lanes_kafka.partitioners import (
+    EVERY,
+    FIRST,
+    KEYS_LIMIT,
+    LONGEST,
+    Census,
+    crc32_partition,
+    likely,
+    murmur2,
+    murmur2_partition,
+)
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.workload import QUIET
+
+# Of the Java client's own tests, as signed numbers of 32 bits.
+JAVA = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+KEYS = [
+    b"a",
+    b"ab",
+    b"abc",
+    b"abcd",
+    b"abcde",
+    b"customer-42",
+    bytes(range(256)),
+    b"\xff" * 7,
+    b"\x80",
+    "käse".encode(),
+]
+
+
+@pytest.mark.parametrize(("key", "signed"), JAVA.items())
+def test_murmur2_is_that_of_the_java_client(key: bytes, signed: int) -> None:
+    assert murmur2(key) == signed % 2**32
+    assert murmur2_partition(key, 1_000) == (signed & 0x7FFFFFFF) % 1_000
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("murmur2", murmur2_partition),
+        ("murmur2_random", murmur2_partition),
+        ("consistent", crc32_partition),
+        ("consistent_random", crc32_partition),
+    ],
+)
+def test_a_producer_puts_every_key_where_we_say(
+    kafka: KafkaServer, topic: MakeTopic, name: str, ours: Callable[[bytes, int], int]
+) -> None:
+    there = topic(7)
+    producer = Producer({**QUIET, "bootstrap.servers": kafka.url, "partitioner": name})
+    found: dict[bytes | None, int | None] = {}
+    for key in KEYS:
+        producer.produce(
+            there.name, key=key, on_delivery=lambda error, sent: found.update({sent.key(): sent.partition()})
+        )
+    assert producer.flush(20) == 0
+    assert found == {key: ours(key, 7) for key in KEYS}
+
+
+@given(st.binary(max_size=64), st.integers(1, 1_000))
+def test_a_partition_is_one_of_those_there_are_and_likely_names_who_chose_it(key: bytes, partitions: int) -> None:
+    java, c = murmur2_partition(key, partitions), crc32_partition(key, partitions)
+    assert 0 <= java < partitions
+    assert 0 <= c < partitions
+    assert likely(key, java, partitions) == (("murmur2", "crc32") if java == c else ("murmur2",))
+    assert ("crc32" in likely(key, c, partitions)) and (java == c or likely(key, c, partitions) == ("crc32",))
+    assert likely(key, partitions, partitions) == ()
+
+
+@pytest.mark.parametrize("partitions", [0, -1])
+def test_no_partition_is_refused(partitions: int) -> None:
+    for place in (murmur2_partition, crc32_partition):
+        with pytest.raises(ValueError, match=f"partitions={partitions}"):
+            place(b"k", partitions)
+    with pytest.raises(ValueError, match=f"partitions={partitions}"):
+        Census(partitions)
+
+
+def keys(count: int, seed: int = 1) -> list[bytes]:
+    numbers = random.Random(seed)
+    return [b"%d" % numbers.getrandbits(64) for _ in range(count)]
+
+
+def look_at(census: Census, placed: Iterable[tuple[int, bytes | None]]) -> Census:
+    runs: dict[int, list[bytes | None]] = {}
+    for partition, key in placed:
+        runs.setdefault(partition, []).append(key)
+    for partition, run in runs.items():
+        census.look(partition, run, lambda key: key)
+    return census
+
+
+def by(place: Callable[[bytes, int], int], chosen: Sequence[bytes], partitions: int) -> list[tuple[int, bytes | None]]:
+    return [(place(key, partitions), key) for key in chosen]
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 8, 64])
+def test_two_kinds_of_producers_are_found(partitions: int) -> None:
+    many = keys(max(200, 50 * partitions))
+    half = len(many) // 2
+    census = look_at(
+        Census(partitions),
+        by(murmur2_partition, many[:half], partitions) + by(crc32_partition, many[half:], partitions),
+    )
+    assert census.mixed
+    assert census.neither == 0
+    assert min(census.murmur2, census.crc32, census.both) > 0
+
+
+def test_a_few_keys_of_the_other_kind_are_enough() -> None:
+    placed = by(murmur2_partition, keys(400), 8)
+    assert not look_at(Census(8), placed).mixed
+    assert look_at(Census(8), placed + by(crc32_partition, keys(16, seed=2), 8)).mixed
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("place", [murmur2_partition, crc32_partition])
+def test_one_kind_of_producers_is_not_mixed(place: Callable[[bytes, int], int], partitions: int) -> None:
+    census = look_at(Census(partitions), by(place, keys(100 * partitions), partitions))
+    assert not census.mixed
+    assert census.report("T") is None
+
+
+@given(st.integers(2, 64), st.integers(), st.integers(1, 2_000))
+def test_a_third_partitioner_is_not_taken_for_both(partitions: int, seed: int, count: int) -> None:
+    numbers = random.Random(seed)
+    census = look_at(Census(partitions), [(numbers.randrange(partitions), key) for key in keys(count, seed)])
+    assert not census.mixed
+
+
+def test_so_few_keys_that_chance_may_have_placed_them_are_not_taken_for_both() -> None:
+    java = [key for key in keys(200) if likely(key, 0, 2) == ("murmur2",)]
+    c = [key for key in keys(200) if likely(key, 0, 2) == ("crc32",)]
+    assert not look_at(Census(2), [(0, key) for key in java[:20] + c[:20]]).mixed
+    assert look_at(Census(2), [(0, key) for key in java[:30] + c[:30]]).mixed
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (4, 8), (3, 6), (6, 64)])
+@pytest.mark.parametrize("place", [murmur2_partition, crc32_partition])
+def test_keys_from_before_partitions_were_added_are_not_taken_for_both(
+    place: Callable[[bytes, int], int], before: int, now: int
+) -> None:
+    old, new = by(place, keys(90 * before), before), by(place, keys(100 * now, seed=2), now)
+    assert not look_at(Census(now), old + new).mixed
+
+
+def test_a_key_counts_once_however_often_it_comes() -> None:
+    # By chance a third partitioner puts a few busy keys where one kind or the other would.
+    hot = [key for key in keys(1_000) if likely(key, 0, 8) == ("murmur2",)][:1]
+    hot += [key for key in keys(1_000) if likely(key, 0, 8) == ("crc32",)][:1]
+    census = look_at(Census(8), [(0, key) for _ in range(500) for key in hot])
+    assert (census.murmur2, census.crc32, census.mixed) == (1, 1, False)
+
+
+def test_the_sample_is_the_first_of_each_partition_and_then_one_in_a_thousand() -> None:
+    asked: list[int] = []
+
+    def key(position: int) -> bytes:
+        asked.append(position)
+        return b"%d" % position
+
+    end = FIRST + 3 * EVERY
+    census = Census(4)
+    for start in range(0, end, 7):
+        census.look(0, range(start, min(start + 7, end)), key)
+    assert asked == [*range(FIRST), FIRST - 1 + EVERY, FIRST - 1 + 2 * EVERY, FIRST - 1 + 3 * EVERY]
+    asked.clear()
+    census.look(1, range(end), key)
+    assert len(asked) == FIRST + 3
+    census.look(1, (), key)
+
+
+def test_the_same_records_give_the_same_census_however_they_come_in_runs() -> None:
+    placed = by(murmur2_partition, keys(5_000), 3)
+    ones, whole = Census(3), look_at(Census(3), placed)
+    for partition, key in placed:
+        ones.look(partition, (key,), lambda each: each)
+    assert repr(ones) == repr(whole)
+
+
+def test_no_key_an_empty_and_a_long_one_are_passed_over() -> None:
+    long = b"k" * (LONGEST + 1)
+    census = look_at(Census(2), [(0, None), (0, b""), (0, long), (1, long)])
+    assert repr(census) == "<Census of 2 partitions: 0 by murmur2, 0 by CRC-32, 0 by both, 0 by neither>"
+    assert look_at(Census(1), [(0, long[1:])]).both == 1
+
+
+def test_memory_is_bounded_and_looking_goes_on() -> None:
+    partitions = 10**6  # so many that all records are among the first of theirs, and no key fits both
+    many = keys(3 * KEYS_LIMIT)
+    census = look_at(Census(partitions), by(murmur2_partition, many, partitions))
+    assert census.murmur2 == len(many)
+    assert len(census._keys) <= KEYS_LIMIT
+
+
+def test_a_report_names_one_key_of_each_kind_by_its_hash() -> None:
+    many = [key for key in keys(400) if murmur2_partition(key, 8) != crc32_partition(key, 8)]
+    java, c = many[0], many[200]
+    census = look_at(Census(8), [])
+    for place, chosen in ((murmur2_partition, many[:200]), (crc32_partition, many[200:])):
+        for key in chosen:
+            census.look(place(key, 8), (key,), lambda each: each)
+    report = census.report("orders")
+    assert report is not None
+    for key, found in ((java, murmur2_partition(java, 8)), (c, crc32_partition(c, 8))):
+        assert (
+            f"key {key_hash(key)} is in partition {found}, murmur2 puts it into {murmur2_partition(key, 8)} "
+            f"and CRC-32 into {crc32_partition(key, 8)}" in report
+        )
+        assert key.decode() not in report
+    assert "topic orders" in report
+    assert "200 lie where only murmur2" in report
+    assert "partitioner=murmur2_random" in report
+
+
+def test_a_topic_with_more_partitions_is_looked_at_anew() -> None:
+    census = look_at(Census(2), by(murmur2_partition, keys(90), 2) + by(crc32_partition, keys(90, seed=2), 2))
+    assert census.mixed
+    census.resize(4)
+    assert (census.partitions, census.mixed) == (4, False)
+    assert "0 by murmur2, 0 by CRC-32, 0 by both" in repr(census)
+    look_at(census, by(murmur2_partition, keys(10, seed=3), 4))
+    assert census.murmur2 + census.both == 10

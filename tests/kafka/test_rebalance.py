@@ -1,0 +1,158 @@
+"""Partitions that move from member to member while both live: nothing finished is repeated, all else goes on."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from confluent_kafka.admin import NewPartitions
+
+import lanes
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.members import PROTOCOLS, Group, Story, Work, group
+from tests.kafka.workload import produce, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+_MESSAGES = 10_000
+_KEYS = 100
+# Joining thrice, then each of the three is replaced.
+_STEPS = 6
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_revoke_drains_before_release(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    for number in range(2):
+        produce(events, 1, keys=[b"first"], partition=number)
+    story = Story()
+    work = Work(story)
+    work.hold(b"first")
+    async with group(events, protocol, work) as members:
+        old = members.start("old")
+        await until(lambda: len(story.of("start")) == 2)
+        new = members.start("new")
+        await until(lambda: bool(story.of("revoking", "old")))
+        # It asks the broker the whole time for what is asked back from the other one.
+        await new.polled(50)
+        assert story.of("assigned", "new") == [] and story.of("released", "old") == []
+        work.let_go(b"first")
+        await members.owning(old=1, new=1)
+        (moved,) = story.owned("new")
+        order = [story.at(what, "old", moved) for what in ("end", "commit", "released")]
+        assert [*order, story.at("assigned", "new", moved)] == sorted([*order, story.at("assigned", "new", moved)])
+        assert [each.position for each in story.of("assigned", "new", moved)] == [1]
+        assert old.client.strangers == new.client.strangers == set()
+    assert work.ended == {(0, 0): 1, (1, 0): 1}
+    assert members.committed() == [1, 1]
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+async def test_kept_partition_keeps_running(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    for number, key in enumerate((b"zero", b"one")):
+        produce(events, 50, keys=[key], partition=number)
+    story = Story()
+    work = Work(story)
+    work.hold(b"zero", b"one")
+    async with group(events, protocol, work) as members:
+        members.start("old")
+        await until(lambda: len(story.of("start")) == 2)
+        members.start("new")
+        await until(lambda: bool(story.of("revoking", "old")))
+        (leaving,) = [each.partition for each in story.of("revoking", "old")]
+        kept, held = (b"one", b"zero") if leaving == 0 else (b"zero", b"one")
+        work.let_go(kept)
+        await until(lambda: len(story.of("end", "old", 1 - leaving)) == 50)
+        # All of that while the callback of the client waits for this handler.
+        assert story.of("end", "old", leaving) == story.of("released") == []
+        work.let_go(held)
+        await members.owning(old=1, new=1)
+        await until(lambda: len(work.ended) == 100)
+    assert set(work.ended.values()) == {1} and work.violations == []
+
+
+class Pace:
+    """Spreads the messages over all steps: quick until the share of a step is done, then slow."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.done = 0
+
+    def __call__(self, message: lanes.Message) -> float:
+        self.done += 1
+        return 0.002 if self.done < _MESSAGES * (self.steps + 1) / (_STEPS + 2) else 0.3
+
+
+async def joined(members: Group, name: str, story: Story, *, commit_metadata: bool) -> None:
+    """Let one join, and wait until it owns something."""
+    settings = lanes.Settings(concurrency=50, max_in_flight=400)
+    members.start(name, settings=settings, commit_metadata=commit_metadata)
+    while not story.owned(name):
+        members.look()
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("commit_metadata", [True, False], ids=["metadata", "prefix"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: bool, topic: MakeTopic) -> None:
+    events = topic(8)
+    produce(events, _MESSAGES, keys=_KEYS)
+    story, pace = Story(), Pace()
+    work = Work(story, pace)
+    async with group(events, protocol, work) as members:
+        for name in ("a", "b", "c"):
+            await joined(members, name, story, commit_metadata=commit_metadata)
+            pace.steps += 1
+        for leaving, joining in zip(list(members.members), ("d", "e", "f"), strict=True):
+            await leaving.consumer.drain()
+            await joined(members, joining, story, commit_metadata=commit_metadata)
+            pace.steps += 1
+        assert len(work.ended) < _MESSAGES, "there was something to do in every rebalance"
+        pace.steps = _STEPS + 2
+        while len(work.ended) < _MESSAGES:
+            members.look()
+            await anyio.sleep(0.01)
+    members.look()
+    assert work.violations == []
+    assert set(work.ended.values()) == {1} and len(story.of("start")) == _MESSAGES
+    assert members.committed() == events.ends()
+    assert story.of("lost") == []
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+@pytest.mark.parametrize("start", ["beginning", "next"])
+async def test_partitions_added_is_safe(protocol: str, start: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work, topic_metadata_refresh_interval_ms=3_000) as members:
+        members.start("a", start=start)
+        await members.owning(a=1)
+        produce(events, 5, partition=0)
+        await until(lambda: len(work.ended) == 5)
+        events.admin.create_partitions([NewPartitions(events.name, 3)])[events.name].result(10)
+        events.partitions = 3
+        # Before any member has heard of these partitions.
+        for number in (1, 2):
+            produce(events, 5, partition=number)
+        assert story.owned("a") == {0}
+        await members.owning(a=3)
+        await until(lambda: len(work.ended) == 15)
+    assert set(work.ended.values()) == {1} and work.violations == []
+    assert members.committed() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    story = Story()
+    # By itself nobody would miss it in this time.
+    session = {} if protocol == "848" else {"session_timeout_ms": 45_000}
+    async with group(events, protocol, Work(story), **session) as members:
+        leaving = members.start("leaving")
+        members.start("staying")
+        await members.owning(leaving=1, staying=1)
+        await leaving.consumer.drain()
+        described = events.admin.describe_consumer_groups([members.id])[members.id].result(10)
+        assert len(described.members) == 1
+        await members.owning(staying=2)

@@ -1,0 +1,144 @@
+"""``World.workers``: what a process remembers ends with it, what is shared does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lanes import Message, Settings
+from memsource.sim.errors import ImpossiblePlan, Refused
+from memsource.sim.faults import faults
+from memsource.sim.plan import Fault, Plan
+from memsource.sim.run import Conditions, run_plan
+from memsource.sim.simulate import Simulation, simulate
+from memsource.sim.worker import App
+from memsource.sim.world import World
+
+
+class Booking:
+    """It knows what it has booked already: in memory, and so not behind a crash."""
+
+    def __init__(self, world: World, rows: dict[Any, int]) -> None:
+        self.world = world
+        self.rows = rows
+        self.seen: set[tuple[int, int]] = set()
+
+    async def handle(self, message: Message) -> None:
+        place = message.partition.id.number, message.position
+        if place not in self.seen:
+            await self.world.io("write", 0.01)
+            self.rows[message.key] = self.rows.get(message.key, 0) + 1
+            self.seen.add(place)
+            await self.world.io("commit", 0.01)
+
+
+def booking(*, shared: bool) -> Simulation:
+    @simulate(runs=60, faults=faults(crash=2))
+    async def test(world: World) -> None:
+        rows: dict[Any, int] = {}
+        world.produce("orders", n=30, keys=5)
+        if shared:
+            world.workers(1, Booking(world, rows).handle)
+        else:
+            world.workers(1, make=lambda: Booking(world, rows).handle)
+        await world.settled()
+        world.check(state=lambda: rows)
+
+    return test
+
+
+def test_a_handler_that_is_made_forgets_with_its_process() -> None:
+    failure = booking(shared=False).campaign().failure
+    assert failure is not None
+    assert list(failure.run.findings) == ["FaultDifferential"]
+    assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
+
+
+def test_a_handler_that_is_passed_is_shared_as_a_database_is() -> None:
+    assert booking(shared=True).campaign().failure is None
+
+
+def test_one_is_made_for_each_start_in_the_process_it_is_for() -> None:
+    made: list[list[int]] = []
+
+    async def test(world: World) -> None:
+        def make() -> App:
+            handled: list[int] = []
+            made.append(handled)
+
+            async def handle(message: Message) -> None:
+                handled.append(message.position)
+                await world.io("write", 0.5)
+
+            return App(handler=handle, settings=Settings(concurrency=3))
+
+        world.produce("orders", n=12, keys=12)
+        workers = world.workers(2, make=make)
+        assert [worker.app.settings for worker in workers] == [Settings(concurrency=3)] * 2
+        assert len(made) == 2
+        await world.settled()
+
+    run = run_plan(Plan(faults=(Fault(20, "crash", 0, 1.0),)), Conditions(test=test))
+    assert (run.findings, run.crashes, len(made)) == ({}, 1, 3)
+    assert made[2]
+
+
+def test_a_factory_that_fails_when_a_process_starts_again_is_a_finding() -> None:
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            await world.io("write", 0.5)
+
+        def make() -> Any:
+            if world.crashes:
+                raise OSError("no configuration")
+            return handle
+
+        world.produce("orders", n=5)
+        world.workers(1, make=make)
+        await world.settled()
+
+    run = run_plan(Plan(faults=(Fault(10, "crash", 0, 1.0),)), Conditions(test=test))
+    assert run.findings["OSError"] == "w-2 could not start again: no configuration"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_factory_may_not_make(later: bool) -> None:
+    def of(other: Any) -> Conditions:
+        async def test(world: World) -> None:
+            async def handle(message: Message) -> None:
+                await world.io("write", 0.5)
+
+            world.produce("orders", n=5)
+            world.workers(1, make=lambda: handle if later and not world.crashes else other)
+            await world.settled()
+
+        return Conditions(test=test)
+
+    async def factory() -> None:
+        """One that has to be awaited."""
+
+    plan = Plan(faults=(Fault(10, "crash", 0, 1.0),))
+    name = "w-2" if later else "w-1"
+    with pytest.raises(ImpossiblePlan, match=f"^make= of {name}: 3 is neither a handler nor an App of one"):
+        run_plan(plan, of(3))
+    with pytest.raises(ImpossiblePlan, match=r"coroutine object .* is neither a handler nor an App"):
+        run_plan(plan, of(factory()))
+    with pytest.raises(Refused, match="is a plain function, which runs in threads"):
+        run_plan(plan, of(lambda message: None))
+
+
+def test_one_of_handler_and_factory() -> None:
+    async def handle(message: Message) -> None:
+        """Never called."""
+
+    async def test(world: World) -> None:
+        with pytest.raises(ImpossiblePlan, match=r"workers\(2\) with neither of handler and make=: pass "):
+            world.workers(2)
+        with pytest.raises(ImpossiblePlan, match=r"workers\(2\) with both of handler and make=: pass "):
+            world.workers(2, handle, make=lambda: handle)
+        with pytest.raises(ImpossiblePlan, match=r"workers\(app\): 'handle' is neither a handler nor an App of one"):
+            world.workers(2, "handle")  # type: ignore[arg-type]
+        assert world.members == []
+
+    assert run_plan(Plan(), Conditions(test=test)).findings == {}
