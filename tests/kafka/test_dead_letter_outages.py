@@ -23,7 +23,7 @@ from tests.kafka.dead_lettering import config_of, confirmed, opened, stored
 from tests.kafka.letters import letter
 from tests.kafka.workload import produce, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "canary5e1f"
 

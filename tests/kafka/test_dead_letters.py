@@ -30,7 +30,7 @@ from tests.kafka.dead_lettering import config_of, opened, stored
 from tests.kafka.letters import letter, records
 from tests.kafka.workload import Topic
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "canary5e1f"
 
