@@ -7,6 +7,7 @@ DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 MEMBERS ?= 3
 PROTOCOL ?= classic
+PROCESSES ?= 2
 DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats}
 DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(MEMBERS) --protocol $(PROTOCOL)
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
@@ -22,8 +23,8 @@ help:  ## list these targets
 run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [BROKER=kafka MEMBERS=3 PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
-test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo"]
-	@exec .venv/bin/python -m pytest $(ARGS)
+test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=2]
+	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
 	@exec .venv/bin/python -m pytest -m slow $(ARGS)

@@ -105,6 +105,10 @@ class UnderLanes:
         progress, worker = self._progress, self._worker
         assert worker is not None
         progress.seconds = monotonic() - self._begun
+        if not self._broker.connected:
+            # Known at once, also where a question of before waits for its answer longer than the outage lasts.
+            progress.answering = False
+            self._outage = True
         if self._service.failure is not None:
             raise self._service.failure
         if poller.done():
