@@ -125,7 +125,11 @@ async def test_credentials_of_a_server_that_is_not_reached(form: str, caplog: py
     assert leaks([*shown, *told(of_source.value), *told(of_letters.value), *logged(caplog)], (*CANARIES, USER)) == []
 
 
-@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (x,), lambda x: {"servers": x}, str.encode], ids=str)
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda x: [x], lambda x: (x,), lambda x: {"servers": x}, str.encode],
+    ids=["list", "tuple", "dict", "bytes"],
+)
 def test_credentials_in_what_is_no_connection(wrap: Callable[[str], Any]) -> None:
     where = wrap(url(URLS[0]))
     with pytest.raises(lanes.ConfigError) as of_source:
