@@ -160,8 +160,10 @@ class Durable:
         it is cancelled.
         """
         original = str(self.config["ack_wait"])
-        await self._update(SHRUNK_ACK_WAIT_NS, {**self._metadata, ORIGINAL_ACK_WAIT: original})
         try:
+            # Shielded: a cancelled one would not know whether there is something to restore.
+            with anyio.CancelScope(shield=True):
+                await self._update(SHRUNK_ACK_WAIT_NS, {**self._metadata, ORIGINAL_ACK_WAIT: original})
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
             # Shielded: a cancelled takeover must not leave the shrunk ack_wait behind. Bounded by the API's timeout.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import shutil
 import signal
@@ -16,9 +15,8 @@ import pytest
 import lanes
 from lanes.core.types import Room
 from lanes.source import Assigned, Delivered
-from lanes_jetstream.durable import ORIGINAL_ACK_WAIT
 from tests.components import NatsServer
-from tests.jetstream.workload import DURABLE, Recorder, Stream, crashing, running, until
+from tests.jetstream.workload import Recorder, Stream, all_done, crashing, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,15 +28,6 @@ FAST = lanes.Settings(concurrency=50, drain_timeout=10)
 def jitter() -> Callable[[lanes.Message], float]:
     chance = random.Random(7)
     return lambda message: chance.random() * 0.01
-
-
-async def all_done(stream: Stream, recorder: Recorder) -> None:
-    """Everything handled and acknowledged, in order."""
-    with anyio.fail_after(40):
-        await recorder.reached(stream.published)
-        await stream.acknowledged()
-    assert recorder.violations == []
-    assert len(recorder.done) == stream.published
 
 
 async def test_one_run_handles_everything_once_in_order(stream: Stream) -> None:
@@ -196,64 +185,6 @@ async def test_queued_messages_outlive_ack_wait(stream: Stream) -> None:
         await all_done(stream, recorder)  # 3.2 s of work, three times ack_wait
         assert consumer.status().redelivered == {}
     assert (await stream.consumer_info()).num_redelivered == 0
-
-
-async def test_killed_between_shrink_and_restore(stream: Stream) -> None:
-    """A process that dies with ack_wait shrunk leaves the original in the metadata; the next start restores it."""
-    await stream.publish(100)
-    recorder = Recorder()
-    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
-        await recorder.reached(20)
-    config = json.loads(
-        (await stream.client.request(f"$JS.API.CONSUMER.INFO.{stream.name}.{DURABLE}", b"", timeout=5)).data
-    )["config"]
-    config["metadata"][ORIGINAL_ACK_WAIT] = str(config["ack_wait"])
-    config["ack_wait"] = 1_000_000
-    request = {"stream_name": stream.name, "config": config, "action": "update"}
-    await stream.client.request(
-        f"$JS.API.CONSUMER.CREATE.{stream.name}.{DURABLE}", json.dumps(request).encode(), timeout=5
-    )
-    assert (await stream.consumer_info()).config.ack_wait == 0.001
-    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
-        await all_done(stream, recorder)
-    restored = (await stream.consumer_info()).config
-    assert restored.ack_wait == 30.0
-    assert ORIGINAL_ACK_WAIT not in (restored.metadata or {})
-
-
-async def test_cancelled_in_the_middle_of_a_takeover(stream: Stream) -> None:
-    await stream.publish(100)
-    recorder = Recorder()
-    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
-        await recorder.reached(20)
-    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
-        with anyio.fail_after(20):
-            while (await stream.consumer_info()).config.ack_wait != 0.001:
-                await anyio.sleep(0.002)
-    with anyio.fail_after(10):
-        while (await stream.consumer_info()).config.ack_wait != 30.0:
-            await anyio.sleep(0.01)
-
-
-async def test_without_the_permission_to_change_a_consumer(fresh_stream: MakeStream) -> None:
-    server, stream = await fresh_stream(
-        config="""
-        accounts { A { jetstream: enabled, users: [
-            {user: admin, password: admin},
-            {user: app, password: app, permissions: {publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}}
-        ]}}
-        no_auth_user: admin
-        """
-    )
-    await stream.publish(200)
-    await stream.add_consumer(ack_wait=2_000_000_000, metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
-    recorder = Recorder()
-    url = server.url.replace("nats://", "nats://app:app@")
-    async with crashing(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
-        await recorder.reached(50)
-    assert await stream.ack_pending() > 0
-    async with running(lanes.Consumer(stream.source(where=url), recorder, settings=FAST)):
-        await all_done(stream, recorder)
 
 
 async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any) -> None:

@@ -145,6 +145,15 @@ async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
+async def all_done(stream: Stream, recorder: Recorder) -> None:
+    """Everything handled and acknowledged, in order."""
+    with anyio.fail_after(40):
+        await recorder.reached(stream.published)
+        await stream.acknowledged()
+    assert recorder.violations == []
+    assert len(recorder.done) == stream.published
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that nothing signals."""
     while not condition():
