@@ -72,7 +72,7 @@ class Settings:
     dead letters and stops its key, ``"exit"`` stops in order with ``HandlerHalted``. None = ``"skip"`` where dead
     letters are configured, else ``"exit"``.
     ``commit_interval``: seconds a finished message waits for its commit at most, 0 or more; fewer when 5,000 wait, or
-    half of ``max_ahead``.
+    a quarter of ``max_ahead``.
     ``unhealthy_after``: seconds after which an unfinished message makes the consumer unhealthy, more than 0.
     ``drain_timeout``: seconds that running handlers get to end when a partition is given up or the consumer
     stops; 0 or more. ``grace``: seconds they get to react to their cancellation after that; 0 or more.
@@ -162,7 +162,7 @@ class Settings:
     @property
     def commit_count(self) -> int:
         """Finished messages of a partition after which a commit does not wait for ``commit_interval``."""
-        return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 2))
+        return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:
         """The policy in force.
@@ -184,6 +184,14 @@ class Settings:
             raise ConfigError(
                 f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g} are more than the {allowed:g} s that "
                 "the broker gives a drain: lower them, or raise the broker's limit"
+            )
+
+    def check_partitions(self, name: str, partitions: int | None) -> None:
+        """Raises ``ConfigError`` for ``"serial"`` order of a source that has several (None = any number)."""
+        if self.order == "serial" and partitions is not None and partitions > 1:
+            raise ConfigError(
+                f'{name}: order="serial" handles one partition, and there are {partitions}: use order="partition", or '
+                "a topic with one partition"
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:

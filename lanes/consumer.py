@@ -16,7 +16,7 @@ from lanes.config import Settings
 from lanes.core.engine import Engine
 from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
-from lanes.core.types import PartitionKey, key_bytes
+from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
 from lanes.health import Health, examine
@@ -26,7 +26,7 @@ from lanes.outcomes import cancellation_of
 from lanes.rules import Rules
 from lanes.running import Running
 from lanes.settling import Shell
-from lanes.source import DeadLetters, Source
+from lanes.source import DeadLetters, Lagging, Source
 from lanes.status import Status, snapshot
 from lanes.tap import Tap
 from lanes.threads import ThreadWorkers
@@ -68,6 +68,7 @@ class Consumer:
         check_handler(handler, decode, self._settings)
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
         self._source = source
+        self._lagging = source if isinstance(source, Lagging) else None
         self._handler = handler
         self._decode = decode
         self._dead_letters = dead_letters
@@ -206,7 +207,11 @@ class Consumer:
         self._started("ask for its status")
         running = self._running
         return snapshot(
-            self._engine, self._clock(), dead_lettered=running.dead_lettered, redelivered=running.redelivered
+            self._engine,
+            self._clock(),
+            dead_lettered=running.dead_lettered,
+            redelivered=running.redelivered,
+            lag=self._lag,
         )
 
     def pause(self) -> None:
@@ -252,6 +257,9 @@ class Consumer:
         self._running.after()
         return count
 
+    def _lag(self, partition: Partition) -> int | None:
+        return None if self._lagging is None else self._lagging.lag(partition)
+
     def _started(self, what: str) -> None:
         if not hasattr(self, "_running"):
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
@@ -271,6 +279,7 @@ class Consumer:
         settings = self._settings
         bound = settings.in_flight_bound(traits.max_in_flight)
         settings.check_drain(traits.drain_within)
+        settings.check_partitions(traits.name, traits.partitions)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
         self._engine = Engine(self._policy(bound))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import anyio
 import typer
@@ -147,6 +147,7 @@ def dead_letters() -> typer.Typer:
         to_origin: Annotated[
             bool, typer.Option("--to-origin", help="Publish them where they came from, at the end.")
         ] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Run your handler over letters, or publish them again; what succeeds is listed no more.
 
@@ -160,7 +161,8 @@ def dead_letters() -> typer.Typer:
             stop("`lanes dead-letters replay` needs --handler, or --to-origin without --decode", EXIT_USAGE)
         ids = checked(letters)
         act = _publish if to_origin else _handle(handler, decode)
-        _run(Where(topic, config, settings, subject, server), functools.partial(_replay, ids=ids, act=act))
+        where = Where(topic, config, settings, subject, server)
+        _run(where, functools.partial(_replay, ids=ids, act=act, as_json=as_json))
 
     @commands.command()
     def drop(
@@ -170,9 +172,11 @@ def dead_letters() -> typer.Typer:
         settings: Setting = [],  # noqa: B006 (typer copies it)
         subject: Subject = "",
         server: Server = "",
+        as_json: AsJson = False,
     ) -> None:
         """Give letters up: they are listed no more. Dropping one twice does nothing the second time."""
-        _run(Where(topic, config, settings, subject, server), functools.partial(_drop, ids=checked(letters)))
+        where = Where(topic, config, settings, subject, server)
+        _run(where, functools.partial(_drop, ids=checked(letters), as_json=as_json))
 
     return commands
 
@@ -233,9 +237,9 @@ async def _list(box: LetterBox, where: Where, limit: int, as_json: bool) -> int:
 async def _show(box: LetterBox, letter: str, with_payload: bool, as_json: bool) -> int:
     found = (await box.find([letter])).get(letter)
     if not isinstance(found, Parked):
-        said, done = _elsewhere(box, letter, found)
-        _note(said)
-        return 0 if done else EXIT_UNUSABLE
+        became = _elsewhere(box, found)
+        _note(f"{letter}: {became.said}")
+        return 0 if became.done else EXIT_UNUSABLE
     if as_json:
         typer.echo(json.dumps(document(found, with_payload=with_payload)))
         return 0
@@ -251,7 +255,7 @@ async def _show(box: LetterBox, letter: str, with_payload: bool, as_json: bool) 
 
 
 Act = Callable[[LetterBox, Parked], Awaitable[str]]
-"""What is done with a letter; returns what is said of it. Raises what it fails with."""
+"""What is done with a letter; returns what is to be said of it. Raises what it fails with."""
 
 
 async def _publish(box: LetterBox, parked: Parked) -> str:
@@ -269,17 +273,27 @@ def _handle(handler: str, decode: str) -> Act:
     return act
 
 
-async def _replay(box: LetterBox, ids: Sequence[str], act: Act) -> int:
+class _Became(NamedTuple):
+    """What became of a letter. ``done``: what was asked for, now or before; ``said``: the same for people."""
+
+    state: Literal["replayed", "dropped", "stays", "gone", "unknown"]
+    done: bool
+    said: str
+
+
+async def _replay(box: LetterBox, ids: Sequence[str], act: Act, as_json: bool) -> int:
     wanted = ids or await box.ids()
     _note(_ORDER)
-    return await _each(box, wanted, functools.partial(_replay_one, act=act))
+    return await _each(box, wanted, functools.partial(_replay_one, act=act), as_json=as_json)
 
 
-async def _drop(box: LetterBox, ids: Sequence[str]) -> int:
-    return await _each(box, ids, _drop_one)
+async def _drop(box: LetterBox, ids: Sequence[str], as_json: bool) -> int:
+    return await _each(box, ids, _drop_one, as_json=as_json)
 
 
-async def _each(box: LetterBox, ids: Sequence[str], one: Callable[[LetterBox, Parked], Awaitable[str]]) -> int:
+async def _each(
+    box: LetterBox, ids: Sequence[str], one: Callable[[LetterBox, Parked], Awaitable[_Became]], *, as_json: bool
+) -> int:
     """Do it to every letter that is parked, say what became of each, and return the status."""
     failed = 0
     for letter in ids:
@@ -287,15 +301,13 @@ async def _each(box: LetterBox, ids: Sequence[str], one: Callable[[LetterBox, Pa
         found = (await box.find([letter])).get(letter)
         if isinstance(found, Parked):
             try:
-                said, done = await one(box, found), True
+                became = await one(box, found)
             except _Stays as why:
-                said, done = f"{letter}: {why}", False
-            else:
-                said = f"{letter}: {said}"
+                became = _Became("stays", False, str(why))
         else:
-            said, done = _elsewhere(box, letter, found)
-        failed += not done
-        typer.echo(printable(said))
+            became = _elsewhere(box, found)
+        failed += not became.done
+        typer.echo(json.dumps({"id": letter} | became._asdict()) if as_json else printable(f"{letter}: {became.said}"))
     if failed:
         _note(f"{failed} of {len(ids)} failed")
     return EXIT_UNUSABLE if failed else 0
@@ -305,7 +317,7 @@ class _Stays(Exception):
     """A letter stays parked, or may be replayed again."""
 
 
-async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> str:
+async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> _Became:
     letter = parked.letter
     if parked.whole_size is not None:
         raise _Stays(
@@ -319,12 +331,12 @@ async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> str:
             raise
         raise _Stays(f"stays: {type(error).__qualname__}: {error_text(error)}") from error
     await _dispose(box, parked, "replayed")
-    return said
+    return _Became("replayed", True, said)
 
 
-async def _drop_one(box: LetterBox, parked: Parked) -> str:
+async def _drop_one(box: LetterBox, parked: Parked) -> _Became:
     await _dispose(box, parked, "dropped")
-    return "dropped"
+    return _Became("dropped", True, "dropped")
 
 
 async def _dispose(box: LetterBox, parked: Parked, how: Disposition) -> None:
@@ -334,13 +346,13 @@ async def _dispose(box: LetterBox, parked: Parked, how: Disposition) -> None:
         raise _Stays(f"{how}, but that could not be written down, so it is listed still: {error}") from error
 
 
-def _elsewhere(box: LetterBox, letter: str, found: object) -> tuple[str, bool]:
-    """What is said of a letter that is not parked, and whether that is as good as done."""
+def _elsewhere(box: LetterBox, found: Disposition | None) -> _Became:
+    """What has become of a letter that is not parked."""
     if found is not None:
-        return f"{letter}: already {found}", True
+        return _Became(found, True, f"already {found}")
     if box.remembers:
-        return f"{letter}: there is no such dead letter", False
-    return f"{letter}: not there: already replayed or dropped, or never here", True
+        return _Became("unknown", False, "there is no such dead letter")
+    return _Became("gone", True, "not there: already replayed or dropped, or never here")
 
 
 def checked(ids: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from lanes.clock import Clock
 from lanes.core.types import PartitionId
-from lanes.status import PartitionStatus, Status
+from lanes.status import Oldest, PartitionStatus, Status
 
 Labels = Mapping[str, str]
 
@@ -71,12 +71,8 @@ def _each(read: Callable[[PartitionStatus], float | None]) -> Callable[[Status],
     return read_each
 
 
-def _oldest(name: str) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
-    def read(status: Status) -> Iterable[tuple[float, Labels]]:
-        oldest = status.oldest
-        return [] if oldest is None else [(getattr(oldest, name), _labels_of(oldest.partition))]
-
-    return read
+def _oldest(read: Callable[[Oldest], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
+    return _each(lambda partition: None if partition.oldest is None else read(partition.oldest))
 
 
 GAUGES: Final = (
@@ -100,9 +96,22 @@ GAUGES: Final = (
     ),
     Gauge("lanes.confirmed", "{position}", "Position that the broker has confirmed.", _each(lambda p: p.confirmed)),
     Gauge("lanes.ahead", "{message}", "Messages delivered above the confirmed position.", _each(lambda p: p.ahead)),
-    Gauge("lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest("age")),
-    Gauge("lanes.oldest.attempt", "{attempt}", "Attempt the oldest unfinished message is at.", _oldest("attempt")),
-    Gauge("lanes.oldest.position", "{position}", "Position of the oldest unfinished message.", _oldest("position")),
+    Gauge("lanes.lag", "{message}", "What the broker has that is not settled.", _each(lambda p: p.lag)),
+    Gauge(
+        "lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest(lambda m: m.age)
+    ),
+    Gauge(
+        "lanes.oldest.attempt",
+        "{attempt}",
+        "Attempt the oldest unfinished message is at.",
+        _oldest(lambda m: m.attempt),
+    ),
+    Gauge(
+        "lanes.oldest.position",
+        "{position}",
+        "Position of the oldest unfinished message.",
+        _oldest(lambda m: m.position),
+    ),
 )
 """Every gauge, by name."""
 

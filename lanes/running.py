@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.core import effects as fx
-from lanes.core.engine import Engine
+from lanes.core.engine import INFINITY, Engine
 from lanes.core.types import Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
@@ -36,6 +36,7 @@ from lanes.source import (
     SourceEvent,
     SourceTraits,
 )
+from lanes.stalls import Stall, Stalls
 from lanes.tap import Tap
 from lanes.workers import Workforce
 
@@ -72,6 +73,7 @@ class Running:
         self._given_back: set[PartitionId] = set()
         self.fatal: BaseException | None = None
         self._redelivered: Counter[str] = Counter()
+        self._stalls = Stalls(engine.committer)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
         self._tasks: TaskGroup
@@ -150,6 +152,11 @@ class Running:
             self._workers.wake()
         if self._exhausted:
             self._stop_when_exhausted()
+
+    def confirmed(self) -> None:
+        """Commits were made: what stood at ``max_ahead`` may have moved on."""
+        if self._stalls.confirmed(self._clock()):
+            self._timer_wake.set()
 
     def stop_because(self, error: BaseException) -> None:
         """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
@@ -282,13 +289,17 @@ class Running:
             self.stop()
 
     async def _timer(self) -> None:
-        """The one timer for the earliest deadline of all held lanes."""
+        """The one timer for the earliest deadline of all held lanes, and of what stands still."""
         while True:
             due = self._engine.next_due()
+            at = min(self._stalls.next_at(), INFINITY if due is None else due)
             self._timer_wake = anyio.Event()
-            with anyio.move_on_after(None if due is None else max(0.0, due - self._clock())):
+            with anyio.move_on_after(max(0.0, at - self._clock())):
                 await self._timer_wake.wait()
-            self._engine.due(self._clock())
+            now = self._clock()
+            self._engine.due(now)
+            for stall in self._stalls.due(now):
+                self._stalled(stall)
             # Not the next handler that ends: where all hang, only the timer can have the clients paused.
             self.after()
 
@@ -354,19 +365,26 @@ class Running:
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
         self._tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
-        if effect.oldest is None:
-            return
-        oldest = effect.oldest
+        # Where a confirmation is all that is missing, it is asked for now.
+        self._settler.wake()
+        self._stalls.reached(effect.partition, self._clock())
+        self._timer_wake.set()
+
+    def _stalled(self, stall: Stall) -> None:
+        oldest = stall.oldest
+        if oldest is None:
+            until = f"the broker has confirmed position {stall.floor}: a commit is not answered, or fails"
+        else:
+            until = (
+                f"position {oldest.position} is finished: key {key_hash(oldest.key)}, attempt {oldest.attempt}, "
+                f"{self._clock() - oldest.received:.1f} s old"
+            )
         log.warning(
-            "%s: %s: max_ahead=%d is reached and nothing more of it is taken until position %d is finished: key %s, "
-            "attempt %d, %.1f s old",
+            "%s: %s: max_ahead=%d is reached and nothing more of it is taken until %s",
             self._name,
-            effect.partition.id,
+            stall.partition.id,
             self._settings.max_ahead,
-            oldest.position,
-            key_hash(oldest.key),
-            oldest.attempt,
-            self._clock() - oldest.received,
+            until,
         )
 
     def _blocked(self, effect: fx.Blocked) -> None:

@@ -24,6 +24,9 @@ class Shell(Protocol):
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake whoever has something to do now."""
 
+    def confirmed(self) -> None:
+        """Commits were made: what stood at ``max_ahead`` may have moved on."""
+
     def stop_because(self, error: BaseException) -> None:
         """Stop in order; ``error`` is raised when everything has been drained."""
 
@@ -194,6 +197,8 @@ class Settler:
             raise
         tap.settled(settlements)
         engine.settled(settlements)
+        if self._commits:
+            self._shell.confirmed()
         self._shell.after()
         return True
 

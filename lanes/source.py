@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
@@ -18,6 +18,7 @@ __all__ = [
     "DeadLetters",
     "Delivered",
     "Exhausted",
+    "Lagging",
     "Lost",
     "Progressed",
     "Revoking",
@@ -38,6 +39,7 @@ class SourceTraits:
     ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
     allows; None = it does not care. ``redelivers``: it may deliver a position again within one assignment.
     ``drain_within``: seconds after which the broker takes a partition away that is being revoked; None = it waits.
+    ``partitions``: how many there are, those of other processes included; None = that is not known.
     """
 
     name: str
@@ -48,6 +50,7 @@ class SourceTraits:
     max_in_flight: int | None = None
     redelivers: bool = False
     drain_within: float | None = None
+    partitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,18 @@ class Source(Protocol):
 
     async def aclose(self) -> None:
         """Close what ``open`` opened. Idempotent; a connection the user passed in stays open."""
+
+
+@runtime_checkable
+class Lagging(Protocol):
+    """What a source may have beside the methods of ``Source``: one that knows how far behind it is."""
+
+    def lag(self, partition: Partition) -> int | None:
+        """How much the broker has of the partition that it has not been told is finished, counted as the broker's own
+        tools count it: in messages, or in positions where it commits those. None while that is not known.
+
+        A moment old. Called from any thread; does not block, asks nobody, raises nothing.
+        """
 
 
 class DeadLetters(Protocol):

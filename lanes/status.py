@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
-from lanes.core.lane import ARCHIVING, BLOCKED, HELD, PARKING
+from lanes.core.lane import ARCHIVING, BLOCKED, FINISHED, HELD, PARKING
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.types import Message, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:
-    """The unfinished message that was delivered first. ``age`` is seconds since its delivery.
+    """An unfinished message, the one that was delivered first. ``age`` is seconds since its delivery.
 
     ``key`` is the key itself, the user's data, and therefore in no ``repr``.
     """
@@ -29,7 +29,9 @@ class Oldest:
 class PartitionStatus:
     """One partition. ``floor``: below it nothing delivered is unfinished. ``holes``: deliveries at or above it that are
     not finished. ``confirmed``: the position the broker has, and ``ahead`` how many messages were delivered above it,
-    both None where the source settles each message by itself. ``ahead_reached``: nothing more of it is taken.
+    both None where the source settles each message by itself. ``ahead_reached``: nothing more of it is taken. ``lag``:
+    how much the broker has of it that is not settled, as its own tools count it; None where the source cannot tell, or
+    not yet. ``oldest``: its unfinished message that was delivered first.
     """
 
     epoch: int
@@ -39,6 +41,8 @@ class PartitionStatus:
     ahead: int | None
     ahead_reached: bool
     draining: bool
+    lag: int | None
+    oldest: Oldest | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ class Status:
     lanes whose dead letter is not confirmed yet. ``taking``: whether a bound lets more in; ``paused``: by the user.
     ``settled``, ``retries``, ``dead_lettered``, ``zombies`` and ``redelivered`` (by cause) count since the start.
     ``floors``: per partition the position below which nothing delivered is unfinished. ``partitions``: more of each.
+    ``oldest``: of all partitions.
     """
 
     in_flight: int
@@ -76,11 +81,15 @@ class Status:
     oldest: Oldest | None
 
 
-def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int]) -> Status:
-    """The status of an engine at ``now``. O(in flight)."""
+Lag = Callable[[Partition], int | None]
+
+
+def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], lag: Lag) -> Status:
+    """The status of an engine at ``now``; ``lag``: of a partition, None where it is not known. O(in flight)."""
     flow = engine.flow
     waiting = engine.waiting
-    oldest = engine.oldest()
+    partitions = {str(p.id): _partition(engine, p, now, lag) for p in engine.partitions.values()}
+    oldest = [each.oldest for each in partitions.values() if each.oldest is not None]
     return Status(
         in_flight=flow.in_flight,
         max_in_flight=flow.max_in_flight,
@@ -101,9 +110,9 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         dead_lettered=dead_lettered,
         zombies=engine.zombies,
         redelivered=dict(redelivered),
-        floors={str(p.id): _floor(p) for p in engine.partitions.values()},
-        partitions={str(p.id): _partition(engine, p) for p in engine.partitions.values()},
-        oldest=None if oldest is None else _oldest(oldest, now),
+        floors={name: each.floor for name, each in partitions.items()},
+        partitions=partitions,
+        oldest=max(oldest, key=lambda each: each.age, default=None),
     )
 
 
@@ -113,7 +122,7 @@ def _floor(partition: Partition) -> int:
     return ledger.peek() if isinstance(ledger, OffsetLedger) else ledger.floor()
 
 
-def _partition(engine: Engine, partition: Partition) -> PartitionStatus:
+def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> PartitionStatus:
     ledger, commits = partition.ledger, partition.commits
     ahead = None
     if commits is not None and isinstance(ledger, OffsetLedger):
@@ -126,10 +135,22 @@ def _partition(engine: Engine, partition: Partition) -> PartitionStatus:
         ahead=ahead,
         ahead_reached=partition in engine.committer.ahead,
         draining=partition.draining,
+        lag=lag(partition),
+        oldest=_oldest(partition, now),
     )
 
 
-def _oldest(message: Message, now: float) -> Oldest:
+def _oldest(partition: Partition, now: float) -> Oldest | None:
+    unfinished = (message for message in partition.ledger.unfinished() if message.state != FINISHED)
+    message = min(unfinished, key=_received, default=None)
+    return None if message is None else _described(message, now)
+
+
+def _received(message: Message) -> float:
+    return message.received
+
+
+def _described(message: Message, now: float) -> Oldest:
     return Oldest(
         partition=str(message.partition.id),
         position=message.position,

@@ -29,7 +29,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert settings.in_flight_bound(None) == 2_000
     assert settings.retry == Retry(attempts=5, backoff=0.2, max_backoff=30.0)
     assert (settings.drain_timeout, settings.grace) == (30.0, 2.0)
-    assert (settings.max_ahead, settings.commit_interval, settings.commit_count) == (10_000, 1.0, 5_000)
+    assert (settings.max_ahead, settings.commit_interval, settings.commit_count) == (10_000, 1.0, 2_500)
     assert (settings.order, settings.keyless, settings.lanes) == ("key", "any", None)
     assert (settings.batch, settings.linger, settings.timeout, settings.sync_handlers) == (None, 0.0, None, "threads")
     assert (settings.poison, settings.unhealthy_after) == (None, 300.0)
@@ -201,8 +201,8 @@ def test_serial_order_skips_nothing(poison: Any) -> None:
         assert Settings(order="serial", poison=kept).poison == kept
 
 
-@pytest.mark.parametrize(("max_ahead", "count"), [(1, 1), (3, 1), (100, 50), (10_000, 5_000), (10**9, 5_000)])
-def test_a_commit_waits_for_half_of_what_may_be_ahead_at_most(max_ahead: int, count: int) -> None:
+@pytest.mark.parametrize(("max_ahead", "count"), [(1, 1), (7, 1), (100, 25), (10_000, 2_500), (10**9, 5_000)])
+def test_a_commit_waits_for_a_quarter_of_what_may_be_ahead_at_most(max_ahead: int, count: int) -> None:
     assert Settings(max_ahead=max_ahead).commit_count == count
 
 

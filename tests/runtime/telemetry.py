@@ -36,6 +36,7 @@ LABELS = {
 }
 CONSUMER_LABELS = {name: LABELS[name] for name in ("messaging.system", "lanes.consumer")}
 Headers = Sequence[tuple[str, bytes]]
+OLDEST = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=CANARY.encode())
 
 
 class Reader:
@@ -80,11 +81,13 @@ def status(**changes: Any) -> Status:
             ahead=ahead,
             ahead_reached=False,
             draining=False,
+            lag=lag,
+            oldest=oldest,
         )
-        for number, confirmed, ahead in ((3, 890, 17), (5, None, None))
+        for number, confirmed, ahead, lag, oldest in ((3, 890, 17, 23, None), (5, None, None, None, OLDEST))
     }
     fields |= {"taking": True, "paused": True, "partitions": partitions, "redelivered": {"held": 1}, "floors": {}}
-    fields["oldest"] = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=CANARY.encode())
+    fields["oldest"] = OLDEST
     return Status(**fields | changes)
 
 

@@ -1,0 +1,82 @@
+"""Which partitions stand at ``max_ahead`` for long, and what holds each of them up."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from lanes.core.committer import Committer
+from lanes.core.engine import INFINITY
+from lanes.core.lane import FINISHED
+from lanes.core.types import Message, Partition
+
+NAMED_AFTER: Final = 1.0
+"""Seconds that a partition stands at ``max_ahead``, with nothing confirmed meanwhile, before that is worth a word."""
+
+
+class Stall(NamedTuple):
+    """Nothing more is taken of ``partition`` until ``oldest`` is finished; None = until the broker has confirmed
+    ``floor``, below which everything is."""
+
+    partition: Partition
+    floor: int
+    oldest: Message | None
+
+
+class Stalls:
+    """The partitions of one ``committer`` that stand at ``max_ahead``: each blocker is told once, when it has lasted.
+
+    Commits that lag behind quick handlers come and go many times a second: they are not worth a word. Time is an
+    argument, in seconds of the engine's clock. Nothing blocks.
+    """
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        # What was confirmed when it began to stand, and when it is to be told: infinity once it was.
+        self._waits: dict[Partition, tuple[int, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Stalls {len(self._waits)} partitions at max_ahead>"
+
+    def reached(self, partition: Partition, now: float) -> None:
+        """It stands at ``max_ahead`` from now on."""
+        self._forget()
+        self._waits[partition] = _confirmed(partition), now + NAMED_AFTER
+
+    def confirmed(self, now: float) -> bool:
+        """Commits were made; True when something else may hold a partition up now, and ``next_at`` has changed."""
+        self._forget()
+        moved = [partition for partition, (before, _) in self._waits.items() if _confirmed(partition) != before]
+        for partition in moved:
+            self._waits[partition] = _confirmed(partition), now + NAMED_AFTER
+        return bool(moved)
+
+    def due(self, now: float) -> list[Stall]:
+        """Those that have lasted, and were not told before."""
+        self._forget()
+        stalls = []
+        for partition in [partition for partition, (_, at) in self._waits.items() if at <= now]:
+            confirmed, ledger = _confirmed(partition), self._committer.partitions[partition]
+            floor = ledger.floor()
+            oldest = None if floor > confirmed else ledger.unfinished()[0]
+            if oldest is not None and oldest.state == FINISHED:
+                # It is entered into the ledger in a moment, and then the floor moves.
+                self._waits[partition] = confirmed, now + NAMED_AFTER
+                continue
+            self._waits[partition] = confirmed, INFINITY
+            stalls.append(Stall(partition, floor, oldest))
+        return stalls
+
+    def next_at(self) -> float:
+        """When ``due`` has something next; infinity while it has nothing."""
+        return min((at for _, at in self._waits.values()), default=INFINITY)
+
+    def _forget(self) -> None:
+        # One that drains is held up by nobody: it is given back.
+        for partition in [each for each in self._waits if each not in self._committer.ahead or not each.steady]:
+            del self._waits[partition]
+
+
+def _confirmed(partition: Partition) -> int:
+    commits = partition.commits
+    assert commits is not None, "only a partition whose source commits has a bound above the committed position"
+    return commits.confirmed

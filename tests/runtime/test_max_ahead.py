@@ -1,0 +1,142 @@
+"""What ``max_ahead`` holds back, whom that stops, and who is told."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import anyio
+import pytest
+
+from lanes import stalls
+from memsource import Group, GroupSource
+from memsource.group import Committed
+from tests.runtime.grouped import commits, group_of, member
+from tests.runtime.support import Gated, started, turns, until
+
+
+def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of partitions that stand at ``max_ahead``."""
+    return [record.getMessage() for record in caplog.records if "max_ahead" in record.getMessage()]
+
+
+def named(caplog: pytest.LogCaptureFixture, position: int) -> bool:
+    """Whether this one was said to hold a partition up."""
+    return any(f"until position {position} is finished" in said for said in stalled(caplog))
+
+
+@pytest.mark.anyio
+async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    group = group_of(["stuck", *map(str, range(50))])
+    source = GroupSource(group, "m", batch=7)
+    handler = Gated(free=[str(number).encode() for number in range(50)])
+    with caplog.at_level(logging.WARNING, "lanes"):
+        async with started(member(source, handler, max_ahead=10)) as run:
+            consumer = run.consumer
+            await until(lambda: len(handler.ended) == 9)
+            await turns()
+            assert len(handler.ended) == 9
+            status = consumer.status()
+            assert (status.partitions["memory/0"].ahead, status.partitions["memory/0"].ahead_reached) == (10, True)
+            assert (status.partitions["memory/0"].holes, status.partitions["memory/0"].confirmed) == (1, 0)
+            (reason,) = consumer.health().reasons
+            assert reason.startswith("memory/0 has reached max_ahead=10, held by memory/0 position 0, key ")
+            assert "stuck" not in reason
+            await until(lambda: named(caplog, 0))
+            assert "memory/0: max_ahead=10 is reached" in stalled(caplog)[0]
+            handler.let(0)
+            await until(lambda: group.committed(0) == Committed(51))
+            assert consumer.healthy
+            assert not consumer.status().partitions["memory/0"].ahead_reached
+            assert await run.stop() is None
+    assert Counter(handler.ended) == Counter(range(51))
+
+
+@pytest.mark.anyio
+async def test_the_next_one_that_holds_it_up_is_named_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    keys = [str(number) for number in range(12)]
+    handler = Gated(free=[key.encode() for key in keys if key not in ("0", "1")])
+    # One run: what is beyond the bound waits, and enters as the first one ends.
+    source = GroupSource(group_of(keys), "m", batch=12)
+    with caplog.at_level(logging.WARNING, "lanes"):
+        async with started(member(source, handler, max_ahead=4)) as run:
+            await until(lambda: named(caplog, 0))
+            assert not named(caplog, 1)
+            handler.let(0)
+            await until(lambda: named(caplog, 1))
+            handler.let(1)
+            await until(lambda: run.consumer.status().settled == 12)
+            assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_broker_that_does_not_confirm_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    group = group_of("abcdef")
+    source = GroupSource(group, "m")
+    source.block("settle")
+    with caplog.at_level(logging.WARNING, "lanes"):
+        async with started(member(source, Gated(free=[b"a", b"b", b"c", b"d", b"e", b"f"]), max_ahead=3)) as run:
+            await until(lambda: bool(stalled(caplog)))
+            source.unblock("settle")
+            await until(lambda: group.unfinished == 0)
+            assert await run.stop() is None
+    assert "until the broker has confirmed position 3: a commit is not answered, or fails" in stalled(caplog)[0]
+
+
+@pytest.mark.anyio
+async def test_another_partition_goes_on_while_one_has_reached_its_bound() -> None:
+    group = Group(2)
+    for number in range(30):
+        group.publish(key=f"s{number}" if number else "stuck", partition=0)
+        group.publish(key=f"f{number}", partition=1)
+    source = GroupSource(group, "m", batch=5)
+    free = [f"{kind}{number}".encode() for kind in "sf" for number in range(30)]
+    handler = Gated(free=free)
+    # What one partition holds back and a batch of the other fill the bound.
+    async with started(member(source, handler, max_ahead=5, max_in_flight=10)) as run:
+        await until(lambda: group.committed(1) == Committed(30))
+        assert group.committed(0).offset == 0
+        handler.let(0)
+        await until(lambda: group.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_reaching_the_bound_asks_for_what_could_wait_until_then() -> None:
+    group = group_of(map(str, range(5)))
+    source = GroupSource(group, "m", batch=100)
+    handler = Gated(free=[str(number).encode() for number in range(5)])
+    # Too few for a commit that does not wait for the interval.
+    consumer = member(source, handler, max_ahead=40, commit_interval=3600.0, concurrency=50)
+    async with started(consumer) as run:
+        await until(lambda: len(handler.ended) == 5)
+        await turns()
+        assert commits(source) == []
+        # All of them hang: nothing that finishes has anybody look.
+        for number in range(40):
+            group.publish(key=f"hangs {number}")
+        await until(lambda: group.committed(0).offset == 5)
+        handler.let(*range(5, 45))
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_at_the_bound_a_commit_waits_for_nothing() -> None:
+    group = group_of(map(str, range(100)))
+    source = GroupSource(group, "m", batch=9)
+    source.finish()
+    handler = Gated(free=[str(number).encode() for number in range(100)])
+    consumer = member(source, handler, max_ahead=4, commit_interval=3600.0)
+    with anyio.fail_after(20):
+        await consumer.run()
+    assert group.unfinished == 0
+    assert Counter(handler.ended) == Counter(range(100))

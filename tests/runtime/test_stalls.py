@@ -1,0 +1,98 @@
+"""What stands at ``max_ahead`` is told when it lasts, once for each message that holds it up."""
+
+from __future__ import annotations
+
+from lanes.core.engine import Engine
+from lanes.core.types import ACK, Message, Partition
+from lanes.stalls import Stalls
+from tests.core.builders import assigned, deliver, failed, new_engine, take_all
+
+INFINITY = float("inf")
+
+
+def standing(*positions: int, max_ahead: int = 3) -> tuple[Engine, Partition, list[Message], Stalls]:
+    """A partition that reaches ``max_ahead`` at 10 s, each message in a lane of its own and running."""
+    engine = new_engine(max_ahead=max_ahead)
+    partition = assigned(engine, floor=0)
+    run = deliver(engine, partition, *positions, key=None, now=10.0)
+    take_all(engine)
+    stalls = Stalls(engine.committer)
+    stalls.reached(partition, 10.0)
+    return engine, partition, run, stalls
+
+
+def told(stalls: Stalls, now: float) -> list[tuple[int, int | None]]:
+    """Floor and oldest of what is due."""
+    return [(each.floor, None if each.oldest is None else each.oldest.position) for each in stalls.due(now)]
+
+
+def confirm(engine: Engine, now: float = 10.0) -> None:
+    engine.settled(engine.collect(now, everything=True))
+
+
+def test_what_lasts_is_told_once() -> None:
+    _, partition, _, stalls = standing(0, 1, 2)
+    assert (stalls.next_at(), told(stalls, 10.9)) == (11.0, [])
+    (stall,) = stalls.due(11.0)
+    assert stall.partition is partition and stall.oldest is not None and stall.oldest.position == 0
+    assert (stalls.next_at(), told(stalls, 99.0)) == (INFINITY, [])
+    assert repr(stalls) == "<Stalls 1 partitions at max_ahead>"
+
+
+def test_what_is_over_in_time_is_not_told() -> None:
+    engine, partition, run, stalls = standing(0, 1, 2)
+    engine.finish(run[0], ACK, 10.5)
+    confirm(engine)
+    assert not stalls.confirmed(10.5)
+    assert (stalls.next_at(), told(stalls, 99.0)) == (INFINITY, [])
+    deliver(engine, partition, 3, now=20.0)
+    stalls.reached(partition, 20.0)
+    assert told(stalls, 21.0) == [(1, 1)]
+
+
+def test_a_blocker_in_place_of_another_gets_its_time_and_is_told_too() -> None:
+    engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
+    assert told(stalls, 11.0) == [(0, 0)]
+    engine.finish(run[0], ACK, 12.0)
+    confirm(engine)
+    # One that waited has taken its place: it stands still.
+    assert stalls.confirmed(12.0)
+    assert (stalls.next_at(), told(stalls, 12.9), told(stalls, 13.0)) == (13.0, [], [(1, 1)])
+    assert not stalls.confirmed(14.0)
+
+
+def test_commits_that_come_in_time_put_it_off_and_others_do_not() -> None:
+    engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
+    engine.finish(run[1], ACK, 10.5)
+    confirm(engine)
+    assert (stalls.confirmed(10.5), stalls.next_at()) == (False, 11.0)
+    engine.finish(run[0], ACK, 10.7)
+    confirm(engine)
+    assert (stalls.confirmed(10.7), stalls.next_at()) == (True, 11.7)
+
+
+def test_a_confirmation_that_is_missing_has_no_message() -> None:
+    engine, _, run, stalls = standing(0, 1, 2, 3)
+    for message in run[:2]:
+        engine.finish(message, ACK, 10.0)
+    engine.collect(10.0, everything=True)
+    assert told(stalls, 11.0) == [(2, None)]
+
+
+def test_what_has_just_finished_is_not_blamed() -> None:
+    engine, _, run, stalls = standing(0, 1, 2)
+    engine.finish(run[0], ACK, 11.0)
+    assert (told(stalls, 11.0), stalls.next_at()) == ([], 12.0)
+
+
+def test_who_drains_or_is_given_up_holds_nobody_up() -> None:
+    for end in ("drain", "lose"):
+        engine, partition, _, stalls = standing(0, 1, 2)
+        getattr(engine, end)(partition)
+        assert (told(stalls, 99.0), repr(stalls)) == ([], "<Stalls 0 partitions at max_ahead>")
+
+
+def test_a_message_that_waits_to_be_tried_again_is_named() -> None:
+    engine, _, run, stalls = standing(0, 1, 2)
+    engine.finish(run[0], failed(), 10.0)
+    assert told(stalls, 11.0) == [(0, 0)]
