@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 # Before Hypothesis looks: everything it keeps stays in the project's own cache folder.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents[1] / ".cache" / "hypothesis"))
 
 from hypothesis import Phase, settings
 
-from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer
+from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, wait_until
 
 # A busy machine is slow, not wrong.
 # Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where an alarm met that.
@@ -157,8 +157,18 @@ def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
 def warm_groups(server: KafkaServer) -> None:
     """Ask for a group's offset: a new broker makes its topic for groups now. Blocks, one to three seconds."""
     consumer = Consumer({"bootstrap.servers": server.admin_url, "group.id": "warm-up"})
+
+    def answered() -> bool:
+        try:
+            consumer.committed([TopicPartition("no-topic", 0)], timeout=30.0)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+                raise
+            return False  # it has made its topic for groups and does not lead it yet
+        return True
+
     try:
-        consumer.committed([TopicPartition("no-topic", 0)], timeout=30.0)
+        wait_until(answered, f"{server!r} to have a group", seconds=30.0)
     finally:
         consumer.close()
 

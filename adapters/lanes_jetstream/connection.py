@@ -106,11 +106,16 @@ class Connection:
             return
         client = Client()
         seen: dict[bool, Exception] = {}
+        loop = asyncio.get_running_loop()
+        give_up: float | None = loop.time() + CONNECT_TIMEOUT
 
         async def note(error: Exception) -> None:
             # The client reports every failed attempt here; without a callback it prints a traceback each time.
             seen[isinstance(error, nats.errors.Error)] = error
             log.debug("%s: %s", self.servers, error)
+            if give_up is not None and loop.time() > give_up:
+                # A cancellation that meets the end of an attempt is lost in the client, which then tries for ever.
+                raise TimeoutError
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -122,6 +127,7 @@ class Connection:
                     # Typed int by the client, used as any number of seconds.
                     reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
                 )
+            give_up = None
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             # What the server said, such as a refused login, before that it hung up after saying so.
             cause = seen.get(True) or seen.get(False) or error

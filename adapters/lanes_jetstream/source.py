@@ -131,6 +131,7 @@ class JetStreamSource:
             extend_interval=self._durable.ack_wait / 3,
             max_in_flight=self._durable.max_ack_pending,
             redelivers=True,
+            partitions=1,
         )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -68,6 +68,16 @@ def ask_topic(settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool
         compacted="compact" in config.get("cleanup.policy", ""),
         max_message_bytes=int(limit) if limit.isdigit() else None,
     )
+
+
+def no_answer(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
+    """What is wrong where topics were not described in time. Blocks for up to ``DEADLINE`` seconds a topic.
+
+    Raises what ``ask_topic`` raises, which says more.
+    """
+    for topic in topics:
+        ask_topic(settings, topic)
+    return SourceError(f"{name}: the broker did not describe the topics in time", retryable=True)
 
 
 class _Asker:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from lanes.errors import ConfigError
-from lanes_kafka.setting_names import Given, connects
+from lanes_kafka.setting_names import Given, check_addresses, connects
 
 Start = Literal["beginning", "next"] | datetime
 """Where a group without a committed position begins; decided on the first run only. A ``datetime`` is aware."""
@@ -64,7 +64,6 @@ _RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRang
     "error": (None, "fail"),
 }
 
-_ADDRESSES: Final = ("bootstrap.servers", "test.mock.num.brokers")
 _NOT_SETTINGS: Final = ("on_assign", "on_revoke", "on_lost")
 _ON_THE_BROKER: Final[Mapping[str, str]] = {
     "session.timeout.ms": "consumer.session.timeout.ms of the group, group.consumer.session.timeout.ms of the broker",
@@ -124,7 +123,9 @@ def client_config(
     for name in _NOT_SETTINGS:
         if name in given:
             raise ConfigError(f"{name} is no setting of a client: leave it out, lanes follows every assignment itself")
-    _check_addresses(given)
+    if "log_cb" in given:
+        raise ConfigError("log_cb is no setting of confluent_kafka: pass logger, a logging.Logger, for what it logs")
+    check_addresses(given)
     _refuse_automatic(given)
     group = _group(given.get("group.id"))
     protocol = _protocol(given)
@@ -148,17 +149,6 @@ def client_config(
         max_poll_interval=max_poll_interval,
         session_timeout=session_timeout,
     )
-
-
-def _check_addresses(given: Given) -> None:
-    if not any(given.get(name) for name in _ADDRESSES):
-        raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")
-    if "@" in str(given.get("bootstrap.servers")):
-        # Not shown: what stands before the sign may be a password, and librdkafka would log it.
-        raise ConfigError(
-            "bootstrap.servers holds an '@': an address is host:port, and who logs in goes into sasl.username and "
-            "sasl.password"
-        )
 
 
 def _refuse_automatic(given: Given) -> None:
@@ -186,6 +176,11 @@ def _protocol(given: Given) -> Protocol:
     name = str(given.get("group.protocol") or "classic").lstrip().lower()
     if name == "share":
         raise ConfigError("group.protocol='share': a share group has no order; set 'classic' or 'consumer'")
+    if "share.acknowledgement.mode" in given:
+        raise ConfigError(
+            f"share.acknowledgement.mode={given.get('share.acknowledgement.mode')!r} is a setting of share groups, "
+            "which have no order: leave it out, and use a group of the protocol 'classic' or 'consumer'"
+        )
     if name not in ("classic", "consumer"):
         raise ConfigError(f"group.protocol={given.get('group.protocol')!r}: must be 'classic' or 'consumer'")
     if name == "consumer":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT, decode, encode
@@ -18,6 +19,7 @@ from lanes.core.types import Partition, Settlement
 from lanes.errors import SourceError
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer
+from lanes_kafka.doctor import metadata_limit
 
 log = logging.getLogger("lanes.kafka")
 
@@ -55,6 +57,33 @@ def kind_of(error: KafkaError) -> Kind:
     return "permanent" if code in _PERMANENT or error.fatal() else "retry"
 
 
+def metadata_room(admin: AdminClient, name: str) -> int:
+    """UTF-16 units of commit metadata that the broker takes beside the client's NUL, 0 … ``LIMIT``; ``LIMIT`` where it
+    does not say: a commit finds out. Says where that carries nothing. Blocks for up to 5 seconds."""
+    try:
+        allowed = metadata_limit(admin)
+    except SourceError as failure:
+        log.info("%s: how much commit metadata the broker takes is not known: %s", name, failure)
+        return LIMIT
+    if allowed is None:
+        return LIMIT
+    room = max(0, min(LIMIT, allowed - 1))
+    if carries(room):
+        return room
+    log.warning(
+        "%s: the broker's offset.metadata.max.bytes=%d carries nothing of what is completed above a position: a drain "
+        "also runs what is queued below the highest that was started, and takes longer; raise it to 4096",
+        name,
+        allowed,
+    )
+    return 0
+
+
+def carries(room: int) -> bool:
+    """Whether so much commit metadata has room for anything that is completed."""
+    return bool(encode(0, [(1, 2)], room))
+
+
 class Commit:
     """What is committed together; ``answer`` is given once for all of it."""
 
@@ -74,7 +103,7 @@ class Commits:
 
     ``owns``: whether a partition may still be committed. ``lost``: called when the broker says that this process is no
     member any more. ``limit``: UTF-16 units of metadata that the broker takes, as far as is known; 0 = none.
-    ``degraded``: completed sets that did not fit.
+    ``degraded``: completed sets that did not fit; that is said once.
     """
 
     def __init__(
@@ -87,6 +116,7 @@ class Commits:
     ) -> None:
         self.limit = limit
         self.degraded = 0
+        self._told = False
         self._owns = owns
         self._lost = lost
         self._clock = clock
@@ -128,7 +158,8 @@ class Commits:
             return TopicPartition(place.topic, place.number, floor)
         text = encode(floor, settlement.completed, self.limit)
         kept = decode(text, floor, 1 << 63)
-        self.degraded += not kept or kept[-1][1] < settlement.completed[-1][1]
+        if not kept or kept[-1][1] < settlement.completed[-1][1]:
+            self._degrade()
         return TopicPartition(place.topic, place.number, floor, text)
 
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
@@ -140,6 +171,13 @@ class Commits:
                 self._forget(commit)
                 # One bad partition spoils the report of the others: then nothing is known of any of them.
                 self._answered(commit, _error_of(error, offsets))
+
+    def recall(self) -> list[Commit]:
+        """Forget what was sent and not answered, and return it, to be sent again: while a callback of the client runs
+        no answer comes."""
+        commits = list(dict.fromkeys(self._under_way.values()))
+        self._under_way.clear()
+        return commits
 
     def expire(self, now: float) -> None:
         """Give up on what was not answered in time."""
@@ -176,13 +214,18 @@ class Commits:
 
     def _shrink(self) -> None:
         self.limit //= 2
-        log.warning(
-            "%s: the broker refuses so much commit metadata: what is completed above a position is handed over within "
-            "%d characters from now on%s. The broker's offset.metadata.max.bytes bounds it",
-            self._name,
-            self.limit,
-            "" if self.limit else ", that is not at all: a rebalance repeats it",
-        )
+        self._degrade()
+
+    def _degrade(self) -> None:
+        self.degraded += 1
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s: the broker's offset.metadata.max.bytes leaves no room for all that is completed above a position: "
+                "from now on a next owner is told of as much as fits, and repeats the rest; raise it, or lower "
+                "max_ahead, or pass commit_metadata=False",
+                self._name,
+            )
 
 
 def _has(commit: Commit, offset: TopicPartition) -> bool:

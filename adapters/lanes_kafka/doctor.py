@@ -5,6 +5,7 @@ Nothing joins the group, and nothing is written.
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -308,7 +309,8 @@ def _ask(admin: AdminClient, future: Future[Any], deadline: float, give_up: Call
     while not future.done():
         if time.monotonic() >= deadline or (give_up is not None and give_up()):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
-        admin.poll(_POLL)
+        admin.poll(0)
+        concurrent.futures.wait([future], _POLL)
     return future.result(0)
 
 

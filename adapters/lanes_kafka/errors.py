@@ -1,14 +1,16 @@
-"""Errors of the client: which will never pass, and a log that an outage does not flood."""
+"""Errors of the client: which will never pass, what is said of them, and a log that an outage does not flood."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
+from lanes.errors import ConfigError, LanesError, SourceError
+from lanes_kafka.setting_names import redacted
 
 log = logging.getLogger("lanes.kafka")
 
@@ -35,20 +37,62 @@ _PERMANENT: Final = frozenset(
 )
 
 
+_OTHER_GROUP: Final = (
+    "the group has members of another protocol, or is a share group, which has no order: use a group.id of its own, or "
+    "the protocol and strategy of its members"
+)
+_REMEDIES: Final[Mapping[int, str]] = {
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: _OTHER_GROUP,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user Read on the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user Describe and Read on the topic",
+}
+_OF_848: Final = "ConsumerGroupHeartbeat"
+_UNSUPPORTED: Final = "version not supported"
+_NO_SUCH_GROUP: Final = "group id does not exist"
+_NO_848: Final = (
+    "this broker does not know group.protocol='consumer' (KIP-848): set 'classic', or have one of Kafka 4.0 or newer "
+    "whose group.coordinator.rebalance.protocols names it"
+)
+
+
 def is_permanent(error: KafkaError) -> bool:
     """Whether the same call fails again until somebody changes something."""
     return error.fatal() or error.code() in _PERMANENT
 
 
+def said(error: KafkaError, settings: Mapping[str, Any]) -> str:
+    """What a client says, without the secrets among its settings; and what is to be done, where that is known."""
+    text = error.str()
+    remedy = _REMEDIES.get(error.code())
+    if _OF_848 in text:
+        remedy = _NO_848 if _UNSUPPORTED in text else _OTHER_GROUP if _NO_SUCH_GROUP in text else remedy
+    return f"{error.name()}: {redacted(text, settings)}" + (f": {remedy}" if remedy else "")
+
+
+def refusal(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
+    """What is raised where a client cannot be made, or does not get what it needs at the start. Not to be chained: the
+    ``failure`` itself may show a secret."""
+    error = failure.args[0] if failure.args else ""
+    if not isinstance(error, KafkaError):
+        return ConfigError(f"{name}: {redacted(str(failure), settings)}: correct the configuration of the client")
+    text = f"{name}: {said(error, settings)}"
+    if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
+        return ConfigError(f"{text}: correct the configuration of the client")
+    return SourceError(text, retryable=not is_permanent(error))
+
+
 class ErrorLog:
     """What the client says beside its messages; an outage says it many times a second.
 
-    ``user``: the ``error_cb`` of the configuration, called every time. ``down``: no broker is reached, as far as is
-    known.
+    ``user``: the ``error_cb`` of the configuration, called every time. ``settings``: whose secrets are not shown.
+    ``down``: no broker is reached, as far as is known.
     """
 
-    def __init__(self, name: str, clock: Clock, user: Callable[[Any], object] | None) -> None:
+    def __init__(
+        self, name: str, clock: Clock, user: Callable[[Any], object] | None, settings: Mapping[str, Any]
+    ) -> None:
         self.down = False
+        self._settings = settings
         self._name = name
         self._clock = clock
         self._user = user
@@ -73,7 +117,7 @@ class ErrorLog:
         self._said[code] = now
         more = self._unsaid.pop(code, 0)
         again = f" ({more} times more since)" if more else ""
-        log.warning("%s: %s: %s%s", self._name, error.name(), error.str(), again)
+        log.warning("%s: %s%s", self._name, said(error, self._settings), again)
 
     def answered(self) -> None:
         """A broker is reached."""

@@ -6,6 +6,7 @@ callback raises: an error becomes the failure of the source.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -18,6 +19,7 @@ from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
 from lanes_kafka.assignment import Assignment, Place
 from lanes_kafka.client_config import ClientConfig
+from lanes_kafka.errors import is_permanent
 from lanes_kafka.offsets import QUERY_TIMEOUT, Beginning, beginnings, bounds, moved
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topics
@@ -30,11 +32,20 @@ OF_POLL_INTERVAL: Final = 0.8
 _READOPT_AFTER: Final = 5.0
 """Seconds without a callback after which a partition that was presumed lost, and that the client says it owns, is."""
 
+_DECIDE_EVERY: Final = 5.0
+"""Seconds between two tries to commit where a group begins."""
+
+_LOOK_TIMEOUT: Final = 1.0
+"""Seconds that the second of them waits to hear whether something is committed by now."""
+
 _TOPIC_PATIENCE: Final = 2.0
 """Seconds that an assignment waits for the ids of its topics."""
 
-_ATTEMPTS: Final = 4
-"""How often the broker is asked where to begin, each time for as long as a question may take."""
+_PATIENCE: Final = 60.0
+"""Seconds for which the broker is asked where to begin, at most: it may be about to start."""
+
+_ASK_EVERY: Final = 0.25
+"""Seconds between two of these questions."""
 
 
 class Group:
@@ -72,6 +83,8 @@ class Group:
         self._clock = clock
         self._name = name
         self._presumed: dict[Place, float] = {}
+        self._undecided: dict[Place, int] = {}
+        self._decide_at = 0.0
 
     def owns(self, partition: Partition) -> bool:
         """Whether it may be committed: owned, and not given back."""
@@ -146,10 +159,12 @@ class Group:
         self._lose(list(self.owned.values()), reason)
 
     def readopt(self, client: Consumer, *, at_once: bool = False) -> None:
-        """Begin anew with what was presumed lost, is still the client's, and was not heard of for a while.
+        """Begin anew with what was presumed lost, is still the client's, and was not heard of for a while; and commit
+        where the group begins, if that has failed.
 
         May block for the broker. Raises ``KafkaException`` when it does not answer.
         """
+        self._decide(client, again=True)
         now = self._clock()
         due = [place for place, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
         if not due or self.closing:
@@ -199,32 +214,38 @@ class Group:
             client.incremental_assign(offsets)
         # A pause belongs to the client, not to an assignment.
         self._pause_or_resume(client, begun)
-        self._decide(client, [each for each in begun if found[each.place].decided])
+        self._undecided |= {place: found[place].floor for place in found if found[place].decided}
+        self._decide(client)
         self._tell([Assigned(each.partition) for each in begun])
 
     def _beginnings(self, client: Consumer, places: list[Place]) -> dict[Place, Beginning]:
-        config, first = self._config, self._topics.first
-        # What was added to a topic since is read from its beginning: nothing in it is older than the first run.
-        added = {place for place in places if place.number >= first.get(place.topic, place.number + 1)}
-        for attempt in range(1, _ATTEMPTS + 1):
+        config = self._config
+        sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
+        begun, said = self._clock(), False
+        patience = min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
+        while True:
             try:
                 return beginnings(
                     client,
                     places,
                     start=config.start,
-                    added=added,
+                    sizes=sizes,
                     out_of_range=config.out_of_range,
                     hands_over=self.hands_over,
                     name=self._name,
                 )
             except KafkaException as failure:
-                if attempt == _ATTEMPTS:
+                error = failure.args[0]
+                if is_permanent(error) or self.closing or self._clock() - begun >= patience:
                     raise
-                log.warning("%s: the broker does not say where to begin, asking again: %s", self._name, failure)
-                if failure.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                if not said:
+                    said = True
+                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, failure)
+                if error.code() == KafkaError._UNKNOWN_PARTITION:
                     # The coordinator may know of partitions that were added lately before this client does.
-                    client.list_topics(timeout=QUERY_TIMEOUT)
-        raise AssertionError("unreachable")
+                    with contextlib.suppress(KafkaException):
+                        client.list_topics(timeout=QUERY_TIMEOUT)
+                self._serve(_ASK_EVERY)
 
     def _announce(self, place: Place, beginning: Beginning) -> Assignment:
         topic = self._topics.known.get(place.topic)
@@ -239,13 +260,24 @@ class Group:
         assignment = self.owned[place] = Assignment(place, partition, beginning.floor, self.rounds)
         return assignment
 
-    def _decide(self, client: Consumer, begun: list[Assignment]) -> None:
-        """Commit where a group begins: that is decided once, however its first run ends."""
-        if not begun:
+    def _decide(self, client: Consumer, *, again: bool = False) -> None:
+        """Commit where the group begins: that is decided once, however its first run ends. ``again``: unless something
+        is committed by now, which may be beyond it."""
+        if not self._undecided or (again and self._clock() < self._decide_at):
             return
+        offsets = [TopicPartition(*place, floor) for place, floor in self._undecided.items()]
         try:
-            client.commit(offsets=[each.at(each.position) for each in begun], asynchronous=False)
+            if again:
+                known = client.committed(
+                    [TopicPartition(each.topic, each.partition) for each in offsets], QUERY_TIMEOUT
+                )
+                nothing = {Place(each.topic, each.partition) for each in known if each.offset < 0}
+                offsets = [each for each in offsets if Place(each.topic, each.partition) in nothing]
+            if offsets:
+                client.commit(offsets=offsets, asynchronous=False)
+            self._undecided.clear()
         except KafkaException as failure:
+            self._decide_at = self._clock() + _DECIDE_EVERY
             log.warning("%s: where the group begins is not committed yet: %s", self._name, failure)
 
     def _assign_again(self, client: Consumer, assignment: Assignment, target: int) -> None:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from lanes.core.types import Partition, Room
 from lanes.source import Delivered, Lost, Progressed, Revoking, SourceEvent
 
+REWIND_AFTER: Final = 1.0
+"""Seconds for which a partition is paused before what was read of it is forgotten: reading it again takes its time."""
+
+_NEVER: Final = (0, 0)
+
 
 class Held:
-    """In the order they came. At most what was asked for while there was room for it, plus a few messages that came
-    beside answers of the broker."""
+    """In the order they came: what was read ahead, plus a few messages that came beside answers of the broker.
+
+    ``messages``: how many of them there are; ``received``: how many were ever added.
+    """
 
     def __init__(self) -> None:
+        self.messages = 0
+        self.received = 0
         self._events: deque[SourceEvent] = deque()
-        self._rewound: dict[Partition, int] = {}
+        self._rewound: dict[Partition, tuple[int, int]] = {}
+        self._paused_at: dict[Partition, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -23,51 +34,77 @@ class Held:
     def add(self, events: Sequence[SourceEvent], number: int) -> None:
         """Hold what was read for request ``number``: what was read before its partition was rewound comes again."""
         for event in events:
-            if isinstance(event, Delivered | Progressed) and self._rewound.get(event.partition, 0) > number:
+            if isinstance(event, Delivered):
+                self.received += len(event.run)
+            if isinstance(event, Delivered | Progressed) and self._rewound.get(event.partition, _NEVER)[0] > number:
                 continue
-            if isinstance(event, Lost | Revoking):
+            if isinstance(event, Delivered):
+                self.messages += len(event.run)
+            elif isinstance(event, Lost | Revoking):
                 self.drop(event.partition)
                 self._rewound.pop(event.partition, None)
             self._events.append(event)
 
     def drop(self, partition: Partition) -> None:
         """Deliver nothing of a partition any more. Idempotent."""
-        if any(isinstance(event, Delivered | Progressed) and event.partition is partition for event in self._events):
-            self._events = deque(
-                event
-                for event in self._events
-                if not (isinstance(event, Delivered | Progressed) and event.partition is partition)
-            )
+        kept: deque[SourceEvent] = deque()
+        for event in self._events:
+            if not (isinstance(event, Delivered | Progressed) and event.partition is partition):
+                kept.append(event)
+            elif isinstance(event, Delivered):
+                self.messages -= len(event.run)
+        self._events = kept
 
-    def rewind(self, paused: frozenset[Partition], number: int) -> dict[Partition, int]:
-        """Forget the messages of partitions that are paused; returns where each is to be read from again, by request
-        ``number``. So little is kept for what may stay paused for long."""
+    def waiting(self, paused: frozenset[Partition]) -> int:
+        """How many messages wait for nothing but room."""
+        return self.messages - sum(
+            len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
+        )
+
+    def stale(self, now: float) -> bool:
+        """Whether ``rewind`` has something to forget, going by what was paused when it was called last."""
+        due = {partition for partition, since in self._paused_at.items() if now - since >= REWIND_AFTER}
+        return any(isinstance(event, Delivered) and event.partition in due for event in self._events)
+
+    def rewind(self, paused: frozenset[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
+        """Forget the messages of partitions that are paused for a while: so little is kept for what may stay so.
+
+        Returns of every partition for which that was ever done, by which request, ``number`` for those of now, and
+        where it is to be read from again: a request may be replaced before anybody has seen it.
+        """
+        self._paused_at = {partition: self._paused_at.get(partition, now) for partition in paused}
         positions: dict[Partition, int] = {}
         for event in self._events:
-            if isinstance(event, Delivered) and event.partition in paused:
+            if isinstance(event, Delivered) and now - self._paused_at.get(event.partition, now) >= REWIND_AFTER:
                 positions.setdefault(event.partition, event.run[0].position)
-        for partition in positions:
+        for partition, position in positions.items():
             self.drop(partition)
-            self._rewound[partition] = number
-        return positions
+            self._rewound[partition] = number, position
+        return dict(self._rewound)
 
     def take(self, room: Room) -> list[SourceEvent]:
-        """What may be delivered into ``room`` now, in order."""
+        """What may be delivered into ``room`` now: in order within a partition, and each with an equal share of it as
+        far as there is enough of each."""
+        if not self._events:
+            return []
         taken: list[SourceEvent] = []
         kept: deque[SourceEvent] = deque()
-        messages, size, behind = room.messages, room.bytes, set[Partition]()
+        shares, size, behind = self._shares(room), room.bytes, set[Partition]()
         for event in self._events:
             if isinstance(event, Delivered):
                 partition, run = event.partition, event.run
-                if messages <= 0 or size <= 0 or partition in behind or partition in room.paused:
+                share = shares.get(partition, 0)
+                if share <= 0 or size <= 0 or partition in behind:
                     behind.add(partition)
                     kept.append(event)
                     continue
-                if len(run) > messages:
-                    event, rest = _split(event, messages)
+                count = min(share, max(1, size * len(run) // max(1, event.size)))
+                if len(run) > count:
+                    event, rest = _split(event, count)
                     behind.add(partition)
                     kept.append(rest)
-                messages -= len(event.run)
+                shares[partition] = share - len(event.run)
+                self.messages -= len(event.run)
                 size -= event.size
             elif isinstance(event, Progressed) and event.partition in behind:
                 kept.append(event)
@@ -75,6 +112,20 @@ class Held:
             taken.append(event)
         self._events = kept
         return taken
+
+    def _shares(self, room: Room) -> dict[Partition, int]:
+        """How many messages of each partition fit; what one does not need is for those that have more."""
+        available: dict[Partition, int] = {}
+        for event in self._events:
+            if isinstance(event, Delivered) and event.partition not in room.paused:
+                available[event.partition] = available.get(event.partition, 0) + len(event.run)
+        left, shares = max(0, room.messages), {}
+        for sharing, partition in zip(
+            range(len(available), 0, -1), sorted(available, key=available.__getitem__), strict=True
+        ):
+            shares[partition] = min(available[partition], left // sharing)
+            left -= shares[partition]
+        return shares
 
 
 def _split(event: Delivered, count: int) -> tuple[Delivered, Delivered]:

@@ -31,16 +31,20 @@ class Intake:
         self._key = key
         self._on_error = on_error
 
-    def read(self, count: int, timeout: float) -> list[Delivered]:
-        """At most ``count`` messages, as runs; calls back what there is to be called back.
+    def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
+        """At most ``count`` messages, as runs, and whether that many came, so that there may be more; calls back what
+        there is to be called back.
 
         Blocks up to ``timeout`` seconds for the first, and no longer for the others.
         """
         # A call that asks for a batch waits for all of it, so one message first.
-        events = self._events(self._consume(1, timeout))
+        raws = self._consume(1, timeout)
+        events = self._events(raws)
         if events and count > 1:
-            events += self._events(self._consume(count - 1, 0.0))
-        return events
+            raws = self._consume(count - 1, 0.0)
+            events += self._events(raws)
+            count -= 1
+        return events, len(raws) >= count
 
     def progress(self) -> list[Progressed]:
         """Partitions in which more was read than messages: gaps at the end of what there is, from transaction markers,

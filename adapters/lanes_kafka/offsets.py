@@ -4,7 +4,7 @@ does not reach it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -23,7 +23,7 @@ QUERY_TIMEOUT: Final = 5.0
 
 
 class Beginning(NamedTuple):
-    """Where to begin: ``completed`` above ``floor`` is finished already; ``decided``: nothing was committed yet."""
+    """Where to begin: ``completed`` above ``floor`` is finished already; ``decided``: here, and not committed yet."""
 
     floor: int
     completed: Runs
@@ -35,22 +35,31 @@ def beginnings(
     places: Sequence[Place],
     *,
     start: Start,
-    added: Container[Place],
+    sizes: Mapping[str, int],
     out_of_range: OutOfRange,
     hands_over: bool,
     name: str,
 ) -> dict[Place, Beginning]:
-    """Where to begin with each of these. ``added``: to which ``start`` does not apply, because they are newer.
+    """Where to begin with each of these. ``sizes``: how many partitions each topic has.
+
+    Where a group has committed nothing of a topic, ``start`` is decided for all of its partitions, also for those that
+    are not asked for: so one without a position beside others that have one is newer than the first run, and is read
+    from its beginning.
 
     Asks the broker and blocks for it, up to ``QUERY_TIMEOUT`` a question. Raises ``KafkaException`` when the broker
     does not answer, and ``SourceError`` for a position that is out of range when that is to fail.
     """
-    asked = [TopicPartition(*place) for place in places]
-    committed = {_place(each): each for each in _whole(client.committed(asked, timeout=QUERY_TIMEOUT))}
+    topics = {place.topic for place in places} if start != "beginning" else set()
+    others = [Place(topic, number) for topic in sorted(topics) for number in range(sizes.get(topic, 0))]
+    asked = list(dict.fromkeys([*places, *others]))
+    answers = _whole(client.committed([TopicPartition(*place) for place in asked], timeout=QUERY_TIMEOUT))
+    committed = {_place(each): each for each in answers}
+    ran = {place.topic for place, each in committed.items() if each.offset >= 0}
+    places = [*places, *(place for place in asked if place.topic not in ran and place not in places)]
     lows, highs = bounds(client, places)
     fresh = [place for place in places if committed[place].offset < 0]
-    starts = _starts(client, [place for place in fresh if place not in added], start, lows, highs)
-    starts |= {place: lows[place] for place in fresh if place in added}
+    starts = _starts(client, [place for place in fresh if place.topic not in ran], start, lows, highs)
+    starts |= {place: lows[place] for place in fresh if place.topic in ran}
     found = {}
     for place in places:
         if place in starts:

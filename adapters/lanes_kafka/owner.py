@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -20,15 +19,19 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT
-from lanes.errors import ConfigError, LanesError, SourceError
+from lanes.errors import ConfigError, SourceError
 from lanes.source import SourceEvent
+from lanes_kafka.ahead import Ahead
+from lanes_kafka.asking import no_answer
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import ClientConfig
-from lanes_kafka.committing import Commit, Commits
-from lanes_kafka.errors import ErrorLog, is_permanent
+from lanes_kafka.committing import Commit, Commits, metadata_room
+from lanes_kafka.ends import Ends
+from lanes_kafka.errors import ErrorLog, is_permanent, refusal, said
 from lanes_kafka.group import Group
 from lanes_kafka.intake import Intake, place_of
+from lanes_kafka.key_watch import KeyWatch
 from lanes_kafka.reading import KeyFunction, offset_of
 from lanes_kafka.requests import Close, Command, Expire, Release, Want
 from lanes_kafka.topics import Topics
@@ -48,9 +51,6 @@ the client has to be polled."""
 OPEN_TIMEOUT: Final = 10.0
 """Seconds that a broker may take to describe the topics at the start."""
 
-_APPEARS_WITHIN: Final = 1.0
-"""Seconds that a topic may stay unknown at the start."""
-
 _LOOK_TIMEOUT: Final = 1.0
 """Seconds that the last commits of a revoke wait for the ids of the topics."""
 
@@ -67,7 +67,8 @@ class Owner:
     """One client and its thread. ``told`` is called on the event loop with events in order and the number of the last
     ``Want`` they were read for, ``failed`` when it cannot go on, and ``ended`` when the thread ends.
 
-    ``polled``: when the client was polled last, in seconds of the clock.
+    ``polled``: when the client was polled last, in seconds of the clock. ``partitions``: of all topics together, at the
+    start. ``limit``: UTF-16 units of commit metadata that the broker takes, as far as is known.
     """
 
     def __init__(
@@ -100,11 +101,14 @@ class Owner:
         self._rebuilds = rebuilds
         self.polled = clock()
         self.limit = LIMIT
-        self.errors = ErrorLog(name, clock, config.client.get("error_cb"))
+        self.ends = Ends(clock)
+        self._keys = KeyWatch(name)
+        self.errors = ErrorLog(name, clock, config.client.get("error_cb"), config.client)
         self._want = Want(0, 0, 0, frozenset(), {})
         self._applied = self._want
         self._answered = self._want
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._ahead = Ahead()
         self._failure: SourceError | None = None
         self._idle_since = clock()
         self._positions_at = 0.0
@@ -150,17 +154,23 @@ class Owner:
             self._close()
         except Exception as error:
             log.warning("%s: the client was not closed in order: %s", self._name, error)
+        if hasattr(self, "_topics"):
+            self._topics.close()
         self._bridge.post(self._ended)
 
     def _open(self) -> None:
         config = self._config
         try:
-            self._admin = AdminClient(dict(config.admin))
-            self._topics = Topics(self._names, self._admin, self._clock)
+            # Known there alone: its threads and sockets end when nobody knows it any more, no traceback either.
+            self._topics = Topics(self._names, AdminClient(dict(config.admin)), self._clock)
             self._check()
+            self.partitions = sum(topic.partitions for topic in self._topics.known.values())
+            if self._hands_over:
+                assert self._topics.admin is not None
+                self.limit = metadata_room(self._topics.admin, self._name)
             self._build()
         except KafkaException as failure:
-            raise self._refused(failure) from failure
+            raise refusal(self._name, failure, config.client) from None
 
     def _build(self) -> None:
         self._group = Group(
@@ -177,7 +187,12 @@ class Owner:
         self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, self.limit)
         # The configuration may be used again, and a client keeps what it is given.
         client = dict(self._config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
-        self._client = self._make(client)
+        try:
+            self._client = self._make(client)
+        except (TypeError, ValueError) as failure:
+            if self._make is not Consumer:
+                raise
+            raise refusal(self._name, failure, client) from None
         group = self._group
         self._intake = Intake(self._client, group, self._key, self._on_error_message)
         self._client.subscribe(
@@ -187,32 +202,13 @@ class Owner:
     def _check(self) -> None:
         """Refuse what can be known to fail: no broker, no topic, no permission."""
         if not self._topics.wait(OPEN_TIMEOUT):
-            # Says why, which the other call does not.
-            self._admin.list_topics(timeout=OPEN_TIMEOUT)
-            raise SourceError(f"{self._name}: the broker did not describe the topics in time", retryable=True)
+            raise no_answer(self._config.admin, self._names, self._name)
         for topic in self._names:
-            if topic not in self._topics.known and not self._appears(topic):
+            if not self._topics.appears(topic, OPEN_TIMEOUT):
                 raise ConfigError(
                     f"{self._name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
                     "topics=…"
                 )
-
-    def _appears(self, topic: str) -> bool:
-        """Whether a topic comes up yet: not every broker knows of it as soon as it is made."""
-        deadline = self._clock() + _APPEARS_WITHIN
-        while self._clock() < deadline:
-            time.sleep(_APPEARS_WITHIN / 10)
-            self._topics.wait(OPEN_TIMEOUT)
-            if topic in self._topics.known:
-                return True
-        return False
-
-    def _refused(self, failure: KafkaException) -> LanesError:
-        error = failure.args[0]
-        text = f"{self._name}: {error.name()}: {error.str()}"
-        if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
-            return ConfigError(f"{text}: correct the configuration of the client")
-        return SourceError(text, retryable=not is_permanent(error))
 
     # --- a turn
 
@@ -221,12 +217,17 @@ class Owner:
         now = self._clock()
         want = self._want
         if want is not self._applied:
+            # Told as read before it: of what it rewinds nothing is delivered twice.
+            self._tell([])
             self._apply(want)
-        if want.messages > 0 and want is not self._answered and self._failure is None:
-            self._idle_since = now
-            self._group.rest(self._client, want.paused)
-            count = min(want.messages, BATCH, max(1, int(want.bytes / self._intake.average)))
-            self._read(count, POLL if self._commands.empty() else 0.0, want)
+        count = 0
+        if want is not self._answered and self._failure is None:
+            count = self._ahead.wanted(want, self._group, self._intake.average)
+        if count and (want.messages > 0 or now - self._idle_since < PAUSE_AFTER):
+            if want.messages > 0:
+                self._idle_since = now
+                self._group.rest(self._client, want.paused)
+            self._read(count, POLL if self._commands.empty() and not self._ahead else 0.0, want)
         elif all(each.paused for each in self._group.owned.values()):
             # Of a client that is paused nothing comes but what is to be called back.
             self._read(1, POLL, want)
@@ -240,9 +241,9 @@ class Owner:
         self._keep_house()
 
     def _apply(self, want: Want) -> None:
-        self._applied = want
-        for partition, position in want.rewind.items():
-            assignment = self._group.owned.get(Place(*partition.id))
+        before, self._applied = self._applied.number, want
+        for partition, (number, position) in want.rewind.items():
+            assignment = self._group.owned.get(Place(*partition.id)) if number > before else None
             if assignment is not None and assignment.partition is partition and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
@@ -251,12 +252,15 @@ class Owner:
 
     def _read(self, count: int, timeout: float, want: Want) -> None:
         self.polled = self._clock()
-        events = self._intake.read(count, timeout)
+        events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self._clock()
         if events:
             self.errors.answered()
+            self._keys.look(events, self._topics.known)
+            self._ahead.gather(events)
+        if self._ahead and not (more and count > BATCH):
             self._answered = want
-            self._tell(events)
+            self._tell([])
 
     # --- commands
 
@@ -279,6 +283,8 @@ class Owner:
 
     def _serve_callback(self, seconds: float) -> None:
         """The same while a callback of the client waits."""
+        for commit in self._commits.recall():
+            self._perform(commit, synchronous=True)
         try:
             command = self._commands.get(timeout=max(0.0, seconds))
         except Empty:
@@ -330,11 +336,12 @@ class Owner:
 
     def _on_error_message(self, error: KafkaError, raw: Raw) -> None:
         code = error.code()
-        if code == KafkaError._PARTITION_EOF:
-            return
         if error.fatal() or code == KafkaError._FATAL:
             self._fatal(error)
         elif code == KafkaError._AUTO_OFFSET_RESET:
+            # Of a topic that was made anew every offset is out of range.
+            self._topics.wait(_LOOK_TIMEOUT)
+            self._look_at_topics()
             self._group.out_of_range(self._client, place_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
@@ -342,18 +349,21 @@ class Owner:
             # Whether it is gone, or only unknown to one broker for a moment, the ids tell.
             self._topics.ask()
         elif is_permanent(error):
-            self._fail(SourceError(f"{self._name}: {error.name()}: {error.str()}"))
-        else:
+            self._fail(SourceError(f"{self._name}: {said(error, self._config.client)}"))
+        elif code != KafkaError._PARTITION_EOF:
             self.errors.on_message(error)
 
     def _fatal(self, error: KafkaError) -> None:
         """The client can never go on, and no callback says so."""
-        self._group.lose_all(f"the client has failed for good: {error.str()}")
+        what = f"the client has failed for good: {said(error, self._config.client)}"
+        if self._config.instance is not None:
+            what += f": only one member may have group.instance.id={self._config.instance!r}; give each its own"
+        self._group.lose_all(what)
         if self._rebuilds <= 0:
-            self._fail(SourceError(f"{self._name}: the client has failed for good: {error.name()}: {error.str()}"))
+            self._fail(SourceError(f"{self._name}: {what}"))
             return
         self._rebuilds -= 1
-        log.error("%s: the client has failed for good and is made anew: %s", self._name, error.str())
+        log.error("%s: it is made anew: %s", self._name, what)
         self._close()
         self._build()
 
@@ -369,6 +379,9 @@ class Owner:
             progress = self._intake.progress()
             if progress:
                 self._tell(progress)
+            owned = [each for each in self._group.owned.values() if not each.released]
+            self.ends.look(self._client, owned, ask=not self.errors.down and self._failure is None)
+            self._keys.tell(self._topics.known)
             try:
                 self._group.readopt(self._client)
             except KafkaException as failure:
@@ -392,8 +405,9 @@ class Owner:
                 return
 
     def _tell(self, events: Sequence[SourceEvent]) -> None:
-        number = self._applied.number
-        if not self._bridge.post(lambda: self._told(events, number)):
+        """What was read, and then these."""
+        number, events = self._applied.number, [*self._ahead.taken(), *events]
+        if events and not self._bridge.post(lambda: self._told(events, number)):
             # Nobody is there any more to drain anything.
             self._group.closing = True
 

@@ -17,7 +17,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.errors import ErrorLog
 from lanes_kafka.letters import Record
-from lanes_kafka.setting_names import Given, connects, redacted
+from lanes_kafka.setting_names import Given, check_addresses, connects, redacted
 
 log = logging.getLogger("lanes.kafka")
 
@@ -65,9 +65,9 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``ConfigError`` where the dictionary says otherwise, names no broker, or is none.
     """
-    given = {name: value for name, value in Given(config).client.items() if connects(name)}
-    if not any(given.get(name) for name in _ADDRESSES):
-        raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")
+    whole = Given(config)
+    check_addresses(whole)
+    given = {name: value for name, value in whole.client.items() if connects(name)}
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
             f"enable.idempotence={given['enable.idempotence']!r}: dead letters would be written twice or in another "
@@ -136,7 +136,7 @@ class ConfirmedProducer:
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
         self._settings = dict(settings)
         self._name = name
-        self._errors = ErrorLog(name, monotonic, None)
+        self._errors = ErrorLog(name, monotonic, None, self._settings)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._producer: Producer | None = None
         self._fatal = KafkaError(KafkaError._STATE, "the client failed")

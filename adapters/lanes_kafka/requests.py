@@ -8,19 +8,30 @@ from lanes_kafka.committing import Commit
 
 
 class Want:
-    """What the event loop has room for. ``number`` rises; ``rewind``: where partitions that it has forgotten messages
-    of are read from again."""
+    """What the event loop has room for. ``number`` rises; ``rewind``: by which request, and from where, partitions are
+    read again that the loop has forgotten messages of. ``held``: messages that it has and that are not delivered;
+    ``received``: all it ever got."""
 
-    __slots__ = ("bytes", "messages", "number", "paused", "rewind")
+    __slots__ = ("bytes", "held", "messages", "number", "paused", "received", "rewind")
 
     def __init__(
-        self, number: int, messages: int, size: int, paused: frozenset[Partition], rewind: dict[Partition, int]
+        self,
+        number: int,
+        messages: int,
+        size: int,
+        paused: frozenset[Partition],
+        rewind: dict[Partition, tuple[int, int]],
+        *,
+        held: int = 0,
+        received: int = 0,
     ) -> None:
         self.number = number
         self.messages = messages
         self.bytes = size
         self.paused = paused
         self.rewind = rewind
+        self.held = held
+        self.received = received
 
 
 class Release:

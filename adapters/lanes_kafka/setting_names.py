@@ -16,6 +16,7 @@ _ALIASES: Final[Mapping[str, str]] = {
 """From what a consumer's setting is called too, to what it is called here."""
 
 _NESTED: Final = "default.topic.config"
+_ADDRESSES: Final = ("bootstrap.servers", "test.mock.num.brokers")
 
 _CONSUMER_ONLY: Final = frozenset(
     (
@@ -118,6 +119,18 @@ class Given:
         for other in [other for other in self.client if _canonical(other) == name]:
             del self.client[other]
         self.client[name] = value
+
+
+def check_addresses(given: Given) -> None:
+    """Raises ``ConfigError`` where no broker is named, and where an address has more in it than one."""
+    if not any(given.get(name) for name in _ADDRESSES):
+        raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")
+    if "@" in str(given.get("bootstrap.servers")):
+        # Not shown: what stands before the sign may be a password, and librdkafka would log it.
+        raise ConfigError(
+            "bootstrap.servers holds an '@': an address is host:port, and who logs in goes into sasl.username and "
+            "sasl.password"
+        )
 
 
 def _canonical(name: str) -> str:

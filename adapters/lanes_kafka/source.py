@@ -15,7 +15,7 @@ from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import OutOfRange, Start, client_config
-from lanes_kafka.committing import Commit
+from lanes_kafka.committing import Commit, carries
 from lanes_kafka.group import OF_POLL_INTERVAL
 from lanes_kafka.held import Held
 from lanes_kafka.owner import Owner
@@ -67,6 +67,11 @@ class KafkaSource:
                 f"client={type(client).__name__}: pass a function that makes the consumer from a dictionary; a ready "
                 "one cannot be asked for its settings"
             )
+        if isinstance(client, type) and not issubclass(client, Consumer):
+            raise ConfigError(
+                f"client={client.__name__}: must be confluent_kafka.Consumer, a subclass of it, or a function that "
+                "makes one; a share consumer has neither positions nor an order"
+            )
         if not isinstance(rebuilds, int) or isinstance(rebuilds, bool) or rebuilds < 0:
             raise ConfigError(f"rebuilds={rebuilds!r}: must be a whole number, 0 or more")
         self._key = key
@@ -77,6 +82,7 @@ class KafkaSource:
         self._name = f"kafka {self._config.group}/{','.join(self._topics)}"
         self._held = Held()
         self._owned: set[Partition] = set()
+        self._committed: dict[Partition, int | None] = {}
         self._number = 0
         self._asked: Room | None = None
         self._failure: SourceError | None = None
@@ -116,8 +122,9 @@ class KafkaSource:
             name=self._name,
             system="kafka",
             settles="cumulative",
-            hands_over=self._hands_over,
+            hands_over=self._hands_over and carries(self._owner.limit),
             drain_within=OF_POLL_INTERVAL * self._config.max_poll_interval,
+            partitions=self._owner.partitions,
         )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
@@ -136,10 +143,10 @@ class KafkaSource:
                 return events
             if self._failure is not None:
                 raise self._failure
-            if self._asked != room:
+            if self._asked != room or self._held.stale(self._clock()):
                 self._ask(room)
             self._arrived = anyio.Event()
-            with anyio.move_on_after(_LOOK):
+            with anyio.move_on_after(self._patience()):
                 await self._arrived.wait()
             self._watch()
 
@@ -154,6 +161,7 @@ class KafkaSource:
         if settlements:
             answer = self._answer()
             await self._command(Commit(settlements, answer), answer)
+            self._committed |= {each.partition: each.floor for each in settlements if each.partition in self._owned}
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Nothing: Kafka has no timer for a message."""
@@ -161,9 +169,15 @@ class KafkaSource:
     async def release(self, partition: Partition) -> None:
         """Give a drained partition back: to the broker when it asked for it, else it is left aside until ``aclose``."""
         self._held.drop(partition)
-        self._owned.discard(partition)
+        self._disown(partition)
         answer = self._answer()
         await self._command(Release(partition, answer), answer)
+
+    def lag(self, partition: Partition) -> int | None:
+        """How many offsets what is committed lies behind the end of the partition; see ``lanes.source.Lagging.lag``."""
+        end = None if self._owner is None else self._owner.ends.of(partition)
+        committed = self._committed.get(partition)
+        return None if end is None or committed is None else max(0, end - committed)
 
     async def aclose(self) -> None:
         """Leave the group, a static member excepted, and end the thread. Idempotent."""
@@ -200,16 +214,31 @@ class KafkaSource:
     def _remember(self, event: SourceEvent) -> None:
         if isinstance(event, Assigned):
             self._owned.add(event.partition)
+            self._committed[event.partition] = event.partition.floor
         elif isinstance(event, Lost):
-            self._owned.discard(event.partition)
+            self._disown(event.partition)
+
+    def _disown(self, partition: Partition) -> None:
+        self._owned.discard(partition)
+        self._committed.pop(partition, None)
 
     def _ask(self, room: Room) -> None:
         assert self._owner is not None, "open() comes first"
         self._asked = room
         self._number += 1
-        rewind = self._held.rewind(room.paused, self._number) if room.paused else {}
-        # What is held already takes room of what may still be read.
-        self._owner.want(Want(self._number, room.messages, room.bytes, room.paused, rewind))
+        held = self._held
+        rewind = held.rewind(room.paused, self._number, self._clock())
+        self._owner.want(
+            Want(
+                self._number,
+                room.messages,
+                room.bytes,
+                room.paused,
+                rewind,
+                held=held.waiting(room.paused),
+                received=held.received,
+            )
+        )
 
     def _answer(self) -> Answer:
         if self._ended.is_set() or self._owner is None:
@@ -224,6 +253,12 @@ class KafkaSource:
             await answer.wait()
         finally:
             self._answers.discard(answer)
+
+    def _patience(self) -> float:
+        """Seconds until the next look at whether the client is polled: not later than when the broker gives it up."""
+        assert self._owner is not None
+        left = self._config.max_poll_interval - (self._clock() - self._owner.polled)
+        return left if 0.0 < left < _LOOK else _LOOK
 
     def _watch(self) -> None:
         """Say when the client is not polled, before the broker says it; give up what it takes away then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,8 @@ LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the ids."""
 
 _TIMEOUT: Final = 5.0
+_APPEARS_WITHIN: Final = 1.0
+"""Seconds that a topic may stay unknown at the start."""
 
 
 class Topic(NamedTuple):
@@ -27,15 +30,13 @@ class Topic(NamedTuple):
 class Topics:
     """What the broker says of these topics; used by one thread, and asked beside what it does.
 
-    ``known``: the newest answer; a topic that does not exist is not in it. ``first``: how many partitions each had in
-    the first answer that had it.
+    ``known``: the newest answer; a topic that does not exist is not in it. ``admin``: whom it asks; None once closed.
     """
 
     def __init__(self, names: Sequence[str], admin: AdminClient, clock: Clock) -> None:
         self.known: dict[str, Topic] = {}
-        self.first: dict[str, int] = {}
+        self.admin: AdminClient | None = admin
         self._names = tuple(names)
-        self._admin = admin
         self._clock = clock
         self._asked: dict[str, concurrent.futures.Future[Any]] = {}
         self._next = 0.0
@@ -56,19 +57,36 @@ class Topics:
 
     def ask(self) -> None:
         """Ask now, unless that is under way. Does not block."""
-        if not self._asked:
+        if not self._asked and self.admin is not None:
+            # What it logs for the user's logger waits in it until somebody takes it.
+            self.admin.poll(0)
             self._next = self._clock() + LOOK_EVERY
-            self._asked = self._admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
+            self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
 
     def wait(self, timeout: float) -> bool:
         """``ask``, and block for the answer up to ``timeout`` seconds; False when it did not come."""
         self.ask()
         return self.hear(timeout)
 
+    def appears(self, topic: str, timeout: float) -> bool:
+        """Whether it is known, or comes up within a second: not every broker knows of it as soon as it is made.
+
+        Blocks; each answer may take ``timeout`` seconds.
+        """
+        deadline = self._clock() + _APPEARS_WITHIN
+        while topic not in self.known and self._clock() < deadline:
+            time.sleep(_APPEARS_WITHIN / 10)
+            self.wait(timeout)
+        return topic in self.known
+
     def hear(self, timeout: float) -> bool:
         """Block for the answer to what was asked, if anything was, up to ``timeout`` seconds; False without one."""
         _, waiting = concurrent.futures.wait(self._asked.values(), timeout)
         return bool(self._asked) and not waiting and self._take()
+
+    def close(self) -> None:
+        """Let go of the client: nothing is asked any more. Idempotent."""
+        self._asked, self.admin = {}, None
 
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
@@ -81,7 +99,6 @@ class Topics:
                     return False
             else:
                 known[name] = Topic(_text(found.topic_id), len(found.partitions))
-                self.first.setdefault(name, len(found.partitions))
         self.known = known
         return True
 

@@ -24,6 +24,7 @@ from tests.components.waiting import wait_until
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 _SOURCES = Path(__file__).parent / "kafka"
 _POM = _SOURCES / "pom.xml"
+_NAME = "Kafka"
 _LEAST_JAVA = 17
 _STARTED = "Kafka Server started"  # the log says so; a port is open long before
 _START_SECONDS = 60.0
@@ -98,12 +99,12 @@ def install() -> Installation:
 
     MissingComponent without Java, Maven or a way to the jars.
     """
-    java = find_java()
+    java = find_java(_NAME)
     folder = CACHE / "kafka" / _identity(java)
     installation = Installation(java, folder)
     stamp = folder / "ready"
     if not stamp.is_file():
-        check_java(java, _LEAST_JAVA)
+        check_java(java, _LEAST_JAVA, _NAME)
         with _alone():
             if not stamp.is_file():
                 _make(installation, java, folder)
@@ -146,7 +147,7 @@ def _make(installation: Installation, java: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     log = CACHE / "kafka.log"
     log.write_text("")
-    fetch_jars(java, _POM, folder / "jars", repository=CACHE / "m2", log=log)
+    fetch_jars(java, _POM, folder / "jars", repository=CACHE / "m2", log=log, wanted_by=_NAME)
     installation.format(folder)
     installation.archive()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 from nats.aio.client import Client
 
 import lanes
 from lanes.letter_box import Parked
 from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream.dead_letters import letter_headers
 from lanes_jetstream.letter_box import JetStreamLetterBox
 from tests.jetstream.workload import Stream
 from tests.kafka.letters import letter
@@ -84,6 +86,39 @@ async def test_what_is_disposed_of_is_deleted(stream: Stream, dead: str, client:
         assert await box.ids() == [second.id]
         assert await box.find([first.id]) == {}
     assert (await client.jetstream().stream_info(f"{stream.name}dead")).state.messages == 1
+
+
+async def test_every_copy_of_a_letter_is_deleted_by_its_sequence(stream: Stream, client: Client) -> None:
+    name = f"{stream.name}copies"
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name=name, subjects=[f"{name}.x"], duplicate_window=0.1)
+
+    async def copied(one: lanes.DeadLetter) -> None:
+        """Parked, however often it was before: the server drops copies for a moment only."""
+        with anyio.fail_after(10):
+            while (await jetstream.publish(f"{name}.x", one.value, headers=letter_headers(one))).duplicate:
+                await anyio.sleep(0.01)
+
+    try:
+        sent, other = of(stream), of(stream)
+        for one in (sent, other, sent, sent):
+            await copied(one)
+        async with opened(stream.url, f"{name}.x") as box, opened(stream.url, f"{name}.x") as late:
+            assert await box.ids() == [sent.id, other.id]
+            # A copy that somebody else has deleted is not in the way.
+            await jetstream.delete_msg(name, 3)
+            await box.dispose(await parked(box, sent), "dropped")
+            assert await box.ids() == [other.id]
+            assert await late.ids() == [other.id]
+            # One that comes later is parked again.
+            await copied(sent)
+            assert await box.ids() == [other.id, sent.id]
+            await box.dispose(await parked(box, sent), "dropped")
+            assert await box.find([sent.id]) == {}
+        state = (await jetstream.stream_info(name)).state
+        assert (state.messages, state.first_seq, state.last_seq) == (1, 2, 5)
+    finally:
+        await jetstream.delete_stream(name)
 
 
 async def test_what_somebody_else_deleted_is_not_found(stream: Stream, dead: str, client: Client) -> None:

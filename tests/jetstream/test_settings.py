@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import lanes
@@ -250,3 +251,18 @@ def test_keys() -> None:
 def test_dead_letter_subject_is_checked(subject: str) -> None:
     with pytest.raises(lanes.ConfigError, match="subject"):
         JetStreamDeadLetters("nats://x", subject)
+
+
+async def test_a_client_that_loses_its_cancellation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.1)
+
+    async def select(client: Client) -> None:
+        try:
+            await anyio.sleep(1.0 if client.stats["reconnects"] == 0 else 0.01)
+        except BaseException:
+            client.stats["reconnects"] = 1
+        raise OSError("refused")
+
+    monkeypatch.setattr(Client, "_select_next_server", select)
+    with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
+        await lanes.run(JetStreamSource("nats://127.0.0.1:1", stream="S", durable="d", key=None), handler)

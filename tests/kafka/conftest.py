@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from lanes import cli
 from tests.components import KafkaServer
+from tests.kafka.letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
 from tests.kafka.workload import Topic
 
 _numbers = itertools.count(1)
@@ -41,3 +43,28 @@ def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
     for one in shared:
         if one.exists():
             one.delete()
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`lanes dead-letters …` in this process."""
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr("sys.argv", ["lanes", "dead-letters", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Said(ended.value.code or 0, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(params=["kafka", "jetstream"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Somewhere to park letters, on each broker."""
+    if request.param == "kafka":
+        made: KafkaPlace | JetStreamPlace = KafkaPlace(request.getfixturevalue("kafka"))
+    else:
+        made = JetStreamPlace(request.getfixturevalue("nats_server"))
+    yield made
+    made.delete()

@@ -42,7 +42,8 @@ def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]
     """All records of a topic, partition by partition. Blocks."""
     found = []
     consumer = Consumer(
-        {"bootstrap.servers": topic.url, "group.id": "x", "enable.partition.eof": True} | (config or {})
+        {"bootstrap.servers": topic.url, "group.id": "x", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        | (config or {})
     )
     try:
         for number in range(topic.partitions):

@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 import anyio
 import anyio.abc
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Message as Raw
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 import lanes
 from lanes.core.types import Message, Partition, Room, Settlement
-from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
+from lanes.source import Assigned, DeadLetters, Lost, Revoking, SourceEvent, SourceTraits
 from lanes_kafka import KafkaSource
 from tests.kafka.workload import QUIET, Topic
 
@@ -91,6 +93,10 @@ class Work:
         """Let handlers of these keys wait, from the next one on."""
         self._held |= {key: anyio.Event() for key in keys}
 
+    def held(self, key: bytes) -> anyio.Event:
+        """What those of a key wait for that run now: to let go of them alone, after another ``hold``."""
+        return self._held[key]
+
     def let_go(self, *keys: bytes) -> None:
         """Let them go on, and hold no other ones."""
         for key in keys:
@@ -120,21 +126,41 @@ class Work:
 
 
 class Client(Consumer):
-    """A client that tells what it does. ``inside``: the call that has not returned; ``strangers``: threads beside the
-    first that called it; ``polls``: how often it was polled."""
+    """A client that tells what it does. ``inside``: the call that has not returned; ``strangers``: threads beside
+    ``thread``, the first one, that called it; ``polls``: how often it was polled; ``paused``: what it was told to pause
+    and not to resume, ``pauses``: how often it was told to; ``fetched``: of which partitions it handed out messages.
+
+    ``freeze`` lets every poll hang until ``thaw``. ``withhold``: nobody hears of the answers of commits.
+    """
 
     def __init__(self, config: dict[str, Any], member: str, story: Story) -> None:
-        super().__init__(config)
+        self._on_commit: Callable[..., None] = config["on_commit"]
+        super().__init__({**config, "on_commit": self._answered})
+        self.withhold = False
+        self.paused: set[int] = set()
+        self.pauses = 0
+        self.fetched: set[int] = set()
+        self._running = threading.Event()
+        self._running.set()
         self.member = member
         self.story = story
         self.inside: str | None = None
         self.polls = 0
         self.strangers: set[int] = set()
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
+
+    def freeze(self) -> None:
+        self._running.clear()
+
+    def thaw(self) -> None:
+        self._running.set()
 
     def consume(self, *arguments: Any, **named: Any) -> Any:
+        self._running.wait()
         self.polls += 1
-        return self._call("consume", *arguments, **named)
+        found: list[Raw] = self._call("consume", *arguments, **named)
+        self.fetched |= {number for raw in found if raw.error() is None and (number := raw.partition()) is not None}
+        return found
 
     def commit(self, *arguments: Any, **named: Any) -> Any:
         offsets: list[TopicPartition] = named["offsets"]
@@ -147,13 +173,20 @@ class Client(Consumer):
         self._call("close")
 
     def pause(self, partitions: list[TopicPartition]) -> None:
+        self.pauses += 1
+        self.paused |= {each.partition for each in partitions}
         self._call("pause", partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
+        self.paused -= {each.partition for each in partitions}
         self._call("resume", partitions)
 
+    def _answered(self, *arguments: Any) -> None:
+        if not self.withhold:
+            self._on_commit(*arguments)
+
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             self.strangers.add(threading.get_ident())
         before, self.inside = self.inside, name
         try:
@@ -205,14 +238,22 @@ class Told:
 class Member:
     """One consumer. ``clients``: the clients it has made; ``failure``: what its run ended with."""
 
-    def __init__(self, name: str, work: Work, config: dict[str, Any], settings: lanes.Settings, **source: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Work,
+        config: dict[str, Any],
+        settings: lanes.Settings,
+        dead_letters: DeadLetters | None = None,
+        **source: Any,
+    ) -> None:
         self.name = name
         self.clients: list[Client] = []
         self.failure: Exception | None = None
         self.ended = anyio.Event()
         self._work = work
         told = Told(KafkaSource(config, client=self._make, **source), name, work.story)
-        self.consumer = lanes.Consumer(told, self._handle, settings=settings)
+        self.consumer = lanes.Consumer(told, self._handle, settings=settings, dead_letters=dead_letters)
 
     @property
     def client(self) -> Client:
@@ -262,16 +303,16 @@ class Group:
         }
 
     def start(
-        self, name: str, *, config: dict[str, Any] | None = None, settings: lanes.Settings | None = None, **source: Any
+        self, name: str, *, config: dict[str, Any] | None = None, settings: lanes.Settings | None = None, **more: Any
     ) -> Member:
-        """Let a member join. Does not wait."""
+        """Let a member join. ``more``: its dead letters, and what its source is made with. Does not wait."""
         member = Member(
             name,
             self._work,
             {**self._config, **(config or {})},
             settings or lanes.Settings(),
             topics=self.topic.name,
-            **source,
+            **more,
         )
         self.members.append(member)
         self._tasks.start_soon(member.run)
@@ -290,9 +331,27 @@ class Group:
             if member.failure is not None:
                 raise member.failure
 
+    def size(self) -> int:
+        """How many members the broker knows. Blocks."""
+        return len(self.topic.admin.describe_consumer_groups([self.id])[self.id].result(10).members)
+
     def committed(self) -> list[int | None]:
         """What is committed of each partition. Blocks."""
         return self.topic.committed(self.id)
+
+
+def short_sessions(topic: Topic, protocol: str) -> dict[str, Any]:
+    """What ``group`` is given so that its members are missed after 1 s, and have to poll each 2 s.
+
+    A drain of theirs may take 1.6 s.
+    """
+    if protocol == "848":
+        resource = ConfigResource(ConfigResource.Type.GROUP, f"g-{topic.name}")
+        for name, value in (("consumer.session.timeout.ms", "1000"), ("consumer.heartbeat.interval.ms", "200")):
+            resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+        topic.admin.incremental_alter_configs([resource])[resource].result(10)
+        return {"max_poll_interval_ms": 2_000}
+    return {"max_poll_interval_ms": 2_000, "session_timeout_ms": 1_000}
 
 
 @asynccontextmanager

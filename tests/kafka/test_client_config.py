@@ -62,6 +62,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"bootstrap.servers": ""}, ["bootstrap.servers is missing", "host:port"]),
     ({"bootstrap.servers": f"{CANARY}:{CANARY}@127.0.0.1:9"}, ["bootstrap.servers", "'@'", "sasl.password"]),
     ({"group.protocol": "share"}, ["group.protocol='share'", "no order"]),
+    ({"share.acknowledgement.mode": "explicit"}, ["share.acknowledgement.mode='explicit'", "no order", "leave it out"]),
+    ({"log_cb": print}, ["log_cb", "pass logger"]),
     ({"group.protocol": "new"}, ["group.protocol='new'", "'classic' or 'consumer'"]),
     ({"group.protocol": "consumer", "session.timeout.ms": 6_000}, ["session.timeout.ms=6000", "consumer.session"]),
     ({"group.protocol": "CONSUMER", "heartbeat.interval.ms": 1}, ["heartbeat.interval.ms=1", "group.consumer.heartb"]),

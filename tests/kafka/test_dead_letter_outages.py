@@ -23,7 +23,7 @@ from tests.kafka.dead_lettering import config_of, confirmed, opened, stored
 from tests.kafka.letters import letter
 from tests.kafka.workload import produce, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 SECRET = "canary5e1f"
 
@@ -47,6 +47,7 @@ def private(kafka_prepared: None) -> Iterator[KafkaServer]:
         yield server
 
 
+@pytest.mark.slow
 async def test_a_broker_that_hangs_fails_the_write_and_the_next_try_is_confirmed(
     private: KafkaServer, topic: MakeTopic
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_broker_that_hangs_fails_the_write_and_the_next_try_is_confirmed
     assert {one.id for one in await stored(dead)} >= {sent.id}
 
 
+@pytest.mark.slow
 @only_asyncio
 async def test_a_letter_outlives_a_broker_that_is_killed(private: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=private)
@@ -79,6 +81,7 @@ async def test_a_letter_outlives_a_broker_that_is_killed(private: KafkaServer, t
     assert sent in await stored(dead)
 
 
+@pytest.mark.slow
 async def test_dead_letter_outage_parks_only_its_lane(private: KafkaServer, topic: MakeTopic) -> None:
     """The letters' broker hangs: the poison's lane waits, the others go on, nothing of it is settled."""
     dead = topic(on=private)
@@ -116,6 +119,7 @@ async def test_dead_letter_outage_parks_only_its_lane(private: KafkaServer, topi
     assert {one.id for one in copies} <= {parked.id}
 
 
+@pytest.mark.slow
 @only_asyncio
 async def test_a_write_that_is_cancelled_leaves_the_next_one_alone(private: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=private)
@@ -146,6 +150,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
 
 
+@pytest.mark.slow
 async def test_no_thread_or_fd_left(topic: MakeTopic) -> None:
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
@@ -170,6 +175,7 @@ async def test_a_target_that_fails_to_open_leaves_nothing(topic: MakeTopic) -> N
     assert lanes_threads() == []
 
 
+@pytest.mark.slow
 @only_asyncio
 async def test_a_cancelled_open_ends_at_once(private: KafkaServer) -> None:
     private.pause()
@@ -208,6 +214,7 @@ async def test_close_waits_for_what_is_on_its_way(topic: MakeTopic) -> None:
     assert dead.ends() == [20]
 
 
+@pytest.mark.slow
 @only_asyncio
 async def test_close_fails_what_cannot_be_confirmed(
     private: KafkaServer, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch

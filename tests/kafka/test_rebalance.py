@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import anyio
 import pytest
 from confluent_kafka.admin import NewPartitions
@@ -11,10 +13,11 @@ from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS, Group, Story, Work, group
 from tests.kafka.workload import produce, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 _MESSAGES = 10_000
 _KEYS = 100
+_CLASSIC = [protocol for protocol in PROTOCOLS if protocol != "848"]
 # Joining thrice, then each of the three is replaced.
 _STEPS = 6
 
@@ -44,6 +47,30 @@ async def test_revoke_drains_before_release(protocol: str, topic: MakeTopic) -> 
         assert old.client.strangers == new.client.strangers == set()
     assert work.ended == {(0, 0): 1, (1, 0): 1}
     assert members.committed() == [1, 1]
+
+
+@pytest.mark.parametrize("protocol", ["eager", "848"])
+async def test_a_revoke_waits_for_no_answer_that_comes_behind_it(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        settings = lanes.Settings(commit_interval=0.0, drain_timeout=2.0, grace=0.2)
+        old = members.start("old", settings=settings)
+        await members.owning(old=2)
+        # As one that is under way when the callback begins: no answer is heard inside of it.
+        old.client.withhold = True
+        for number in range(2):
+            produce(events, 1, partition=number)
+        await until(lambda: all(members.committed()))
+        sent = len(story.of("commit", "old"))
+        members.start("new")
+        await members.owning(old=1, new=1)
+        (moved,) = story.owned("new")
+        again = [each.position for each in story.of("commit", "old", moved)][sent // 2 :]
+        assert again == [1], "it was sent again, and waited for"
+        old.client.withhold = False
+    assert set(work.ended.values()) == {1}
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
@@ -92,6 +119,7 @@ async def joined(members: Group, name: str, story: Story, *, commit_metadata: bo
         await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commit_metadata", [True, False], ids=["metadata", "prefix"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: bool, topic: MakeTopic) -> None:
@@ -119,7 +147,7 @@ async def test_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: b
     assert story.of("lost") == []
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+@pytest.mark.parametrize("protocol", [pytest.param("cooperative", marks=pytest.mark.slow), "848"])
 @pytest.mark.parametrize("start", ["beginning", "next"])
 async def test_partitions_added_is_safe(protocol: str, start: str, topic: MakeTopic) -> None:
     events = topic(1)
@@ -142,7 +170,7 @@ async def test_partitions_added_is_safe(protocol: str, start: str, topic: MakeTo
     assert members.committed() == [5, 5, 5]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in _CLASSIC), "848"])
 async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
@@ -153,6 +181,44 @@ async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> No
         members.start("staying")
         await members.owning(leaving=1, staying=1)
         await leaving.consumer.drain()
-        described = events.admin.describe_consumer_groups([members.id])[members.id].result(10)
-        assert len(described.members) == 1
+        assert members.size() == 1
         await members.owning(staying=2)
+
+
+@pytest.mark.parametrize("start", ["next", "beginning"])
+async def test_a_partition_without_a_position_is_newer_than_the_first_run(start: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    produce(events, 5, partition=0)
+    story = Story()
+    work = Work(story)
+    async with group(events, "848", work) as members:
+        first = members.start("first", start=start)
+        first.consumer.pause()
+        await members.owning(first=1)
+        await first.consumer.drain()
+        # Durable before the first message, or the next run would decide again.
+        assert members.committed() == [5 if start == "next" else 0]
+        events.admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(10)
+        events.partitions = 2
+        produce(events, 5, partition=0)
+        produce(events, 5, partition=1)
+        members.start("second", start=start)
+        await members.owning(second=2)
+        await until(lambda: len(work.ended) == (10 if start == "next" else 15))
+    assert set(work.ended.values()) == {1} and members.committed() == [10, 5]
+
+
+async def test_no_partition_starves_on_a_backlog(topic: MakeTopic) -> None:
+    events = topic(4)
+    for number in range(4):
+        # A key each: the room there is could be full of one partition.
+        produce(events, 1_000, keys=[b"%d" % number], partition=number)
+    story = Story()
+    work = Work(story, lambda message: 0.001)
+    async with group(events, "848", work) as members:
+        members.start("one", settings=lanes.Settings(concurrency=10, max_in_flight=40))
+        await until(lambda: max(Counter(number for number, _ in work.ended).values(), default=0) >= 200)
+        done = Counter(number for number, _ in work.ended)
+        assert min(done[number] for number in range(4)) >= 100, done
+        await until(lambda: len(work.ended) == 4_000)
+    assert set(work.ended.values()) == {1} and work.violations == []

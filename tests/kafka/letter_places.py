@@ -1,0 +1,133 @@
+"""Where dead letters are parked, on either broker, and the command line over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio
+import nats
+
+import lanes
+from lanes_jetstream import JetStreamDeadLetters
+from lanes_kafka import KafkaDeadLetters
+from tests.components import KafkaServer, NatsServer
+from tests.kafka.letters import letter, records
+from tests.kafka.workload import Topic
+
+HERE = "tests.kafka.letters"
+"""The module of the handlers."""
+
+
+class Said(NamedTuple):
+    status: object
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+class Place:
+    """Somewhere letters are parked, and where they come from. All calls block."""
+
+    def __init__(self, options: list[str], origin: str, remembers: bool) -> None:
+        self.options = options
+        self.origin = origin
+        self.remembers = remembers
+
+    def park(self, *letters: lanes.DeadLetter) -> None:
+        raise NotImplementedError
+
+    def published(self) -> list[tuple[bytes, dict[str, Any]]]:
+        raise NotImplementedError
+
+
+class KafkaPlace(Place):
+    def __init__(self, server: KafkaServer) -> None:
+        self._orders = Topic(server.url, f"orders-{_number()}", 4)
+        self._dead = Topic(server.url, f"{self._orders.name}.dead", 2)
+        self._orders.create()
+        self._dead.create()
+        super().__init__(["--server", server.url, "--topic", self._dead.name], self._orders.name, True)
+
+    def park(self, *letters: lanes.DeadLetter) -> None:
+        async def put() -> None:
+            target = KafkaDeadLetters({"bootstrap.servers": self._dead.url}, self._dead.name)
+            await target.open()
+            for one in letters:
+                await target.put(one)
+            await target.aclose()
+
+        anyio.run(put)
+
+    def published(self) -> list[tuple[bytes, dict[str, Any]]]:
+        return [(one.value() or b"", dict(one.headers() or [])) for one in records(self._orders)]
+
+    def delete(self) -> None:
+        self._orders.delete()
+        self._dead.delete()
+
+
+class JetStreamPlace(Place):
+    def __init__(self, server: NatsServer) -> None:
+        self._url = server.url
+        self._name = f"O{_number()}"
+        super().__init__(["--server", server.url, "--subject", f"{self._name}dead.x"], f"{self._name}.a", False)
+        self._run(
+            lambda js: js.add_stream(name=self._name, subjects=[f"{self._name}.>"]),
+            lambda js: js.add_stream(name=f"{self._name}dead", subjects=[f"{self._name}dead.>"]),
+        )
+
+    def park(self, *letters: lanes.DeadLetter) -> None:
+        async def put() -> None:
+            target = JetStreamDeadLetters(self._url, f"{self._name}dead.x")
+            await target.open()
+            for one in letters:
+                await target.put(one)
+            await target.aclose()
+
+        anyio.run(put)
+
+    def published(self) -> list[tuple[bytes, dict[str, Any]]]:
+        (state,) = self._run(lambda js: js.stream_info(self._name))
+        found = self._run(*(partial(_message, self._name, number) for number in range(1, state.state.last_seq + 1)))
+        return [(one.data or b"", {name: text.encode() for name, text in (one.headers or {}).items()}) for one in found]
+
+    def delete(self) -> None:
+        self._run(lambda js: js.delete_stream(self._name), lambda js: js.delete_stream(f"{self._name}dead"))
+
+    def _run(self, *calls: Callable[[Any], Any]) -> list[Any]:
+        async def work() -> list[Any]:
+            client = await nats.connect(self._url)
+            try:
+                return [await call(client.jetstream()) for call in calls]
+            finally:
+                await client.close()
+
+        return anyio.run(work)
+
+
+def _message(stream: str, number: int, jetstream: Any) -> Any:
+    return jetstream.get_msg(stream, number)
+
+
+_numbers = iter(range(1_000_000))
+
+
+def _number() -> str:
+    return f"{os.getpid()}x{next(_numbers)}"
+
+
+def of(place: Place, **changes: Any) -> lanes.DeadLetter:
+    usual = {"source": place.origin, "subject": place.origin, "headers": (("color", b"red"),)}
+    return letter(**usual | changes)
+
+
+def ids(command: Command, place: Place) -> list[str]:
+    said = command("list", *place.options, "--json")
+    assert said.status == 0
+    return [json.loads(line)["id"] for line in said.out.splitlines()]

@@ -1,0 +1,169 @@
+"""One source on a mock cluster, called as an engine calls it: its events, and what its client was asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import anyio
+from anyio.to_thread import run_sync
+from confluent_kafka import Consumer
+from confluent_kafka import Message as Raw
+
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.source import Assigned, Delivered, SourceEvent
+from lanes_kafka import KafkaSource
+from tests.kafka.members import PROTOCOLS
+from tests.kafka.mock_cluster import MockCluster
+from tests.kafka.rivals import remove_member
+from tests.kafka.workload import QUIET, Topic
+
+ROOM: Final = Room(1_000, 1 << 20)
+NOTHING: Final = Room(0, 0)
+WITHIN: Final = 20.0
+
+
+class Called(NamedTuple):
+    """``inside``: in a callback of the client."""
+
+    name: str
+    inside: bool
+    asynchronous: bool = False
+
+
+class Noting(Consumer):
+    """A client that notes what it is asked for. ``member``: its id in the group. ``change``: what ``consume`` returns
+    passes through it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.calls: list[Called] = []
+        self.member = ""
+        self.change: Callable[[list[Raw]], list[Raw]] = lambda raws: raws
+        self._inside = False
+
+    def consume(self, *arguments: Any, **named: Any) -> list[Raw]:
+        self._inside = True
+        try:
+            raws = super().consume(*arguments, **named)
+        finally:
+            self._inside = False
+        return self.change(raws)
+
+    def commit(self, *arguments: Any, **named: Any) -> Any:
+        self.calls.append(Called("commit", self._inside, named["asynchronous"]))
+        return super().commit(*arguments, **named)
+
+    def assign(self, *arguments: Any, **named: Any) -> None:
+        self._assigned("assign")
+        super().assign(*arguments, **named)
+
+    def incremental_assign(self, *arguments: Any, **named: Any) -> None:
+        self._assigned("incremental_assign")
+        super().incremental_assign(*arguments, **named)
+
+    def _assigned(self, name: str) -> None:
+        self.calls.append(Called(name, self._inside))
+        self.member = self.memberid() or ""
+
+    def pause(self, *arguments: Any, **named: Any) -> None:
+        self.calls.append(Called("pause", self._inside))
+        super().pause(*arguments, **named)
+
+    def resume(self, *arguments: Any, **named: Any) -> None:
+        self.calls.append(Called("resume", self._inside))
+        super().resume(*arguments, **named)
+
+
+class Reader:
+    """An open source; every wait of it has an end."""
+
+    def __init__(self, topic: Topic, protocol: str, **source: Any) -> None:
+        self.topic = topic
+        self.group = f"g-{topic.name}"
+        self.clients: list[Noting] = []
+        self._classic = protocol != "848"
+        config = {
+            **QUIET,
+            "bootstrap.servers": topic.url,
+            "group.id": self.group,
+            "max.poll.interval.ms": 20_000,
+            **PROTOCOLS[protocol],
+        }
+        self.source = KafkaSource(config, topics=topic.name, client=self._make, **source)
+
+    def _make(self, config: dict[str, Any]) -> Noting:
+        self.clients.append(Noting(config))
+        return self.clients[-1]
+
+    @property
+    def client(self) -> Noting:
+        """The newest."""
+        return self.clients[-1]
+
+    @property
+    def rests(self) -> bool:
+        """Whether the client was paused last, not resumed."""
+        return [call.name for call in self.client.calls if call.name in ("pause", "resume")][-1] == "pause"
+
+    async def receive(self, room: Room = ROOM) -> Sequence[SourceEvent]:
+        with anyio.fail_after(WITHIN):
+            return await self.source.receive(room)
+
+    async def told(self, room: Room = NOTHING) -> SourceEvent:
+        """The one event that comes."""
+        (event,) = await self.receive(room)
+        return event
+
+    async def assigned(self, count: int = 1) -> list[Partition]:
+        """The next partitions that it begins with."""
+        found: list[Partition] = []
+        while len(found) < count:
+            for event in await self.receive(NOTHING):
+                assert isinstance(event, Assigned), event
+                found.append(event.partition)
+        return found
+
+    async def take(self, count: int) -> list[Message]:
+        """The next messages, and nothing else."""
+        found: list[Message] = []
+        while len(found) < count:
+            for event in await self.receive(Room(count - len(found), 1 << 20)):
+                assert isinstance(event, Delivered), event
+                found += event.run
+        return found
+
+    async def settle(self, partition: Partition, floor: int, completed: Sequence[tuple[int, int]] = ()) -> None:
+        with anyio.fail_after(WITHIN):
+            await self.source.settle([Settlement(partition, [], floor, list(completed))])
+
+    async def removed(self) -> None:
+        """Let a rival take it out of its group."""
+        await run_sync(lambda: remove_member(self.topic.url, self.group, self.client.member, classic=self._classic))
+
+    async def committed(self) -> list[int | None]:
+        return await run_sync(self.topic.committed, self.group)
+
+
+@asynccontextmanager
+async def reading(
+    cluster: MockCluster, protocol: str, name: str, partitions: int = 1, **source: Any
+) -> AsyncIterator[Reader]:
+    """A source on a topic of this name, which is made where there is none; closed at the end."""
+    reader = Reader(topic_of(cluster, name, partitions), protocol, **source)
+    await reader.source.open()
+    try:
+        yield reader
+    finally:
+        with anyio.CancelScope(shield=True):
+            await reader.source.aclose()
+
+
+def topic_of(cluster: MockCluster, name: str, partitions: int) -> Topic:
+    """A topic of the mock. What is there stays."""
+    topic = Topic(cluster.url, name, partitions)
+    known = topic.admin.list_topics(timeout=WITHIN).topics
+    if name not in known:
+        cluster.create(name, partitions)
+    return topic

@@ -1,0 +1,220 @@
+"""What is completed above a position goes into the metadata of a commit, as far as the broker takes it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+import lanes
+from lanes.core.offset_map import LIMIT, decode, encode
+from lanes.core.types import Partition, PartitionId, Runs, Settlement
+from lanes.errors import SourceError
+from lanes_kafka import KafkaSource, committing, doctor
+from lanes_kafka.committing import Commit, Commits, carries, metadata_room
+from lanes_kafka.reading import READER
+from tests.conftest import KafkaFactory
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.workload import QUIET, Topic, produce, until
+
+STRIPES: Runs = [(offset, offset + 1) for offset in range(2, 400, 40)]
+"""Every fortieth is completed: so few characters do not hold all of it."""
+
+DEGRADED = "leaves no room for all that is completed above a position"
+
+
+def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if what in record.getMessage()]
+
+
+# --- how much the broker takes
+
+
+@pytest.mark.parametrize(
+    ("allowed", "room"), [(4_096, LIMIT), (10**6, LIMIT), (100, 99), (None, LIMIT), (12, 11), (11, 0), (1, 0), (0, 0)]
+)
+def test_the_room_is_what_the_broker_takes_beside_the_nul_of_the_client(
+    allowed: int | None, room: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(committing, "metadata_limit", lambda admin: allowed)
+    nobody: Any = None
+    assert metadata_room(nobody, "kafka g") == room
+    assert carries(room) == (room > 0)
+    # Less than one completed offset takes is nothing, and that is said.
+    nothing = [] if room else [f"kafka g: the broker's offset.metadata.max.bytes={allowed} carries nothing"]
+    assert [record.getMessage()[: len(nothing[0])] for record in caplog.records] == nothing
+
+
+def test_a_broker_that_does_not_say_it_is_asked_by_the_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(admin: Any) -> int:
+        raise SourceError("no answer", retryable=True)
+
+    monkeypatch.setattr(committing, "metadata_limit", fail)
+    nobody: Any = None
+    assert metadata_room(nobody, "kafka g") == LIMIT
+
+
+# --- with a broker
+
+
+async def handed_over(orders: Topic, room: int) -> Runs:
+    """Run until every fortieth of 400 is completed and no other, until as much of that is committed as the room holds;
+    then end it at once. Returns what is committed."""
+    handled: set[int] = set()
+
+    async def handler(message: lanes.Message) -> None:
+        if message.position % 40 != 2:
+            await anyio.sleep_forever()
+        handled.add(message.position)
+
+    fitting = decode(encode(0, STRIPES, room), 0, 1 << 62)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer_of(orders, handler).run)
+        with anyio.fail_after(30):
+            await until(lambda: len(handled) == len(STRIPES))
+            while (found := await run_sync(committed, orders)) != fitting:
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    return found
+
+
+async def next_owner(orders: Topic) -> set[int]:
+    """What a next owner runs."""
+    handled: set[int] = set()
+
+    async def handler(message: lanes.Message) -> None:
+        handled.add(message.position)
+
+    async with consumer_of(orders, handler):
+        with anyio.fail_after(30):
+            await until(lambda: max(handled, default=0) == 399)
+    return handled
+
+
+def consumer_of(orders: Topic, handler: Any) -> lanes.Consumer:
+    config = {**QUIET, "bootstrap.servers": orders.url, "group.id": f"g-{orders.name}"}
+    settings = lanes.Settings(concurrency=400, commit_interval=0.02)
+    return lanes.Consumer(KafkaSource(config, topics=orders.name), handler, settings=settings)
+
+
+def committed(orders: Topic) -> Runs:
+    """The completed set that the broker has. Blocks."""
+    consumer = Consumer({**QUIET, "bootstrap.servers": orders.url, "group.id": f"g-{orders.name}"})
+    try:
+        (found,) = consumer.committed([TopicPartition(orders.name, 0)], timeout=20)
+    finally:
+        consumer.close()
+    return decode(found.metadata or "", 0, 1 << 62) or []
+
+
+def missing(runs: Runs) -> set[int]:
+    return set(range(400)) - {offset for start, end in runs for offset in range(start, end)}
+
+
+@pytest.mark.anyio
+async def test_a_completed_set_degrades_to_what_the_broker_takes_and_says_so_once(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {doctor.METADATA_LIMIT: "16"})
+    orders = topic()
+    produce(orders, 400, keys=[b"%d" % number for number in range(400)])
+    with caplog.at_level(logging.WARNING):
+        kept = await handed_over(orders, 15)
+    assert 0 < len(kept) < len(STRIPES) and kept == STRIPES[: len(kept)]
+    assert len(said(caplog, DEGRADED)) == 1
+    assert await next_owner(orders) == missing(kept)
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@pytest.mark.parametrize("says", [True, False], ids=["says", "does not say"])
+async def test_a_broker_with_little_room_gets_what_fits(
+    says: bool,
+    fresh_kafka: KafkaFactory,
+    topic: MakeTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = fresh_kafka(warm=True, properties={"offset.metadata.max.bytes": 16})
+    if not says:
+        monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {})
+    orders = topic(on=server)
+    produce(orders, 400, keys=[b"%d" % number for number in range(400)])
+    with caplog.at_level(logging.WARNING):
+        kept = await handed_over(orders, 15)
+    assert len(said(caplog, DEGRADED)) == 1
+    assert await next_owner(orders) == missing(kept)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("allowed", "wanted", "does"), [("0", True, False), ("0", False, False), ("4096", True, True)])
+async def test_a_source_says_whether_it_hands_anything_over(
+    allowed: str, wanted: bool, does: bool, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {doctor.METADATA_LIMIT: allowed})
+    orders = topic()
+    config = {**QUIET, "bootstrap.servers": orders.url, "group.id": f"g-{orders.name}"}
+    source = KafkaSource(config, topics=orders.name, commit_metadata=wanted)
+    traits = await source.open()
+    await source.aclose()
+    assert (traits.hands_over, traits.partitions) == (does, 1)
+
+
+# --- the commits by themselves
+
+
+class FakeClient:
+    """Takes so many characters of metadata, and notes what it was given."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.texts: list[str] = []
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        assert not asynchronous
+        (offset,) = offsets
+        self.texts.append(offset.metadata or "")
+        if len(self.texts[-1]) > self.room:
+            raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
+        return offsets
+
+
+class FakeAnswer:
+    given_up = False
+
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+
+    def give(self, error: Exception | None = None) -> None:
+        self.errors.append(error)
+
+
+def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g")
+    partition = Partition(PartitionId("t", 0), READER, floor=0)
+    client: Any = FakeClient(15)
+    answers: list[Any] = []
+    while not answers or answers[-1].errors != [None]:
+        answer: Any = FakeAnswer()
+        answers.append(answer)
+        commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), synchronous=True)
+        assert len(answers) < 20
+    assert [error.retryable for each in answers[:-1] for error in each.errors] == [True] * (len(answers) - 1)
+    assert commits.limit == 15 and len(client.texts[-1]) <= 15
+    assert decode(client.texts[-1], 0, 1 << 62) == STRIPES[: len(decode(client.texts[-1], 0, 1 << 62) or [])]
+    assert len(said(caplog, DEGRADED)) == 1 and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("room", [0, LIMIT])
+def test_what_fits_is_not_worth_a_word(room: int, caplog: pytest.LogCaptureFixture) -> None:
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", room)
+    partition = Partition(PartitionId("t", 0), READER, floor=0)
+    client: Any = FakeClient(room)
+    answer: Any = FakeAnswer()
+    commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), synchronous=True)
+    assert (answer.errors, decode(client.texts[0], 0, 1 << 62)) == ([None], STRIPES if room else [])
+    assert (commits.degraded, caplog.records) == (0, [])

@@ -1,0 +1,319 @@
+"""What is committed on a real broker, with what beside it, and what becomes of a commit that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+import lanes
+from lanes.core.offset_map import decode, encode
+from lanes.core.types import Partition, PartitionId, Settlement
+from lanes_kafka.bridge import Answer
+from lanes_kafka.committing import Commit, Commits
+from lanes_kafka.reading import READER
+from tests.conftest import KafkaFactory
+from tests.kafka import members as group_members
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.members import Client, Story, Work, group
+from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
+from tests.kafka.refusing import Refusing, commit, metadata
+from tests.kafka.workload import QUIET, Topic, produce, until
+
+pytestmark = pytest.mark.anyio
+
+LONG = 3_600.0
+NOW = lanes.Settings(concurrency=100, commit_interval=0.0, drain_timeout=0.0)
+
+
+def positions(story: Story, member: str) -> list[int]:
+    """What a member ran."""
+    return sorted(each.position for each in story.of("start", member))
+
+
+# --- floor and completed set
+
+
+@pytest.mark.parametrize(("commit_metadata", "again"), [(True, [5]), (False, [5, 6, 7, 8, 9])])
+async def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(
+    commit_metadata: bool, again: list[int], topic: MakeTopic
+) -> None:
+    events = topic()
+    produce(events, 10, keys=10)
+    story = Story()
+    work = Refusing(story, b"5", error=lanes.Nak(delay=LONG))
+    async with group(events, "cooperative", work) as members:
+        first = members.start("first", settings=NOW, commit_metadata=commit_metadata)
+        await until(lambda: len(work.ended) == 9 and bool(work.refused))
+        await first.consumer.drain()
+        assert members.committed() == [5]
+        assert max(each.position for each in story.of("commit")) == 5
+        work.bad.clear()
+        members.start("second", settings=NOW, commit_metadata=commit_metadata)
+        await until(lambda: len(work.ended) == 10 and len(story.of("end", "second")) == len(again))
+    assert [each.position for each in story.of("assigned", "second")] == [5]
+    assert positions(story, "second") == again
+    assert members.committed() == [10]
+
+
+async def test_metadata_restores_completed_set(topic: MakeTopic) -> None:
+    events = topic()
+    produce(events, 60, keys=60)
+    holes = list(range(3, 60, 7))
+    story = Story()
+    work = Work(story)
+    work.hold(*[b"%d" % position for position in holes])
+    async with group(events, "848", work) as members:
+        first = members.start("first", settings=NOW)
+        await until(lambda: len(work.ended) == 60 - len(holes) and len(story.of("start")) == 60)
+        await first.consumer.drain()
+        (text,) = metadata(events, members.id)
+        completed = decode(text or "", 3, 60)
+        assert completed is not None
+        done = {position for start, end in completed for position in range(start, end)}
+        assert members.committed() == [3] and done == set(range(3, 60)) - set(holes)
+        work.let_go(*[b"%d" % position for position in holes])
+        members.start("second", settings=NOW)
+        await until(lambda: len(work.ended) == 60)
+    assert positions(story, "second") == holes
+    assert members.committed() == [60]
+
+
+async def test_hostile_metadata_is_ignored(topic: MakeTopic) -> None:
+    ours = encode(3, [(4, 6)])
+    hostile = [
+        "x" * 4_095,
+        "漢" * 4_095,
+        "\U0001f600" * 2_047,
+        '{"leaderEpoch": 4}',
+        " \t\r\n\x7f",
+        encode(2, [(4, 6)]),
+        ours + "x",
+        ours[:-1],
+        ours[:-1] + chr(ord(ours[-1]) ^ 1),
+        ours[:1] * 4_095,
+    ]
+    events = topic(len(hostile) + 1)
+    producer = Producer({**QUIET, "bootstrap.servers": events.url})
+    for number in range(events.partitions):
+        for offset in range(6):
+            producer.produce(events.name, value=b"v", key=b"%d" % offset, partition=number)
+    assert producer.flush(20) == 0
+    story = Story()
+    work = Work(story)
+    async with group(events, "848", work) as members:
+        commit(events, members.id, 3, [*hostile, ours])
+        members.start("one", settings=NOW)
+        await until(lambda: len(work.ended) == 3 * len(hostile) + 1)
+    ran = [sorted(each.position for each in story.of("start", None, number)) for number in range(events.partitions)]
+    assert ran == [*[[3, 4, 5]] * len(hostile), [3]]
+    assert members.committed() == [6] * events.partitions
+
+
+# --- gaps
+
+
+def transactions(topic: Topic, *sizes: int) -> None:
+    """One transaction of so many messages each; less than none = it is aborted. Keys are the offsets. Blocks."""
+    producer = Producer({**QUIET, "bootstrap.servers": topic.url, "transactional.id": topic.name})
+    producer.init_transactions(20)
+    offset = topic.ends()[0]
+    for size in sizes:
+        producer.begin_transaction()
+        for _ in range(abs(size)):
+            producer.produce(topic.name, value=b"v", key=b"%d" % offset, partition=0)
+            offset += 1
+        if size > 0:
+            producer.commit_transaction(20)
+        else:
+            # What is not sent yet would be dropped, and leave no gap.
+            producer.flush(20)
+            producer.abort_transaction(20)
+        offset += 1
+
+
+async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
+    events = topic()
+    transactions(events, 5, -5, 5)
+    story = Story()
+    work = Work(story)
+    work.hold(b"14")
+    async with group(events, "cooperative", work) as members:
+        members.start("one", settings=NOW)
+        await until(lambda: len(work.ended) == 9 and bool(story.of("commit")))
+        # Past two markers and what was aborted, and never past what is unfinished.
+        await until(lambda: max(each.position for each in story.of("commit")) >= 14)
+        work.let_go(b"14")
+        await until(lambda: 18 in [each.position for each in story.of("commit")])
+    assert positions(story, "one") == [0, 1, 2, 3, 4, 12, 13, 14, 15, 16]
+    assert 14 in [each.position for each in story.of("commit")]
+    assert not {15, 16} & {each.position for each in story.of("commit")}
+    assert members.committed() == events.ends() == [18]
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+async def test_lag_reaches_zero_behind_markers(protocol: str, topic: MakeTopic) -> None:
+    events = topic()
+    transactions(events, 3, -2)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        members.start("one")
+        await until(lambda: 7 in [each.position for each in story.of("commit")])
+        # Nothing that a handler would ever see.
+        transactions(events, -4)
+        await until(lambda: 12 in [each.position for each in story.of("commit")])
+    assert positions(story, "one") == [0, 1, 2]
+    assert members.committed() == events.ends() == [12]
+
+
+@pytest.mark.slow
+async def test_gap_never_blocks_floor_where_the_log_is_compacted(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+    server = fresh_kafka(warm=True, properties={"log.cleaner.backoff.ms": 200})
+    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
+    events = topic(on=server, config=config)
+    for _ in range(3):
+        produce(events, 50, keys=[b"0", b"1", b"2", b"3", b"4"])
+    left: list[int] = []
+
+    async def few() -> None:
+        """Wait until most of it is cleaned away; segments end by what is written into the next one."""
+        while not 0 < len(left) < 100:
+            produce(events, 1, keys=[b"last"])
+            left[:] = _offsets(events)
+
+    await few()
+    story = Story()
+    work = Work(story)
+    work.hold(b"last")
+    async with group(events, "cooperative", work) as members:
+        members.start("one", settings=NOW)
+        await until(lambda: bool(story.of("start")) and bool(work.running))
+        work.let_go(b"last")
+        await until(lambda: max([each.position for each in story.of("commit")], default=0) == events.ends()[0])
+    assert work.violations == []
+    assert len(work.ended) < events.ends()[0] == (members.committed()[0] or 0)
+
+
+def _offsets(topic: Topic) -> list[int]:
+    end = topic.ends()[0]
+    found: list[int] = []
+    reader = Consumer({**QUIET, "bootstrap.servers": topic.url, "group.id": "reader", "enable.auto.commit": False})
+    try:
+        reader.assign([TopicPartition(topic.name, 0, 0)])
+        while not found or found[-1] < end - 1:
+            message = reader.poll(20)
+            assert message is not None
+            offset = message.offset()
+            assert message.error() is None and offset is not None
+            found.append(offset)
+    finally:
+        reader.close()
+    return found
+
+
+# --- errors
+
+
+async def test_one_bad_partition_keeps_the_others_dirty(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[set[int]] = []
+
+    class Spoiling(Client):
+        """Its first commit has more metadata for partition 1 than the broker takes."""
+
+        def commit(self, *arguments: Any, **named: Any) -> Any:
+            offsets: list[TopicPartition] = named["offsets"]
+            if not sent:
+                texts = ["", "x" * 5_000]
+                offsets = [TopicPartition(o.topic, o.partition, o.offset, texts[o.partition]) for o in offsets]
+            sent.append({each.partition for each in offsets})
+            return super().commit(*arguments, **named | {"offsets": offsets})
+
+    monkeypatch.setattr(group_members, "Client", Spoiling)
+    events = topic(2)
+    for number in range(2):
+        produce(events, 3, keys=3, partition=number)
+    story = Story()
+    work = Work(story)
+    async with group(events, "cooperative", work) as members:
+        # Where it begins is decided: it commits nothing at first.
+        commit(events, members.id, 0, ["", ""])
+        one = members.start("one", settings=lanes.Settings(commit_interval=LONG))
+        await until(lambda: len(work.ended) == 6)
+        await one.consumer.drain()
+    # Of what was refused as a whole nothing counts, and all of it is committed.
+    assert sent[:2] == [{0, 1}, {0, 1}]
+    assert members.committed() == [3, 3]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with mock_cluster() as made:
+        made.create("T", 1)
+        yield made
+
+
+class Noted(Answer):
+    """An answer that is looked at in the same thread."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+        self.given: list[Exception | None] = []
+
+    def give(self, error: Exception | None = None) -> None:
+        self.given.append(error)
+
+
+KINDS = {
+    "lost": [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH],
+    "metadata": [KafkaError.OFFSET_METADATA_TOO_LARGE],
+    "permanent": [
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError.UNSUPPORTED_VERSION,
+    ],
+    "retry": [
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.INVALID_COMMIT_OFFSET_SIZE,
+        KafkaError.POLICY_VIOLATION,
+    ],
+    # The client sees to these by itself.
+    "made": [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT],
+}
+
+
+@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
+@pytest.mark.parametrize(("kind", "code"), [(kind, code) for kind, codes in KINDS.items() for code in codes])
+def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, cluster: MockCluster) -> None:
+    lost: list[str] = []
+    commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T")
+    before = commits.limit
+    # Without a name of its own nobody can be fenced for it: then closing such a client never ends.
+    config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": f"g{code}{synchronous}", "group.instance.id": "i"}
+    client = Consumer({**config, "enable.auto.commit": False, "on_commit": commits.on_commit})
+    answer = Noted()
+    try:
+        client.subscribe(["T"])
+        while not client.assignment():
+            client.poll(0.01)
+        cluster.fail(OFFSET_COMMIT, [code])
+        partition = Partition(PartitionId("T", 0), READER, floor=0)
+        commits.send(client, Commit([Settlement(partition, [], 7)], answer), synchronous=synchronous)
+        while not answer.given:
+            client.poll(0.01)
+    finally:
+        cluster.calm(OFFSET_COMMIT)
+        client.close()
+    (error,) = answer.given
+    assert not commits.under_way
+    assert bool(lost) == (kind == "lost") and (commits.limit < before) == (kind == "metadata")
+    if kind == "made":
+        assert error is None
+        return
+    assert isinstance(error, lanes.SourceError) and error.retryable == (kind != "permanent")
+    assert KafkaError(code).name() in str(error) and "T/0" in str(error)

@@ -1,0 +1,116 @@
+"""`lanes dead-letters`: a mistake is one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from lanes import cli
+from lanes.dead_letter_commands import checked
+from lanes.letter_views import moment, printable
+from tests.components import KafkaServer
+from tests.kafka import letters as handlers
+from tests.kafka.letter_places import HERE, Command, KafkaPlace, Place, ids, of
+
+KAFKA = ("--server", "127.0.0.1:9", "--topic", "dead")
+ID = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["list"], 64, "needs --topic (Kafka) or --subject (JetStream), one of the two"),
+        (["list", "--topic", "a", "--subject", "b"], 64, "one of the two"),
+        (["list", "--subject", "b"], 64, "--subject (JetStream) needs --server URL"),
+        (["list", "--subject", "b", "--server", "x", "-X", "a=b"], 64, "takes neither --config nor -X"),
+        (["list", "--topic", "dead"], 3, "bootstrap.servers is missing"),
+        (["list", "--topic", "de ad", "--server", "x"], 3, "dead-letter topic 'de ad'"),
+        (["list", *KAFKA, "--limit", "0"], 64, "--limit"),
+        (["list", *KAFKA, "--config", "/no/such/file"], 3, "/no/such/file"),
+        (["list", *KAFKA, "-X", "nonsense"], 3, "-X number"),
+        (["show", "xyz", *KAFKA], 3, "ID 'xyz': must be 32 hex digits"),
+        (["drop", *KAFKA], 64, "ID"),
+        (["replay", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
+        (["replay", ID, "--all", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
+        (["replay", ID, *KAFKA], 64, "needs --handler, or --to-origin"),
+        (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "needs --handler, or --to-origin"),
+        (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "without --decode"),
+        (["replay", ID, *KAFKA, "--handler", "json"], 3, "--handler 'json': must be package.module:function"),
+        (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is no function but a int"),
+    ],
+)
+def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: int, words: str) -> None:
+    said = command(*arguments)
+    assert (said.status, said.out) == (status, "")
+    assert said.err.startswith("lanes: ")
+    assert words in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_broker_that_is_not_there_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_kafka.asking.DEADLINE", 1.0)
+    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.3)
+    for options in (KAFKA, ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")):
+        said = command("list", *options)
+        assert (said.status, said.out, said.err.count("\n")) == (3, "", 1)
+        assert "127.0.0.1:9" in said.err
+        assert "canary" not in said.err
+
+
+def test_a_handler_that_is_none_ends_it(command: Command, place: Place) -> None:
+    sent = of(place)
+    place.park(sent)
+    said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:wrong")
+    assert said.status == 3
+    assert "declare the handler" in said.err
+    assert ids(command, place) == [sent.id]
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "extra"),
+    [("confluent_kafka", KAFKA, "cli,kafka"), ("nats", ("--server", "x", "--subject", "dead"), "cli,jetstream")],
+)
+def test_what_is_not_installed_is_one_line_with_the_remedy(
+    command: Command, monkeypatch: pytest.MonkeyPatch, missing: str, options: tuple[str, ...], extra: str
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == missing else find_spec(name))
+    said = command("list", *options)
+    assert said.status == 3
+    assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
+
+
+def test_settings_come_from_a_file(command: Command, kafka: KafkaServer, tmp_path: Path) -> None:
+    place = KafkaPlace(kafka)
+    sent = of(place)
+    place.park(sent)
+    config = tmp_path / "client.properties"
+    config.write_text(f"bootstrap.servers={kafka.url}\ngroup.id=g\nauto.offset.reset=latest\n")
+    said = command("list", "--config", str(config), "--topic", place.options[-1], "--json")
+    assert [json.loads(line)["id"] for line in said.out.splitlines()] == [sent.id]
+    place.delete()
+
+
+def test_ids_are_taken_once() -> None:
+    assert checked(["a" * 32, "b" * 32, "a" * 32]) == ["a" * 32, "b" * 32]
+    for wrong in ("A" * 32, "a" * 31, "a" * 33, "\u0661" * 32, f"{'a' * 32}\n"):
+        with pytest.raises(SystemExit):
+            checked([wrong])
+
+
+def test_what_is_no_sign_is_escaped() -> None:
+    assert printable("käse [x] \\ \x1b\n\u202e\ud800") == "käse [x] \\ \\x1b\\n\\u202e\\ud800"
+
+
+def test_moments() -> None:
+    assert moment(0.0) == "1970-01-01 00:00:00Z"
+    assert moment(999_999_999_999.0) == "999999999999 s"
+
+
+def test_the_handlers_module_is_the_one_that_is_named() -> None:
+    assert sys.modules[HERE] is handlers

@@ -1,0 +1,169 @@
+"""Partitions that come and go while handlers run, fill the process or do not end; and a source that is closed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+import lanes
+from lanes_kafka import KafkaSource
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.members import PROTOCOLS, Story, Work, group
+from tests.kafka.workload import QUIET, produce, until
+
+pytestmark = pytest.mark.anyio
+
+ONE = lanes.Settings(concurrency=1, max_in_flight=1)
+
+
+@pytest.mark.parametrize("protocol", [pytest.param("cooperative", marks=pytest.mark.slow), "848"])
+async def test_saturated_assign_starts_paused(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    story = Story()
+    work = Work(story)
+    work.hold(b"first")
+    async with group(events, protocol, work) as members:
+        old, leaving = members.start("old", settings=ONE), members.start("leaving", settings=ONE)
+        await members.owning(old=1, leaving=1)
+        (kept,) = story.owned("old")
+        produce(events, 1, keys=[b"first"], partition=kept)
+        await until(lambda: bool(story.of("start", "old")))
+        await leaving.consumer.drain()
+        produce(events, 5, keys=[b"second"], partition=1 - kept)
+        await members.owning(old=2)
+        await old.polled(20)
+        assert 1 - kept in old.client.paused and 1 - kept not in old.client.fetched
+        work.let_go(b"first")
+        await until(lambda: len(work.ended) == 6)
+        assert old.client.paused == set()
+    assert set(work.ended.values()) == {1} and work.violations == []
+
+
+@pytest.mark.parametrize("protocol", ["eager", "848"])
+async def test_pause_never_outlives_ownership(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        old = members.start("old")
+        await members.owning(old=2)
+        old.consumer.pause()
+        await until(lambda: old.client.paused == {0, 1})
+        # It loses at least one of them, and has it back.
+        other = members.start("other")
+        await members.owning(old=1, other=1)
+        old.consumer.resume()
+        await other.consumer.drain()
+        await members.owning(old=2)
+        for number in (0, 1):
+            produce(events, 5, partition=number)
+        await until(lambda: len(work.ended) == 10)
+        assert old.client.paused == set()
+    assert set(work.ended.values()) == {1}
+
+
+async def test_no_flapping(topic: MakeTopic) -> None:
+    events = topic(2)
+    for number in range(2):
+        produce(events, 400, partition=number)
+    story = Story()
+    work = Work(story, lambda message: 0.002)
+    async with group(events, "848", work) as members:
+        # It is full and has room again about as often as there are messages.
+        one = members.start("one", settings=lanes.Settings(concurrency=5, max_in_flight=10))
+        await until(lambda: len(work.ended) == 800)
+        assert one.client.pauses <= 8
+    assert work.violations == []
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", pytest.param("848", marks=pytest.mark.slow)])
+async def test_slow_drain_hits_deadline_and_reports_abandoned(
+    protocol: str, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = topic(2)
+    for number in range(2):
+        produce(events, 1, keys=[b"slow"], partition=number)
+    story = Story()
+    work = Work(story)
+    work.hold(b"slow")
+    work.stubborn.add(b"slow")
+    async with group(events, protocol, work) as members:
+        members.start("old", settings=lanes.Settings(drain_timeout=0.5, grace=0.2))
+        await until(lambda: len(work.running) == 2)
+        slow = work.held(b"slow")
+        work.hold(b"slow")
+        members.start("new")
+        await members.owning(old=1, new=1)
+        (moved,) = story.owned("new")
+        assert f"{events.name}/{moved} given up while 1 handlers did not end" in caplog.text
+        await until(lambda: bool(story.of("start", "new", moved)))
+        slow.set()
+        await until(lambda: len(story.of("end", "old")) == 2)
+        # Too late for the one that was given up: what it began somebody else does.
+        await until(lambda: members.committed()[1 - moved] == 1)
+        assert members.committed()[moved] == 0
+        work.let_go(b"slow")
+        await until(lambda: members.committed() == [1, 1])
+    assert (work.ended[moved, 0], work.ended[1 - moved, 0]) == (2, 1)
+
+
+@pytest.mark.parametrize("protocol", ["eager", "848"])
+async def test_stop_drains_before_close(protocol: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    produce(events, 3, keys=[b"key"])
+    story = Story()
+    work = Work(story)
+    work.hold(b"key")
+    async with group(events, protocol, work, max_poll_interval_ms=60_000) as members:
+        one = members.start("one")
+        await until(lambda: bool(story.of("start", "one")))
+        one.consumer.stop()
+        # A member of its group for as long as that takes, and polling.
+        await one.polled(50)
+        assert story.of("close") == [] and not one.ended.is_set()
+        work.let_go(b"key")
+        await one.ended.wait()
+        order = [story.at(what, "one") for what in ("end", "commit", "released", "close")]
+        assert order == sorted(order) and one.failure is None
+    assert len(story.of("start")) == 1 and members.committed() == [1]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+
+def all_threads() -> int:
+    """With those of the client that are not Python's."""
+    return len(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else threading.active_count()
+
+
+@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
+async def test_no_thread_or_fd_left(protocol: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    config = {**QUIET, "bootstrap.servers": events.url, "group.id": f"g-{events.name}", **PROTOCOLS[protocol]}
+
+    async def opened(config: dict[str, object], topic: str) -> None:
+        source = KafkaSource(config, topics=topic)
+        try:
+            await source.open()
+        finally:
+            await source.aclose()
+
+    async def rounds(count: int) -> None:
+        for _ in range(count):
+            await opened(config, events.name)
+        with pytest.raises(lanes.ConfigError, match="no topic"):
+            await opened(config, f"{events.name}-not")
+        with pytest.raises(lanes.ConfigError):
+            await opened({**config, "fetch.min.bytes": "none"}, events.name)
+
+    await rounds(1)
+    files, threads = open_files(), all_threads()
+    await rounds(10)
+    with anyio.fail_after(10):
+        await until(lambda: open_files() <= files and all_threads() <= threads)
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("lanes-kafka")] == []

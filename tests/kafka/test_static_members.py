@@ -1,0 +1,127 @@
+"""Members with a name of their own, two of one name, clients that have failed for good, and topics made anew."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewTopic
+
+import lanes
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.members import Story, Work, group
+from tests.kafka.workload import produce, until
+
+pytestmark = pytest.mark.anyio
+
+
+def static(name: str) -> dict[str, str]:
+    return {"group.instance.id": name}
+
+
+@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
+async def test_static_member_restart_moves_nothing(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        leaving = members.start("leaving", config=static("one"))
+        members.start("staying", config=static("two"))
+        await members.owning(leaving=1, staying=1)
+        (its,) = story.owned("leaving")
+        before = len(story.events)
+        await leaving.consumer.drain()
+        members.start("back", config=static("one"))
+        await members.owning(back=1)
+        for number in range(2):
+            produce(events, 5, partition=number)
+        await until(lambda: len(work.ended) == 10)
+        assert story.owned("back") == {its}
+        assert {each.what for each in story.events[before:] if each.member == "staying"} <= {"start", "end", "commit"}
+    assert set(work.ended.values()) == {1}
+
+
+@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
+async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    produce(events, 1, keys=[b"key"])
+    story = Story()
+    work = Work(story)
+    work.hold(b"key")
+    work.stubborn.add(b"key")
+    async with group(events, protocol, work) as members:
+        first = members.start("first", config=static("twin"), settings=lanes.Settings(drain_timeout=0.5, grace=0.2))
+        await until(lambda: bool(story.of("start", "first")))
+        zombie = work.held(b"key")
+        work.hold(b"key")
+        second = members.start("second", config=static("twin"))
+        # The classic protocol ends the old one, and the new one the newcomer.
+        loser, winner = (second, first) if protocol == "848" else (first, second)
+        if loser is first:
+            # Fenced without a word from a callback.
+            await until(lambda: bool(story.of("lost", "first") and story.of("start", "second")))
+            zombie.set()
+        await loser.ended.wait()
+        zombie.set()
+        assert isinstance(loser.failure, lanes.SourceError)
+        assert "only one member may have group.instance.id='twin'" in str(loser.failure)
+        work.let_go(b"key")
+        await until(lambda: members.committed() == [1])
+        assert winner.failure is None
+        assert {each.position for each in story.of("commit", loser.name)} <= {0}
+    assert work.ended[0, 0] == (1 if loser is second else 2)
+
+
+@pytest.mark.parametrize("rebuilds", [1, 2])
+async def test_a_fenced_client_is_made_anew_so_often_and_no_more(rebuilds: int, topic: MakeTopic) -> None:
+    events = topic(1)
+    story = Story()
+    work = Work(story)
+    async with group(events, "eager", work) as members:
+        first = members.start("first", config=static("twin"), rebuilds=rebuilds)
+        await members.owning(first=1)
+        for attempt in range(1, rebuilds + 1):
+            rival = members.start(f"rival {attempt}", config=static("twin"))
+            # The one that is made anew fences the rival.
+            await until(lambda rival=rival: rival.failure is not None)  # type: ignore[misc]
+            assert first.failure is None and len(first.clients) == 1 + attempt
+            await until(lambda: bool(story.owned("first")))
+        produce(events, 5)
+        await until(lambda: len(story.of("end", "first")) == 5)
+        last = members.start("last", config=static("twin"))
+        await until(lambda: first.ended.is_set())
+        assert isinstance(first.failure, lanes.SourceError) and "group.instance.id='twin'" in str(first.failure)
+        assert len(first.clients) == 1 + rebuilds and last.failure is None
+
+
+@pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])
+async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    produce(events, 100)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
+        await until(lambda: len(work.ended) == 100)
+        await until(lambda: members.committed() == [100])
+        before = len(story.events)
+        events.delete()
+        new = NewTopic(events.name, 1, 1)
+        made = False
+        while not made:
+            with suppress(KafkaException):
+                events.admin.create_topics([new])[events.name].result(10)
+                made = True
+        await until(events.exists)
+        produce(events, 150)
+        await until(lambda: one.ended.is_set() or len(story.of("end")) == 250)
+        if one.ended.is_set():
+            assert isinstance(one.failure, lanes.SourceError)
+            assert f"topic '{events.name}' was deleted" in str(one.failure)
+        else:
+            # Only where the group says so: the new topic from its beginning, all of it.
+            assert protocol == "848" and {each.position for each in story.of("assigned")} == {0}
+        anew = [each.what for each in story.events[before:] if each.what in ("assigned", "commit") and each.position]
+        assert anew in ([], ["commit"] * len(anew)) and (protocol == "848" or not anew)
+    assert set(work.ended) == {(0, position) for position in range(len(work.ended))}
