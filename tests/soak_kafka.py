@@ -3,7 +3,7 @@
 Round after round of the demo's group, each on topics of its own, on one broker and in every protocol in turn: members
 are killed with -9, frozen beyond and below their session, stopped, added, and the broker is killed with -9, at moments
 drawn from the seed. Every round is checked by its histories. Prints a line a round, then one JSON object; status 1 when
-a promise broke, or when a run was repeated that nothing excuses.
+a promise broke, or when a run was repeated that nothing excuses. `--keep FOLDER`: keeps the files of such rounds there.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import argparse
 import asyncio
 import json
 import random
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Final
 
 from lanes.clock import monotonic
@@ -27,7 +30,7 @@ from lanes.demo.members import Members
 from tests.components import KafkaServer
 
 EVENTS: Final = 20_000
-FAULTS: Final = 12
+FAULTS: Final = 20
 """Of a round."""
 
 PROTOCOLS: Final[tuple[Protocol, ...]] = ("classic", "cooperative", "consumer")
@@ -50,15 +53,20 @@ class Storm:
         self._server = server
         self._tasks: list[asyncio.Task[None]] = []
         self._broker_is_up = True
+        self._broker_was_last = False
+        self.group: Members | None = None
         self.struck: Counter[str] = Counter()
 
     async def __call__(self, group: Members) -> None:
         """Strike again and again, and mend everything at the end."""
+        self.group = group
         await group.feed(1 / (FAULTS + 1))
         await group.until(group.settled)
         try:
             for number in range(1, FAULTS + 1):
+                await group.until(lambda: bool(self._possible(group)))
                 name, fault = self._chance.choice(self._possible(group))
+                self._broker_was_last = name == "broker_killed"
                 self.struck[name] += 1
                 group.progress.phase = name
                 task = asyncio.create_task(fault(group))
@@ -72,10 +80,11 @@ class Storm:
     def _possible(self, group: Members) -> list[tuple[str, Callable[[Members], Coroutine[None, None, None]]]]:
         possible: list[tuple[str, Callable[[Members], Coroutine[None, None, None]]]] = []
         # A process that starts while there is no broker ends at once, and says so: that is not tried here.
-        if self._broker_is_up:
+        if self._broker_is_up and len(group.running) < MOST:
+            possible.append(("joined", self._join))
+        # Members alone, every other time: a broker takes long to come back.
+        if self._broker_is_up and not self._broker_was_last:
             possible.append(("broker_killed", self._kill_broker))
-            if len(group.running) < MOST:
-                possible.append(("joined", self._join))
         if len(group.running) > LEAST:
             possible += [
                 ("killed", self._kill),
@@ -119,8 +128,8 @@ class Storm:
             group.note("broker", begun=begun)
 
 
-async def round_of(seed: int, protocol: Protocol, server: KafkaServer) -> tuple[Report, Counter[str]]:
-    """One run of the group with its faults."""
+async def round_of(seed: int, protocol: Protocol, server: KafkaServer, keep: Path) -> tuple[Report, Counter[str]]:
+    """One run of the group with its faults; ``keep``: where its files stay."""
     chance = random.Random(seed)
     storm = Storm(chance, server)
     config = DemoConfig(
@@ -134,8 +143,13 @@ async def round_of(seed: int, protocol: Protocol, server: KafkaServer) -> tuple[
         stall_timeout=90.0,
         protocol=protocol,
         script=storm,
+        keep=keep,
     )
-    return await run_demo(config), storm.struck
+    report = await run_demo(config)
+    if storm.group is not None:
+        seen = {"faults": storm.group.faults, "snapshots": storm.group.snapshots}
+        (keep / "seen.json").write_text(json.dumps(seen, default=sorted))
+    return report, storm.struck
 
 
 def main() -> int:
@@ -143,15 +157,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak_kafka")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     faults: Counter[str] = Counter()
     duplicates: Counter[str] = Counter()
     rounds = events = broken = overlaps = at_loss = 0
     started = time.monotonic()
-    with KafkaServer() as server:
+    with KafkaServer() as server, tempfile.TemporaryDirectory() as temporary:
+        folder: Path = options.keep or Path(temporary)
         while time.monotonic() - started < options.seconds:
             seed, protocol = options.seed + rounds, PROTOCOLS[rounds % len(PROTOCOLS)]
-            report, struck = asyncio.run(round_of(seed, protocol, server))
+            keep = folder / f"{seed}-{protocol}"
+            report, struck = asyncio.run(round_of(seed, protocol, server, keep))
+            if report.ok:
+                shutil.rmtree(keep)
             rounds += 1
             events += report.done
             faults += struck

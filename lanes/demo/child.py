@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,11 +15,23 @@ from typing import Final
 EXIT_ORPHANED: Final = 5
 """The parent is gone."""
 
+_PR_SET_PDEATHSIG: Final = 1
+
 
 def end_with_parent() -> None:
     """End this process as soon as stdin does: the parent holds the other end and never writes."""
+    killed_with_parent()
     # A thread, because the event loop may be busy or stuck.
     threading.Thread(target=_watch_stdin, daemon=True).start()
+
+
+def killed_with_parent() -> None:
+    """Have the system kill this process when the thread ends that started it, even while it is frozen.
+
+    Does nothing on systems other than Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch_stdin() -> None:

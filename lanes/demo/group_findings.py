@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from lanes.demo.membership import Assignment, Removal, Snapshot, Span, rebalances, removals, spans
+from lanes.demo.membership import Assignment, Removal, Snapshot, Span, last_owners, rebalances, removals, spans
 
 if TYPE_CHECKING:
     from memsource import Row, Segment
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 FaultKind = Literal["kill", "freeze", "pause", "stop", "join", "broker"]
 """``pause`` is a freeze that ends within the session."""
 
-_AFTERMATH: Final = 30.0
+_AFTERMATH: Final = 15.0
 """Seconds after a broker has come back in which members may still lose what they held."""
+
+_COMES_BACK: Final = 5.0
+"""Seconds after a broker has come back in which what is handed over may still not be committed."""
 
 _WITNESSES: Final = 3
 
@@ -44,7 +47,7 @@ class GroupFindings:
 
     ``duplicates``: runs of a message that had been run, by what caused them: kill, freeze, broker, or ``clean`` where
     nothing excuses it. ``rebalances``: how often partitions moved. ``recovery``: by kind of fault, the most seconds
-    until every partition concerned was begun by another member, infinite when one never was. ``overlaps``: two runs
+    until every partition concerned was begun anew, infinite when one never was. ``overlaps``: two runs
     of a key at once that nothing excuses, and results that counted after their partition was lost; ``overlaps_at_loss``
     those that began before the loss, or before their member could hear of it. ``witnesses`` name some overlaps.
     """
@@ -66,6 +69,7 @@ class Knowledge:
         self.spans: dict[Assignment, Span] = spans(segments)
         self.removals: dict[Assignment, Removal] = removals(self.spans, snapshots)
         self.rebalances = rebalances(snapshots)
+        self.last_owners = last_owners(snapshots)
 
     @property
     def taken(self) -> frozenset[Assignment]:
@@ -83,17 +87,17 @@ class Knowledge:
         if span.ending == "crashed":
             return "kill"
         if span.ending != "lost" and assignment not in self.removals:
-            return "broker" if self._in_outage(span.end) else "clean"
+            return "broker" if self._in_outage(span.end, _COMES_BACK) else "clean"
         removal = self.removals.get(assignment)
         at = min(span.end, removal.before if removal is not None else inf)
         if any(
             one.kind in ("freeze", "pause") and one.member == assignment[0] and one.begun <= at for one in self.faults
         ):
             return "freeze"
-        return "broker" if self._in_outage(at) else "clean"
+        return "broker" if self._in_outage(at, _AFTERMATH) else "clean"
 
-    def _in_outage(self, at: float) -> bool:
-        return any(one.kind == "broker" and one.begun <= at <= one.ended + _AFTERMATH for one in self.faults)
+    def _in_outage(self, at: float, after: float) -> bool:
+        return any(one.kind == "broker" and one.begun <= at <= one.ended + after for one in self.faults)
 
 
 def findings(knowledge: Knowledge) -> GroupFindings:
@@ -115,18 +119,22 @@ def findings(knowledge: Knowledge) -> GroupFindings:
 
 
 def recovery(knowledge: Knowledge) -> dict[str, float]:
-    """By kind of fault, the most seconds until every partition that the member held was another's. Pure.
+    """By kind of fault, the most seconds until every partition that the member held was begun anew. Pure.
 
-    Of a join: until the member has its first partition.
+    Of a join: until the member has its first partition; nothing, when it was killed or stopped without having had one.
+    Where a run was over before the last owner had begun, it counts that the broker says whose it was.
     """
-    begun: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for (member, partition, _), span in knowledge.spans.items():
-        begun[partition].append((span.begin, member))
+    begun: dict[str, list[float]] = defaultdict(list)
+    for (_, partition, _), span in knowledge.spans.items():
+        begun[partition].append(span.begin)
+    last = knowledge.last_owners
     found: dict[str, float] = {}
     for fault in knowledge.faults:
         if fault.kind == "join":
             own = [span.begin for (member, _, _), span in knowledge.spans.items() if member == fault.member]
-            times = [min(own, default=inf)]
+            ended = any(one.member == fault.member and one.kind in ("kill", "stop") for one in knowledge.faults)
+            given = min((since for name, since in last.values() if name == fault.member), default=inf)
+            times = [] if ended and not own else [min(own, default=given)]
         elif fault.kind in ("kill", "freeze", "stop"):
             held = [
                 partition
@@ -134,7 +142,10 @@ def recovery(knowledge: Knowledge) -> dict[str, float]:
                 if member == fault.member and span.begin <= fault.begun < span.end
             ]
             times = [
-                min((at for at, member in begun[partition] if at > fault.begun and member != fault.member), default=inf)
+                min(
+                    (at for at in begun[partition] if at > fault.begun),
+                    default=last[partition][1] if partition in last and last[partition][1] > fault.begun else inf,
+                )
                 for partition in held
             ]
         else:
@@ -212,13 +223,14 @@ class _Overlaps:
 
 
 class _Run:
-    """A message in an assignment: when it was first started, and whether it finished there."""
+    """A message in an assignment: when it was first started, whether it finished there, or was abandoned before."""
 
-    __slots__ = ("begun", "finished")
+    __slots__ = ("abandoned", "begun", "finished")
 
     def __init__(self, begun: float) -> None:
         self.begun = begun
         self.finished = False
+        self.abandoned = False
 
 
 class _Runs:
@@ -232,9 +244,12 @@ class _Runs:
         if event == "started":
             runs = self._runs[row.partition, row.position]
             runs.setdefault((segment.member, row.partition, row.epoch), _Run(row.mono))
-        elif event == "dlq_confirmed" or (event == "ended" and row.text == "ok"):
+        elif event in ("abandoned", "dlq_confirmed") or (event == "ended" and row.text == "ok"):
             run = self._runs[row.partition, row.position].get((segment.member, row.partition, row.epoch))
-            if run is not None:
+            if run is not None and event == "abandoned":
+                run.abandoned = True
+            elif run is not None and not run.abandoned:
+                # A dead letter that is on its way in a hand-over is not waited for, and does not count then.
                 run.finished = True
 
     def duplicates(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -15,10 +16,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from lanes.clock import monotonic
 from lanes.core.types import PartitionId
 from lanes.demo.broker import Left, Published
+from lanes.demo.coordinator import Coordinator
 from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
-from lanes.demo.membership import Member, Snapshot
+from lanes.demo.membership import Snapshot
 from lanes.history import History
 
 _BATCH: Final = 2_000
@@ -46,9 +48,8 @@ class KafkaBroker:
         self._server = server
         self._partitions = partitions
         self._made: list[str] = []
-        # The clients are asked from threads, one question at a time; the group apart, because it is asked often.
+        # The client is asked from threads, one question at a time.
         self._offsets = threading.Lock()
-        self._groups = threading.Lock()
         self._closing = False
         self._admin: AdminClient
         self._reader: Consumer
@@ -57,6 +58,7 @@ class KafkaBroker:
         self.stream = f"declarations-{name}"
         self.durable = f"approvals-{name}"
         self.dead_subject = f"dead-declarations-{name}"
+        self._coordinator = Coordinator(server, self.durable)
 
     async def open(self) -> None:
         """See ``Broker.open``."""
@@ -92,11 +94,16 @@ class KafkaBroker:
         if not hasattr(self, "_admin"):
             return []
         made, self._made = self._made, []
-        return await asyncio.to_thread(self._close, made)
+        stayed = await asyncio.to_thread(self._close, made)
+        if made and self.connected:
+            with contextlib.suppress(NoAnswer):
+                await self._coordinator.delete()
+        await self._coordinator.close()
+        return stayed
 
     def _close(self, made: list[str]) -> list[str]:
         stayed = []
-        with self._offsets, self._groups:
+        with self._offsets:
             asked = self._admin.delete_topics(made, request_timeout=_WITHIN) if made and self.connected else {}
             for topic in made:
                 try:
@@ -107,10 +114,6 @@ class KafkaBroker:
                     if failure.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         continue
                 stayed.append(topic)
-            if asked:
-                # A group that never committed anything is none, and one that is left behind ends by itself.
-                deleted = self._admin.delete_consumer_groups([self.durable], request_timeout=_WITHIN)
-                deleted[self.durable].exception()
             self._reader.close()
             self._producer.purge()
         return stayed
@@ -158,7 +161,7 @@ class KafkaBroker:
 
     async def left(self) -> Left | None:
         """See ``Broker.left``: what is published above the committed positions."""
-        return await self._ask(self._offsets, self._left)
+        return await self._ask(self._left)
 
     def _left(self) -> Left:
         parts = [TopicPartition(self.stream, number) for number in range(self._partitions)]
@@ -172,7 +175,7 @@ class KafkaBroker:
 
     async def count_dead_letters(self) -> int:
         """See ``Broker.count_dead_letters``."""
-        return await self._ask(self._offsets, self._count_letters)
+        return await self._ask(self._count_letters)
 
     def _count_letters(self) -> int:
         begin, end = self._reader.get_watermark_offsets(TopicPartition(self.dead_subject, 0), timeout=_WITHIN)
@@ -180,7 +183,7 @@ class KafkaBroker:
 
     async def dead_letters(self) -> list[Step]:
         """See ``Broker.dead_letters``; one that was written twice is there twice."""
-        return await self._ask(self._offsets, self._letters)
+        return await self._ask(self._letters)
 
     def _letters(self) -> list[Step]:
         count, letters = self._count_letters(), list[Step]()
@@ -202,24 +205,11 @@ class KafkaBroker:
 
     async def group(self) -> Snapshot:
         """What the broker knows of the group now. Raises ``NoAnswer``."""
-        return await self._ask(self._groups, self._group)
+        return await self._coordinator.group()
 
-    def _group(self) -> Snapshot:
-        asked = monotonic()
-        answer = self._admin.describe_consumer_groups([self.durable], request_timeout=_WITHIN)
-        found = answer[self.durable].result()
-        members = {
-            one.client_id: Member(
-                one.member_id,
-                frozenset((each.topic, each.partition) for each in one.assignment.topic_partitions),
-            )
-            for one in found.members
-        }
-        return Snapshot(asked, monotonic(), found.state.name, members)
-
-    async def _ask(self, lock: threading.Lock, question: Callable[[], _Answer]) -> _Answer:
+    async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         def ask() -> _Answer:
-            with lock:
+            with self._offsets:
                 if self._closing:
                     raise KafkaException(KafkaError(KafkaError._DESTROY, "closed"))
                 return question()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import signal
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -46,12 +47,12 @@ class Stopped(Exception):
 
 
 class Process:
-    """One member. ``name`` is its in the history and in the group; ``fault`` what was done to it last."""
+    """One member. ``name`` is its in the history and in the group; ``begun``: it has taken a message."""
 
     def __init__(self, name: str, child: Child) -> None:
         self.name = name
         self.child = child
-        self.heard = False
+        self.begun = False
         self.frozen = False
         self.leaving = False
         self.met_outage = False
@@ -262,16 +263,19 @@ class Members:
         words = process.child.last_words
         if status is None:
             self._fail(f"{process.name} did not end within {_STOP_WITHIN:g} s of SIGTERM: {words}")
-        elif status != EXIT_DRAINED:
+        elif status != EXIT_DRAINED and (process.begun or status != -signal.SIGTERM):
+            # One that had only begun did not know yet what to do about the signal.
             self._fail(f"{process.name} ended with status {status} after SIGTERM: {words}")
 
     async def _ended(self, process: Process) -> None:
         status = await process.child.wait()
         process.leaving = True
         # One that had only begun and found no broker is no failure of anything the demo is about.
-        if status == EXIT_FAILED and not process.heard and process.met_outage:
+        if status == EXIT_FAILED and not process.begun and process.met_outage:
             await process.child.end()
-            await self.join(fault=False)
+            joined = [one for one in self.faults if one.kind == "join" and one.member == process.name]
+            self.faults = [one for one in self.faults if one not in joined]
+            await self.join(fault=bool(joined))
         else:
             words = process.child.last_words or "it said nothing"
             self._fail(f"{process.name} ended by itself with status {status}: {words}")
@@ -285,7 +289,8 @@ class Members:
         process = self._processes.get(status["member"])
         if process is None:
             return
-        process.heard = True
+        # What has opened its source may still fail for want of a broker, before it takes anything.
+        process.begun = process.begun or bool(status["in_flight"] or status["settled"])
         process.status = status
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
         self.rss_mb = max(self.rss_mb, status["rss_mb"])

@@ -106,6 +106,19 @@ def rebalances(snapshots: Sequence[Snapshot]) -> int:
     return count
 
 
+def last_owners(snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, float]]:
+    """Who owns each partition in the end, and since when the broker has said so. Pure."""
+    found: dict[str, tuple[str, float]] = {}
+    for snapshot in snapshots:
+        if snapshot.stable and snapshot.members:
+            before, found = found, {}
+            for (topic, number), name in snapshot.owners.items():
+                partition = f"{topic}/{number}"
+                last = before.get(partition)
+                found[partition] = last if last is not None and last[0] == name else (name, snapshot.answered)
+    return found
+
+
 def _members_removed(snapshots: Sequence[Snapshot]) -> dict[str, list[Removal]]:
     removed: dict[str, list[Removal]] = defaultdict(list)
     present: dict[str, tuple[str, float]] = {}

@@ -34,3 +34,8 @@ class Progress:
     starts: int = 0
     stream: str = ""
     status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Events stored or dead-lettered; a dead letter that was written twice is one event."""
+        return min(self.events, self.stored + self.dead_letters)

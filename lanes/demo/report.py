@@ -161,7 +161,7 @@ def _broken_by(group: GroupFindings) -> list[str]:
         lines.append(f"duplicates: {count} (run again, and nothing was killed or frozen that had it)")
     for kind, seconds in group.recovery.items():
         if seconds == inf:
-            lines.append(f"recovery: after a {kind} not every partition was begun by another member")
+            lines.append(f"recovery: after a {kind} not every partition was begun anew")
     return lines
 
 

@@ -45,13 +45,14 @@ class Child:
     async def start(self) -> None:
         """Start it. Raises ``DemoError`` when there is no such program."""
         try:
-            # Its own session: a Ctrl+C at the terminal is the parent's to deal with.
+            # Its own group: a Ctrl+C at the terminal is the parent's to deal with. The same session: when its parent is
+            # gone, the system has a frozen one go on, and hangs it up.
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
+                process_group=0,
                 env=self._environment,
             )
         except OSError as error:
@@ -86,6 +87,22 @@ class Child:
         except TimeoutError:
             return None
         return self._process.returncode
+
+    def say(self, line: str) -> None:
+        """Write a line to its stdin. Does not block; one that has ended hears nothing."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{line}\n".encode())
+
+    async def exchange(self, line: str, timeout: float) -> str:
+        """Say a line to it, and wait for the line it prints; "" when it ends first, or after ``timeout`` seconds."""
+        if self._process is None or self._process.stdout is None:
+            return ""
+        self.say(line)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                answer = (await self._process.stdout.readline()).decode("utf-8", "replace")
+                return answer if answer.endswith("\n") else ""
+        return ""
 
     async def output(self) -> str:
         """Everything it printed on stdout. Waits until it has ended."""

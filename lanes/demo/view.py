@@ -102,7 +102,7 @@ def line(progress: Progress, rate: float) -> str:
     text = f"{progress.phase}: "
     if progress.starts == 0:
         return f"{text}{progress.published:,} of {progress.events:,} events published"
-    text += f"{progress.stored + progress.dead_letters:,} of {progress.events:,} done, {rate:,.0f}/s"
+    text += f"{progress.done:,} of {progress.events:,} done, {rate:,.0f}/s"
     if status:
         text += (
             f", {status['in_flight']} in flight, {status['running']} running, {status['held']} held, "
@@ -156,8 +156,7 @@ class LiveView:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        done = progress.stored + progress.dead_letters
-        counted = done if progress.starts else progress.published
+        counted = progress.done if progress.starts else progress.published
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
         grid.add_column()

@@ -12,6 +12,8 @@ import pytest
 from lanes.demo import DemoError
 from lanes.demo.child import EXIT_ORPHANED, peak_rss_mb
 from lanes.demo.supervise import Child
+from tests.components import wait_until
+from tests.conftest import Spawn, first_line, is_gone
 
 _WAIT = "from lanes.demo.child import end_with_parent; import threading; end_with_parent(); "
 _FOR_EVER = "threading.Event().wait()"
@@ -28,6 +30,45 @@ def test_a_child_ends_with_its_parent() -> None:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(20) == EXIT_ORPHANED
+
+
+_FREEZES = """
+import asyncio, os, signal, subprocess, sys
+from pathlib import Path
+from lanes.demo.supervise import Child
+
+async def main(child):
+    await child.start()
+    assert await child.exchange("", 60.0) == "ready\\n"
+    child.freeze()
+    os.waitpid(child.pid, os.WUNTRACED)
+    print(child.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(Child([sys.executable, "-c", sys.argv[1]], Path("/dev/null"))))
+"""
+
+# Of a session of its own nobody is hung up.
+_ALONE = """
+import asyncio
+start = asyncio.create_subprocess_exec
+asyncio.create_subprocess_exec = lambda *words, process_group, **more: start(*words, start_new_session=True, **more)
+"""
+_UNASKED = "from lanes.demo import child; child.killed_with_parent = lambda: None; "
+_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system cannot be asked to kill it")
+
+
+@pytest.mark.parametrize(
+    ("parent", "child"),
+    [pytest.param(_ALONE + _FREEZES, _WAIT, marks=_linux), (_FREEZES, _UNASKED + _WAIT)],
+    ids=["killed", "hung up"],
+)
+def test_a_frozen_child_ends_with_its_parent(spawn: Spawn, parent: str, child: str) -> None:
+    starter = spawn("-c", parent, child + "print('ready', flush=True); " + _FOR_EVER)
+    pid = int(first_line(starter))
+    assert not is_gone(pid)
+    starter.kill()
+    wait_until(lambda: is_gone(pid), "the frozen process to end")
 
 
 def test_the_peak_memory_is_that_of_this_process_alone() -> None:

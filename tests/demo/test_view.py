@@ -36,6 +36,7 @@ def test_the_plain_line_has_what_matters() -> None:
         "oldest 029576e5 0.42 s"
     )
     assert line(progress(starts=0, phase="publishing", published=7), 0.0) == ("publishing: 7 of 2,000 events published")
+    assert line(progress(stored=1_990, dead_letters=11), 0.0).startswith("under lanes: 2,000 of 2,000 done")
     assert line(progress(answering=False, status={}), 0.0).endswith("the server does not answer: waiting for it")
 
 

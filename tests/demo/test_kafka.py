@@ -1,0 +1,152 @@
+"""The whole demo on a real Kafka: a group whose members come, leave, die and stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from lanes.clock import monotonic
+from lanes.demo import DemoConfig, run
+from lanes.demo.config import Protocol
+from lanes.demo.members import Members
+from tests.components import KafkaServer, wait_until
+from tests.conftest import KafkaFactory, Spawn, first_line, is_gone
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", ["asyncio"]),
+    pytest.mark.timeout(180),
+]
+
+
+def config(server: KafkaServer, **changes: Any) -> DemoConfig:
+    settings = {"events": 3_000, "concurrency": 100, "max_in_flight": 200, "serial_seconds": 0.0}
+    return DemoConfig(**{"broker": "kafka", "server": server.url, **settings, **changes})
+
+
+def topics(server: KafkaServer) -> set[str]:
+    admin = AdminClient({"bootstrap.servers": server.url})
+    return set(admin.list_topics(timeout=10.0).topics) - {"__consumer_offsets"}
+
+
+def groups(server: KafkaServer) -> set[str]:
+    admin = AdminClient({"bootstrap.servers": server.url})
+    return {each.group_id for each in admin.list_consumer_groups(request_timeout=10.0).result().valid}
+
+
+async def kills_and_stops(group: Members) -> None:
+    """One is killed while the group has work, one is stopped in order, and one before it has begun."""
+    await group.until(group.settled)
+    count = await group.feed(0.6)
+    await group.handled(count // 2)
+    group.kill(group.busiest())
+    await group.handled(count)
+    await group.until(group.settled)
+    await group.stop(await group.join())
+    count = await group.feed(1.0)
+    await group.stop(group.running[-1])
+    await group.handled(count)
+
+
+async def test_a_group_loses_one_and_repeats_only_that(kafka: KafkaServer, tmp_path: Path) -> None:
+    before = topics(kafka), groups(kafka)
+    report = await run(config(kafka, latency=0.03, protocol="consumer", script=kills_and_stops, keep=tmp_path / "kept"))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (3_000, 1, 4)
+    group = report.group
+    assert group is not None
+    assert set(group.recovery) == {"kill", "stop"} and group.rebalances >= 2
+    assert group.duplicates["kill"] == sum(group.duplicates.values()) > 0
+    assert topics(kafka) <= before[0] and groups(kafka) <= before[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["classic", "cooperative", "consumer"])
+async def test_everything_is_done_to_a_group(kafka: KafkaServer, protocol: Protocol) -> None:
+    report = await run(config(kafka, events=10_000, concurrency=300, max_in_flight=600, protocol=protocol))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (10_000, 1, 4)
+    group = report.group
+    assert group is not None
+    assert set(group.recovery) == {"kill", "join", "freeze", "stop"}
+    assert group.duplicates["clean"] == group.overlaps == 0
+    assert group.duplicates["kill"] and group.duplicates["freeze"]
+
+
+@pytest.mark.slow
+async def test_a_broker_that_dies_is_waited_for(fresh_kafka: KafkaFactory) -> None:
+    server = fresh_kafka(warm=True)
+
+    async def outage(group: Members) -> None:
+        await group.until(group.settled)
+        begun = monotonic()
+        await asyncio.to_thread(server.kill)
+        late = await group.join()
+        await group.until(lambda: late.child.status is not None)
+        await asyncio.to_thread(server.start)
+        group.note("broker", begun=begun)
+        await group.until(group.settled)
+        await group.handled(await group.feed(1.0))
+
+    report = await run(config(server, script=outage))
+    assert report.broken == []
+    # The one that found no broker ended, and another one joined instead.
+    assert (report.done, report.kills, report.workers) == (3_000, 0, 5)
+    assert report.group is not None and set(report.group.recovery) == {"join"}
+
+
+_FREEZES_ONE = """
+import asyncio, sys
+from lanes.clock import monotonic
+from lanes.demo import DemoConfig, run
+
+async def script(group):
+    await group.until(group.settled)
+    children = [*(one.child.pid for one in group.running), group._broker._coordinator.pid]
+    group.freeze(group.busiest())
+    print(*children, flush=True)
+    await asyncio.Event().wait()
+
+server, name = sys.argv[1:]
+asyncio.run(run(DemoConfig(broker="kafka", server=server, events=1_000, serial_seconds=0.0, name=name, script=script)))
+"""
+
+
+async def test_nothing_outlives_a_demo_that_is_killed(kafka: KafkaServer, temporary: Path, spawn: Spawn) -> None:
+    demo = spawn("-c", _FREEZES_ONE, kafka.url, "killed")
+    children = list(map(int, first_line(demo).split()))
+    assert len(children) == 4 and not any(map(is_gone, children)), "three members, and who asks for the group"
+    demo.kill()
+    wait_until(lambda: all(map(is_gone, children)), f"{children} to end")
+    admin = AdminClient({"bootstrap.servers": kafka.url})
+    for deleted in admin.delete_topics(["declarations-killed", "dead-declarations-killed"]).values():
+        deleted.result(10.0)
+
+
+async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> None:
+    before = topics(kafka)
+    arguments = ["--broker", "kafka", "--server", kafka.url, "--sample", "0s", "--events", "20000"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from lanes.cli import main; main()", "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        while "one killed" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(process.communicate)
+    assert (process.returncode, said) == (130, "lanes: SIGINT: stopped; nothing is left running\n")
+    assert list(tmp_path.iterdir()) == []
+    # The group ends by itself: its members have had no time to leave it.
+    assert topics(kafka) <= before

@@ -1,0 +1,91 @@
+"""The report of a group can fail: a planted fault turns it red, and by the right line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from lanes.demo import DemoConfig, Faults, Report, run
+from lanes.demo.members import Members
+from tests.components import KafkaServer
+from tests.demo.kafka_mutants import KAFKA
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.parametrize("anyio_backend", ["asyncio"]),
+    pytest.mark.timeout(120),
+]
+
+_EVENTS = 5_000
+_WORKER = (sys.executable, "-m", "lanes.demo.worker")
+
+
+async def fed(group: Members, until: float) -> None:
+    """Give the group something to do again and again while it has not settled, up to so large a share of all."""
+    share = group.progress.published / _EVENTS
+    while not group.settled():
+        share = min(share + 0.005, until)
+        await group.feed(share)
+        await asyncio.sleep(0.1)
+
+
+async def busy(group: Members, share: float) -> None:
+    """Give the group so much to do, and wait until it has done half of that: some of it may be lost."""
+    done, published = group.progress.stored, group.progress.published
+    count = await group.feed(share)
+    await group.handled(done + (count - published) // 2)
+
+
+async def disturbed(group: Members) -> None:
+    """One joins, one is killed and one is stopped, each in the middle of something."""
+    await group.until(group.settled)
+    await busy(group, 0.5)
+    await group.join()
+    await fed(group, 0.7)
+    await busy(group, 0.8)
+    group.kill(group.busiest())
+    await fed(group, 0.9)
+    await busy(group, 1.0)
+    await group.stop(group.busiest())
+
+
+async def demo(server: KafkaServer, command: tuple[str, ...]) -> Report:
+    return await run(
+        DemoConfig(
+            broker="kafka",
+            server=server.url,
+            protocol="cooperative",
+            events=_EVENTS,
+            latency=0.05,
+            concurrency=300,
+            max_in_flight=600,
+            serial_seconds=0.0,
+            stall_timeout=20.0,
+            faults=Faults(fail_every=20, poison_every=1_000),
+            script=disturbed,
+            worker_command=command,
+        )
+    )
+
+
+async def test_without_a_fault_every_promise_is_kept(kafka: KafkaServer) -> None:
+    report = await demo(kafka, _WORKER)
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (_EVENTS, 1, 4)
+    assert report.dead_letters > 0
+    assert report.group is not None and report.group.duplicates["kill"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        *((mutant.name, mutant.found_by) for mutant in KAFKA),
+        ("failure_counts_as_done", ("lost: ",)),
+    ],
+)
+async def test_a_planted_fault_turns_the_report_red(kafka: KafkaServer, name: str, lines: tuple[str, ...]) -> None:
+    report = await demo(kafka, (sys.executable, "-m", "tests.demo.kafka_mutants", name))
+    assert [broken for broken in report.broken if broken.startswith(lines)], report.broken
