@@ -46,12 +46,13 @@ if TYPE_CHECKING:
         TokenRefused,
     )
     from memsource.sim.faults import FaultBudget, faults
+    from memsource.sim.injection import InjectedFailure
     from memsource.sim.plan import Fault, Plan, Schedule
     from memsource.sim.run import Run
     from memsource.sim.simulate import Simulation, simulate
     from memsource.sim.traffic import Traffic
     from memsource.sim.worker import App, Worker
-    from memsource.sim.world import InjectedFailure, World
+    from memsource.sim.world import World
     from memsource.source import MemoryDeadLetters, MemorySource
     from memsource.timeline import Timeline
 
@@ -147,12 +148,13 @@ _HOMES: Final = {
         "TokenRefused",
     ),
     "memsource.sim.faults": ("FaultBudget", "faults"),
+    "memsource.sim.injection": ("InjectedFailure",),
     "memsource.sim.plan": ("Fault", "Plan", "Schedule"),
     "memsource.sim.run": ("Run",),
     "memsource.sim.simulate": ("Simulation", "simulate"),
     "memsource.sim.traffic": ("Traffic",),
     "memsource.sim.worker": ("App", "Worker"),
-    "memsource.sim.world": ("InjectedFailure", "World"),
+    "memsource.sim.world": ("World",),
     "memsource.source": ("MemoryDeadLetters", "MemorySource"),
     "memsource.timeline": ("Timeline",),
 }

@@ -297,7 +297,9 @@ class Coordinator:
         self._unnoticed_until = NEVER
         for number in self.group.topic.partitions:
             owner = self.group.owner(number)
-            if owner is not None:
+            if owner is not None and self.settings.protocol == "eager":
+                self.group.revoke(number)
+            elif owner is not None:
                 self._take(owner, [number])
                 self.group.lose(owner, number, give=False)
 
@@ -355,9 +357,7 @@ class Coordinator:
             return [Callback("assign", tuple(numbers))]
         if kind == "lost":
             lost = Callback("lost", tuple(n for n in numbers if client.held.pop(n, None) is not None))
-            if self.exists:
-                return [lost]
-            return [lost, KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
+            return [lost, *self._deleted()]
         for number in numbers:
             if number not in client.held:
                 # Dropped before anybody asked.
@@ -368,7 +368,15 @@ class Coordinator:
             if client.revoking_since is None:
                 client.revoking_since = self.now
         asked = tuple(number for number in numbers if number in client.held)
-        return [Callback("revoke", asked)] if asked else []
+        if not asked:
+            return []
+        return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]
+
+    def _deleted(self) -> list[KafkaFailure]:
+        """The error that a classic client is told of a topic that is gone."""
+        if self.exists:
+            return []
+        return [KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
 
     def _note(self) -> None:
         """There may be something that a client has not heard: its next heartbeat brings it."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from lanes.history import KEY_DIGITS, MEMBER
 from lanes.rules import Rules
 
-__all__ = ["Fields", "Row", "RowParser", "rules_of", "whole_number"]
+__all__ = ["EVENTS", "Fields", "Row", "RowParser", "rules_of", "whole_number"]
 
 Fields = dict[str, object]
 
@@ -56,6 +56,11 @@ _OTHER: Final[dict[str, tuple[str, str]]] = {
     "resumed": ("", "in_flight"),
     "dropped": ("", "count"),
 }
+EVENTS: Final = frozenset(
+    {*_MESSAGE, *_OWNERSHIP, *_COMMIT, *_OTHER, "begin", "produced", "unblocked", "extended", "ahead_reached"}
+)
+"""Of all rows that this version reads."""
+
 _RULES: Final[dict[str, tuple[type, ...]]] = {
     "order": (str,),
     "keyless": (str,),

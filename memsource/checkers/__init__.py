@@ -31,6 +31,7 @@ from memsource.timeline import Timeline
 __all__ = [
     "CHECKERS",
     "MARGIN",
+    "TIMED",
     "AtLeastOnce",
     "AttemptsCount",
     "BoundedBytes",
@@ -74,7 +75,14 @@ __all__ = [
 
 MakeChecker = Callable[[Timeline], Checker]
 
-_TIMED: Final = (CommitsInTime, UnknownCommitRepeated, KeptAlive, DrainInTime, DrainWaitsForRunning)
+TIMED: Final = (
+    CommitsInTime,
+    UnknownCommitRepeated,
+    KeptAlive,
+    DrainInTime,
+    DrainWaitsForRunning,
+)
+"""Those that judge deadlines, and take a ``margin``: seconds by which something may be late."""
 
 CHECKERS: Final[tuple[MakeChecker, ...]] = (
     # Order and exclusion
@@ -121,7 +129,7 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
 
 def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
     """All of them, where nothing may be late by more than ``margin`` seconds, 0 or more: for virtual time."""
-    return tuple(partial(make, margin=margin) if make in _TIMED else make for make in CHECKERS)
+    return tuple(partial(make, margin=margin) if make in TIMED else make for make in CHECKERS)
 
 
 def check(

@@ -10,10 +10,13 @@ from memsource.checkers.verdict import Findings
 from memsource.history import Segment
 from memsource.rows import Row
 
-__all__ = ["MARGIN", "Deadlines", "Drain", "timeout_of", "well_nigh"]
+__all__ = ["MARGIN", "SILENT", "Deadlines", "Drain", "timeout_of", "well_nigh"]
 
 MARGIN: Final = 5.0
 """Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
+
+SILENT: Final = "deadlines passed while the process wrote nothing: it was suspended, or it was late"
+"""The doubt about a process that missed a deadline in its sleep, or was never told of it."""
 
 _WELL_NIGH: Final = 0.9
 """Two clocks measure a drain: the engine's, which writes the rows, and the loop's, which waits."""
@@ -43,7 +46,7 @@ class Deadlines:
         if row.mono - awake > self._margin:
             self._findings.violation(segment, row, f"{what} {row.mono - deadline:.3f} s late")
         else:
-            self._findings.doubt("deadlines passed while the process wrote nothing: it was suspended, or it was late")
+            self._findings.doubt(SILENT)
 
 
 class Drain:

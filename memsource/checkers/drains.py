@@ -73,12 +73,24 @@ class DrainInTime:
                 self._judge(segment, row, state, graces=3)
 
 
+class _Closing(Drain):
+    """Of a drain: ``highest`` is what had started when it began. ``over``: handlers of it were cancelled, because its
+    time was over."""
+
+    __slots__ = ("highest", "over")
+
+    def __init__(self, highest: int) -> None:
+        super().__init__()
+        self.highest = highest
+        self.over = False
+
+
 class DrainStartsNothing:
     """From ``revoking`` on no handler of the partition starts (37).
 
     Where the completed set cannot be handed over, what is queued below the highest message that had started still
-    runs. What follows the head of its lane in a batch has its rows when the call has ended: so they may come then, and
-    which message was the highest is not known.
+    runs, until the time of the drain is over and its handlers are cancelled. What follows the head of its lane in a
+    batch has its rows when the call has ended: so they may come then, and which message was the highest is not known.
     """
 
     name = "DrainStartsNothing"
@@ -86,7 +98,7 @@ class DrainStartsNothing:
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
         self._highest: dict[Assignment, int] = {}
-        self._draining: dict[Assignment, int] = {}
+        self._draining: dict[Assignment, _Closing] = {}
         self._ended: dict[Segment, float] = {}
         self._gaps: set[Segment] = set()
 
@@ -95,6 +107,7 @@ class DrainStartsNothing:
             "started": self._started,
             "ended": self._end,
             "revoking": self._revoking,
+            "hastened": self._hastened,
             "revoked": self._over,
             "lost": self._over,
             "gap": self._gap,
@@ -111,29 +124,43 @@ class DrainStartsNothing:
         elif row.position > self._highest.get(assignment, -1):
             self._highest[assignment] = row.position
 
-    def _judge(self, segment: Segment, row: Row, highest: int) -> None:
+    def _judge(self, segment: Segment, row: Row, drain: _Closing) -> None:
         rules = segment.rules
         if rules.batch is None:
             self._findings.unsaid(segment, "batch, and whether the completed set is handed over")
             return
         if rules.batch and self._ended.get(segment) == row.mono:
             return
-        if row.position < highest or rules.batch or segment in self._gaps:
+        what = "started while its partition was drained"
+        if row.position < drain.highest or rules.batch or segment in self._gaps:
             closes = closes_prefix(rules)
             if closes is None:
                 self._findings.unsaid(segment, "batch, and whether the completed set is handed over")
-            if closes is not False:
+            if closes is not False and (rules.batch or not drain.over):
                 return
-        self._findings.violation(segment, row, "started while its partition was drained")
+            if closes:
+                what = "started when the time of its drain was over, and its handlers were cancelled"
+        self._findings.violation(segment, row, what)
 
     def _end(self, segment: Segment, row: Row) -> None:
-        if self._draining:
-            self._ended[segment] = row.mono
+        if not self._draining:
+            return
+        self._ended[segment] = row.mono
+        drain = self._draining.get((segment, row.partition, row.epoch))
+        if drain is not None and drain.since is not None and row.text == "cancelled":
+            # A handler may cancel itself, too.
+            drain.over |= well_nigh(row.mono - drain.since, drain.timeout)
 
     def _revoking(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         assignment = segment, row.partition, row.epoch
-        self._draining[assignment] = self._highest.pop(assignment, -1)
+        self._draining[assignment] = _Closing(self._highest.pop(assignment, -1))
+        self._hastened(segment, row)
+
+    def _hastened(self, segment: Segment, row: Row) -> None:
+        drain, timeout = self._draining.get((segment, row.partition, row.epoch)), timeout_of(segment, row)
+        if drain is not None and timeout is not None:
+            drain.begin(row.mono, timeout)
 
     def _over(self, segment: Segment, row: Row) -> None:
         self._highest.pop((segment, row.partition, row.epoch), None)

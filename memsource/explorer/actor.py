@@ -106,7 +106,7 @@ class _Actor:
             case "unanswered":
                 self._unanswered(event.epoch)
             case "deadline":
-                self._know(event.epoch, late=True)
+                self._deadline(event.epoch)
             case "fences":
                 self._fences(event.epoch)
             case "releases":
@@ -163,7 +163,7 @@ class _Actor:
         before = [p for p in unfinished if p < position and self._topic[shell.number][p].encode() == message.key]
         self._check(invariants.former_ended_first, position, before)
         highest = max(started.values(), default=-1)
-        closing = self._scope.close_prefix
+        closing = self._scope.close_prefix and not shell.late
         self._check(
             invariants.drain_starts_nothing_above, position, highest, draining=partition.draining, closing=closing
         )
@@ -307,6 +307,12 @@ class _Actor:
         """Waiting heads and failed handlers are not awaited by a drain; only a completed set keeps what is above."""
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
+
+    def _deadline(self, epoch: int) -> None:
+        """Its drain has taken too long: what runs is cancelled, and what was to close the prefix is given up."""
+        self._know(epoch, late=True)
+        if self.engine.stop_closing(self._partition(self._known[epoch].number)):
+            self._note("abandoned at the deadline of a drain")
 
     def _fences(self, epoch: int) -> None:
         partition = self._partition(self._known[epoch].number)

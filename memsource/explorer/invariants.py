@@ -1,6 +1,6 @@
 """What must hold whatever the order of events, each as a function that raises ``Broken``.
 
-The numbers are those of the table in `docs/design.md`, section 8.
+The numbers are those of the table in `docs/design.md`, section 9.
 """
 
 from __future__ import annotations
@@ -190,7 +190,10 @@ def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
 
 
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
-    """37: a drain starts nothing; if it closes the prefix, nothing above the highest that has started before."""
+    """37: a drain starts nothing; if it closes the prefix, nothing above the highest that has started before.
+
+    ``closing``: whether it does, and its deadline has not passed.
+    """
     if draining and (not closing or position > highest):
         broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")
 

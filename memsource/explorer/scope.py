@@ -70,6 +70,7 @@ class Scope:
             "two lanes of a partition ran at once": mixed and self.concurrency > 1,
             "finished on arrival": mixed and self.hands_over and self.moves > 0,
             "started to close the prefix": self.close_prefix,
+            "abandoned at the deadline of a drain": self.close_prefix and self.faults > 0,
             "max_ahead was reached, max_ahead was left": self.max_ahead < len(self.messages),
             "a bound was reached, below the low mark again": self.max_in_flight < len(self.messages),
         }

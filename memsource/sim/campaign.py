@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from memsource.rows import EVENTS
 from memsource.sim.choosers import Chooser, Fifo, Sparse, mixed
 from memsource.sim.errors import ImpossiblePlan, Nondeterministic, Overtime
 from memsource.sim.faults import FaultBudget, draw
@@ -264,8 +265,8 @@ def _check(runs: object, seed: object, sometimes: object) -> None:
         raise ImpossiblePlan(f"sometimes={sometimes!r}: must be several names, such as [{sometimes!r}]")
     for name in sometimes:
         kind = name.removeprefix("fault: ") if isinstance(name, str) else ""
-        if not kind or (kind != name and kind not in FAULT_KINDS):
+        if kind not in (EVENTS if kind == name else FAULT_KINDS):
             raise ImpossiblePlan(
-                f"sometimes={sometimes!r}: {name!r} is neither an event of the history nor 'fault: ' and one of "
-                f"{', '.join(FAULT_KINDS)}"
+                f"sometimes={sometimes!r}: {name!r} is neither an event of the history ({', '.join(sorted(EVENTS))}) "
+                f"nor 'fault: ' and one of {', '.join(FAULT_KINDS)}"
             )

@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from memsource.sim.plan import Fault, FaultKind
 
-__all__ = ["Injection", "Moment"]
+__all__ = ["InjectedFailure", "Injection", "Moment"]
+
+
+class InjectedFailure(OSError):
+    """A call of ``World.io`` fails because the plan says so."""
 
 
 class Moment(NamedTuple):

@@ -22,7 +22,7 @@ import threading
 import weakref
 from asyncio.events import _get_running_loop
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextvars import Context
 from operator import itemgetter
 from types import FrameType
@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 from memsource.sim.choosers import Chooser
 from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.guards import LOOP_CALLS, THREADS, refusing
-from memsource.sim.places import place_of_frame, title, waits
+from memsource.sim.places import handlers, place_of_frame, place_of_task, title, waits
 from memsource.sim.tasks import GROUP, TASK_METHODS, OrderedWeakSet, SimFuture, SimTask, inline, owner_of, wrapped_by
 from memsource.sim.timers import Timers
 
@@ -110,9 +110,9 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._closed:
             raise RuntimeError("Event loop is closed")
         handle = asyncio.Handle(callback, args, self, context)
-        owner = getattr(callback, "__self__", None)
-        if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", None) not in TASK_METHODS:
-            number = self._number_of(owner)
+        owner, name = getattr(callback, "__self__", None), getattr(callback, "__name__", None)
+        if isinstance(owner, asyncio.Task) and name not in TASK_METHODS:
+            number = owner.number if type(owner) is SimTask else self._number_of(owner)
             group = self._group_of(owner, handle) if self._frozen else None
             if group is not None and group in self._frozen:
                 self._held.append((group, number, handle))
@@ -122,7 +122,7 @@ class SimLoop(asyncio.BaseEventLoop):
         elif self._frozen and (group := self._group_of(None, handle)) in self._frozen:
             assert group is not None
             self._held_callbacks.append((group, handle))
-        elif getattr(callback, "__name__", None) == _CANCELLATION:
+        elif name == _CANCELLATION:
             self._retries.append((self.steps + len(self._tasks), handle))
         else:
             self._callbacks.append(handle)
@@ -378,22 +378,30 @@ class SimLoop(asyncio.BaseEventLoop):
             )
         )
 
+    def waiting(self, groups: Collection[str]) -> list[str]:
+        """A line for each task of these groups that is in code of the user's own, of the first ten: where it waits."""
+        return waits(
+            task for task in handlers(asyncio.all_tasks(self)) if isinstance(task, SimTask) and task.group in groups
+        )
+
     def _deadlock(self) -> str:
         frozen = f"; frozen for ever: {', '.join(sorted(self._frozen))}" if self._frozen else ""
         what = f"every task waits for another one, and none for a time{frozen}"
         return "\n".join([f"turn {self.turns}, time {self._now:g}: {what}", *waits(asyncio.all_tasks(self))])
 
     def _standing_still(self) -> Livelock:
-        titles = {self._number_of(task): title(task) for task in asyncio.all_tasks(self)}
+        tasks = {self._number_of(task): task for task in asyncio.all_tasks(self)}
         most = ", ".join(
-            f"{titles.get(number, f'task {number}, which has ended')} ({steps} steps)"
+            f"{title(tasks[number])} ({steps} steps, now at {place_of_task(tasks[number])})"
+            if number in tasks
+            else f"task {number}, which has ended ({steps} steps)"
             for number, steps in self._counts.most_common(3)
         )
         what = "what was cancelled has not ended" if self._ending else "no time has passed"
         return self._end(
             Livelock(
                 f"turn {self.turns}, time {self._now:g}: {what} in {self._turns_limit} turns; most steps: "
-                f"{most or 'none, callbacks call one another'}. Wait for an event or a time, or raise turns_limit"
+                f"{most or 'none, callbacks call one another'}. Wait for an event or a time"
             )
         )
 

@@ -84,6 +84,7 @@ class SimulationMachine(RuleBasedStateMachine):
             thread_time=(lambda: _THREAD_TIME) if self.threads == "inline" else None,
             turns_limit=_TURNS_LIMIT,
         )
+        self._shared: App | Handler | None = None
         self._plan = Plan(self.personality)
         self._conditions = Conditions(test=_no_test, partitions=self.partitions, threads=self.threads)
         self._over = False
@@ -94,7 +95,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self._scope: anyio.CancelScope | None = None
         try:
             self.world = self.drive(self._begin())
-            self.call(self.world.workers, self.members, self.app())
+            self.call(lambda: self.world.workers(self.members, make=self.process))
         except BaseException:
             self._close()
             raise
@@ -105,8 +106,16 @@ class SimulationMachine(RuleBasedStateMachine):
     # --- for users
 
     def app(self) -> App | Handler:
-        """What each worker runs. Called once for an example, before its first step."""
+        """What the workers run, one object that all of them share: what it remembers outlives a crash, as a database
+        does. Called once for an example, before its first step."""
         raise NotImplementedError(f"{type(self).__name__}.app: return the handler, or an App of it and its settings")
+
+    def process(self) -> App | Handler:
+        """What one worker runs, asked for whenever one starts, after a crash too. Override it instead of ``app`` with
+        what makes a new handler each time, where a process shall forget what it remembered."""
+        if self._shared is None:
+            self._shared = self.app()
+        return self._shared
 
     def at_rest(self) -> None:
         """What holds when all is caught up and the workers still run; nothing unless it is overridden."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lanes.core.types import Settlement
@@ -43,14 +43,15 @@ class Progress:
         few = ", ".join(f"partition {record.partition} position {record.position}" for record in left[:_NAMED])
         return len(left), few + (", …" if len(left) > _NAMED else "")
 
-    def caught_up(self, statuses: Sequence[Status]) -> bool:
+    def caught_up(self, asked: Callable[[], Sequence[Status]]) -> bool:
         """Whether nothing is left, or what is left cannot get further: a poison policy has blocked it.
 
-        ``statuses``: of all workers that are ready.
+        ``asked``: the statuses of all workers that are ready. They are asked for where they matter alone.
         """
         left = Counter(record.partition for record in self.left())
         if not left:
             return True
+        statuses = asked()
         if not any(status.blocked for status in statuses):
             return False
         if any(status.running or status.ready or status.held or status.parking for status in statuses):

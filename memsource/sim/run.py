@@ -18,17 +18,8 @@ from typing import Final, Literal, get_args
 import anyio
 from blake3 import blake3
 
-from memsource.checkers import (
-    CHECKERS,
-    CommitsInTime,
-    DrainInTime,
-    DrainWaitsForRunning,
-    KeptAlive,
-    MakeChecker,
-    NoOverlap,
-    UnknownCommitRepeated,
-    check,
-)
+from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
+from memsource.checkers.deadlines import SILENT
 from memsource.history import Segment, read_bytes
 from memsource.jetstream import JetStreamBroker
 from memsource.kafka import KafkaBroker
@@ -53,13 +44,8 @@ TIME_LIMIT: Final = 86_400.0
 """Virtual seconds that a test may take."""
 
 _SETUP: Final = "must be a plain function, which is called before each run; what is async goes into the test"
-_LATE: Final[tuple[MakeChecker, ...]] = (
-    CommitsInTime,
-    UnknownCommitRepeated,
-    KeptAlive,
-    DrainInTime,
-    DrainWaitsForRunning,
-)
+_MARGIN: Final = 1.0
+"""Virtual seconds by which something may be late where nobody stood still: behind a failure so long is waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +91,7 @@ class Run:
 
     ``states``: what the test noted with ``World.check``. ``digest`` says whether two runs were the same.
     ``boundaries``: how many there were for a fault to be at. ``happened``: event → how often, of the history, with the
-    faults that struck as ``fault: kind``; ``moments``: when that was.
+    faults that met something as ``fault: kind``; ``moments``: when that was.
     """
 
     plan: Plan
@@ -228,13 +214,13 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
     return JetStreamBroker(conditions.partitions)
 
 
-def _checkers(plan: Plan, conditions: Conditions) -> Sequence[MakeChecker]:
+def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
     """Those that can say something of such a run: who stood still was late."""
-    kinds = {fault.kind for fault in plan.faults}
+    kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
-        return conditions.checkers
-    made = [make for make in conditions.checkers if make not in _LATE]
+        return [partial(make, margin=_MARGIN) if make in TIMED else make for make in conditions.checkers]
+    made = [make for make in conditions.checkers if make not in TIMED]
     return [partial(NoOverlap, late=True) if stood_still and make is NoOverlap else make for make in made]
 
 
@@ -247,9 +233,11 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     # What was taken before its Assigned was handled has no epoch, and no row.
     taken = {(name, str(partition.id), partition.epoch) for name, partition in world.broker.taken if partition.epoch}
     if segments:
-        for verdict in check(segments, _checkers(plan, conditions), taken=taken):
-            if verdict.status == "violated":
-                world.find(verdict.name, "; ".join(verdict.witnesses))
+        for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
+            # Where nobody stood still, who wrote nothing at its deadline was late, and not suspended.
+            silent = [reason for reason in verdict.reasons if SILENT in reason]
+            if verdict.status == "violated" or silent:
+                world.find(verdict.name, "; ".join([*verdict.witnesses, *silent]))
     if world.settles:
         _nothing_lost(world, segments)
     history = b"".join(histories)

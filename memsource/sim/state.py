@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import reprlib
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Collection
 
 from memsource.sim.errors import ImpossiblePlan
 
@@ -32,29 +31,54 @@ def copied(state: Callable[[], object]) -> object:
             "return the result"
         )
     try:
-        return copy.deepcopy(found)
+        kept = copy.deepcopy(found)
+        same = bool(kept == found)
     except Exception as error:
         raise ImpossiblePlan(
-            f"check(state=…): what the function returned cannot be copied ({error}): let it return plain values, such "
-            "as a dict of them"
+            f"check(state=…): what the function returned cannot be copied and compared ({error}): let it return plain "
+            "values, such as a dict of them"
         ) from error
+    if not same:
+        raise ImpossiblePlan(
+            f"check(state=…): what the function returned is not equal to a copy of itself ({reprlib.repr(found)}), so "
+            "it would differ in every run: let it return plain values, such as a dict of them, or objects with __eq__"
+        )
+    return kept
 
 
 def apart(found: object, expected: object) -> str:
-    """The first difference of two states, in a line."""
+    """The first difference of two states, in a line; of what is in one another, where it is."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             if key not in found:
                 return f"{reprlib.repr(key)} is missing, expected {reprlib.repr(expected[key])}"
             if key not in expected:
                 return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, not expected at all"
-            if found[key] != expected[key]:
-                return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, expected {reprlib.repr(expected[key])}"
+            if _differ(found[key], expected[key]):
+                return _within(reprlib.repr(key), found[key], expected[key])
     if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        for number in count():
-            if number >= len(found) or number >= len(expected):
-                break
-            if found[number] != expected[number]:
-                return f"item {number} is {reprlib.repr(found[number])}, expected {reprlib.repr(expected[number])}"
+        for number, (one, other) in enumerate(zip(found, expected, strict=False)):
+            if _differ(one, other):
+                return _within(f"item {number}", one, other)
         return f"{len(found)} items, expected {len(expected)}"
+    if isinstance(found, set | frozenset) and isinstance(expected, set | frozenset):
+        missing, more = _some(expected - found), _some(found - expected)
+        return "; ".join([*(f"{one} is missing" for one in missing), *(f"{one} was not expected" for one in more)])
     return f"{reprlib.repr(found)}, expected {reprlib.repr(expected)}"
+
+
+def _differ(one: object, other: object) -> bool:
+    """As they do for what they are in: a value that is not equal to itself is the same one all the same."""
+    return one is not other and one != other
+
+
+def _within(where: str, found: object, expected: object) -> str:
+    kinds = dict, list, tuple, set, frozenset
+    if any(isinstance(found, kind) and isinstance(expected, kind) for kind in kinds):
+        return f"in {where}: {apart(found, expected)}"
+    return f"{where} is {reprlib.repr(found)}, expected {reprlib.repr(expected)}"
+
+
+def _some(items: Collection[object]) -> list[str]:
+    """The first of them by their texts, which are the same in every process."""
+    return sorted(map(reprlib.repr, items))[:1]

@@ -34,6 +34,11 @@ class SimTask(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self.number
 
+    def __repr__(self) -> str:
+        # anyio puts it into the message of every cancellation: it must be the same in every run, and cheap.
+        group = "" if self.group is None else f" of {self.group!r}"
+        return f"<SimTask {self.number} {self.get_name()!r}{group}>"
+
 
 class SimFuture(asyncio.Future[Any]):
     """A future of a ``SimLoop`` whose hash is its place in the order of those that were hashed."""

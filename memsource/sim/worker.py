@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from memsource.sim.world import World
 
 __all__ = ["App", "Worker", "checked_app"]
+
+_BLOCKING: Final = ("block", "block_and_dlq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +58,13 @@ def checked_app(app: object, what: str) -> App:
 
 class Worker:
     """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts.
-    ``make`` makes the app of the process that comes after it."""
+    ``blocks``: its poison policy may block a lane. ``make`` makes the app of the process that comes after it."""
 
     def __init__(self, world: World, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
         self.world = world
         self.name = name
         self.app = app
+        self.blocks = (app.settings or Settings()).poison in _BLOCKING
         self.make = make
         self.gone = False
         self.slow = 0.0
@@ -124,6 +127,13 @@ class Worker:
                 self.world.broker.crash(self.name, self.world.now)
             self.world.injection.disarm(self.name)
             self.ended.set()
+
+    def stop_limit(self) -> float:
+        """Virtual seconds from now on in which it has stopped, if it is told to."""
+        settings = self.app.settings or Settings()
+        # A drain and its three graces, and the three things that are closed, 5 s each at most. Twice, to be sure.
+        waits = 2 * (settings.drain_timeout + 3 * settings.grace + 15.0)
+        return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
         """A boundary between worker and broker. A crashed worker does not come back from it."""

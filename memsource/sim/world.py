@@ -15,12 +15,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from lanes.config import Settings
 from lanes.core.types import PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
 from memsource.sim.errors import ImpossiblePlan, SimulationError
-from memsource.sim.injection import Injection
+from memsource.sim.injection import InjectedFailure, Injection
 from memsource.sim.loop import GROUP, SimLoop
 from memsource.sim.personality import Personality
 from memsource.sim.plan import Fault, FaultKind, Plan
@@ -31,7 +30,7 @@ from memsource.sim.waiting import until
 from memsource.sim.worker import App, Worker, checked_app
 from memsource.topic import Record
 
-__all__ = ["InjectedFailure", "World"]
+__all__ = ["World"]
 
 EPOCH: Final = 1_700_000_000.0
 """Seconds since the epoch at which the wall clock of a world begins."""
@@ -45,10 +44,6 @@ _ARMED: Final = frozenset({"commit_fails", "letter_fails", "io_fails"})
 _OF_PARTITION: Final = frozenset({"lost", "redeliver"})
 _TICK: Final = 1.0
 _SLOW_FOR: Final = 10
-
-
-class InjectedFailure(OSError):
-    """A call of ``World.io`` fails because the plan says so."""
 
 
 class World:
@@ -188,7 +183,8 @@ class World:
             self._settling = False
         if not caught_up:
             count, few = self.progress.left_in_words()
-            self.find("CaughtUp", f"{count} messages are unfinished after {timeout:g} s without a fault: {few}")
+            what = f"{count} messages are unfinished after {timeout:g} s without a fault: {few}"
+            self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
         """A call of a user's own fake of a database or an API: takes ``seconds`` of virtual time, is a point at which
@@ -291,7 +287,7 @@ class World:
             worker.stopped = True
             with worker.acting():
                 worker.consumer.stop()
-        limit = max((self._stop_limit(worker) for worker in left), default=0.0)
+        limit = max((worker.stop_limit() for worker in left), default=0.0)
         with anyio.move_on_after(limit):
             for worker in left:
                 await worker.ended.wait()
@@ -334,6 +330,11 @@ class World:
         name = GROUP.get()
         return next((worker for worker in self.members if worker.name == name), None)
 
+    def _hindrances(self) -> list[str]:
+        """Why nothing goes on, as far as it can be seen."""
+        alive = {worker.name for worker in self._alive()}
+        return self._loop.waiting(alive) if alive else ["  no worker runs: none was started, or all have ended"]
+
     def _alive(self) -> list[Worker]:
         return [worker for worker in self.members if not worker.gone and not worker.ended.is_set()]
 
@@ -341,16 +342,9 @@ class World:
         alive = self._alive()
         if self._faulty and not alive:
             return False
-        return self.progress.caught_up([worker.consumer.status() for worker in alive if worker.consumer.ready])
-
-    def _stop_limit(self, worker: Worker) -> float:
-        settings = worker.app.settings or Settings()
-        # A drain and its three graces, and the three things that are closed, 5 s each at most. Twice, to be sure.
-        return (
-            2 * (settings.drain_timeout + 3 * settings.grace + 15.0)
-            + worker.slow
-            + max(0.0, worker.frozen_until - self.now)
-        )
+        # A status costs much, and says nothing more where nothing can be blocked.
+        asked = alive if any(worker.blocks for worker in alive) else []
+        return self.progress.caught_up(lambda: [worker.consumer.status() for worker in asked if worker.consumer.ready])
 
     # --- faults
 
@@ -368,26 +362,33 @@ class World:
             return
         partition = fault.target % len(self.broker.partitions)
         whom = f"partition {partition}" if fault.kind in _OF_PARTITION else ""
-        self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
-        now = self.now
+        if self._struck(fault, worker, partition):
+            self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
+
+    def _struck(self, fault: Fault, worker: Worker, partition: int) -> bool:
+        """Let it act; False where it met nothing, and all goes on as before."""
+        now, amount = self.now, fault.amount
         if fault.kind == "crash":
-            self._crash(worker, fault.amount)
-        elif fault.kind == "freeze":
-            worker.frozen_until = now + fault.amount
-            self._loop.freeze(worker.name, now + fault.amount)
-            self.broker.freeze(worker.name, now + fault.amount)
-        elif fault.kind == "rebalance":
-            self.broker.rebalance(now)
-        elif fault.kind == "lost":
-            self.broker.lose(partition, now)
-        elif fault.kind == "redeliver":
-            self.broker.redeliver(partition, now)
+            self._crash(worker, amount)
+            return True
+        if fault.kind == "rebalance":
+            return self.broker.rebalance(now)
+        if fault.kind == "lost":
+            return self.broker.lose(partition, now)
+        if fault.kind == "redeliver":
+            return self.broker.redeliver(partition, now)
+        if fault.kind == "restart":
+            return self.broker.restart(now)
+        if fault.kind == "freeze":
+            # One that stands still already wakes no earlier for it.
+            worker.frozen_until = max(worker.frozen_until, now + amount)
+            self._loop.freeze(worker.name, worker.frozen_until)
+            self.broker.freeze(worker.name, worker.frozen_until)
         elif fault.kind == "slow":
-            worker.slow, worker.slow_until = fault.amount, now + _SLOW_FOR * fault.amount
-        elif fault.kind == "restart":
-            self.broker.restart(now)
-        elif fault.kind == "clock_jump":
-            self._wall_offset += fault.amount
+            worker.slow, worker.slow_until = amount, now + _SLOW_FOR * amount
+        else:
+            self._wall_offset += amount
+        return amount != 0
 
     def _crash(self, worker: Worker, after: float) -> None:
         if worker.gone:

@@ -192,6 +192,10 @@ def prefix_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chains, "prefix", lambda chains, partition: set())
 
 
+def closing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ownership, "stop_closing", lambda engine, partition: [])
+
+
 def every_message_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Chains.admit
 
@@ -280,6 +284,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (drain_stops_every_partition, DAILY["two partitions, cooperative, a fault"], "other_partitions_untouched"),
     (set_not_handed_over, AAB, "stop_keeps_what_is_done"),
     (prefix_left_open, PREFIX, "prefix_closed"),
+    (closing_goes_on, replace(PREFIX, faults=1), "drain_starts_nothing_above"),
     (every_message_a_head, AAB, "former_ended_first"),
     (zombie_forgotten, replace(AAB, faults=1), "one_handler_a_key"),
     (seeds_run_again, AAB, "replay_from_the_committed"),

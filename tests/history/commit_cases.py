@@ -57,6 +57,7 @@ BEFORE = [redelivered(position, "settled", key) for position, key in enumerate("
 END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
 DRAIN = owned("revoking", timeout=30.0)
+CANCELLED = ended(1, "b", result="cancelled")
 
 COMMITTING: list[Case] = [
     Case(
@@ -285,6 +286,14 @@ DRAINING: list[Case] = [
         keeps=[assigned(), THREE, started(1, "b"), DRAIN, started(0, "a")],
         breaks=[assigned(), THREE, started(1, "b"), DRAIN, started(2, "c")],
         witness="started while its partition was drained",
+    ),
+    Case(
+        make=DrainStartsNothing,
+        what="the prefix is closed while there is time",
+        rules=CLOSES,
+        keeps=[assigned(), THREE, started(1, "b"), DRAIN, at(110.0, CANCELLED, started(0, "a"))],
+        breaks=[assigned(), THREE, started(1, "b"), DRAIN, at(131.0, CANCELLED, started(0, "a"))],
+        witness="started when the time of its drain was over, and its handlers were cancelled",
     ),
     Case(
         make=DrainStartsNothing,

@@ -284,10 +284,12 @@ class _Application:
 
     async def nothing_in_flight(self) -> None:
         """Where everything is done, nothing takes a place: also not what outlived its assignment."""
+        taken = self.taken()
         with anyio.move_on_after(TAIL):
-            while any(self.taken().values()):  # noqa: ASYNC110  # in virtual time
+            while any(taken.values()):
                 await anyio.sleep(1.0)
-        for name, count in self.taken().items():
+                taken = self.taken()
+        for name, count in taken.items():
             if count:
                 self.world.find("PlacesGivenBack", f"{count} messages in flight in {name}, and everything is done")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -138,6 +139,9 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int]) -> Tally:
     """Run the seeds from the one to the other, this one not included: schedules of all kinds, or every crash point."""
     kind, personality, begin, end = job
     result = Tally()
+    # What is here by now stays, and need not be gone through at every collection.
+    collect_garbage()
+    gc.freeze()
     for seed in range(begin, end):
         collect_garbage()
         brokers: list[Watching] = []

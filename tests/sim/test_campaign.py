@@ -7,7 +7,7 @@ import pytest
 from memsource.sim.plan import PERSONALITIES
 from tests.sim.slices import RUNS_A_SEED, tally
 
-SCHEDULES = 6_000
+SCHEDULES = 20_000
 SWEPT_SEEDS = 20
 
 

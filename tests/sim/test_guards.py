@@ -235,3 +235,11 @@ def test_everything_is_put_back() -> None:
     with pytest.raises(Refused):
         run(anyio.to_thread.run_sync, nothing, chooser=Fifo())
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_in_a_task_of_a_library_the_line_that_asked_for_it_is_of_that_library() -> None:
+    async def main() -> None:
+        await anyio.connect_tcp("127.0.0.1", 9)
+
+    with pytest.raises(Refused, match=r"^loop\.create_connection, called at .*/anyio/.*\.py:\d+ in "):
+        run(main, chooser=Fifo())

@@ -13,9 +13,10 @@ from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.faults import faults
 from memsource.sim.injection import Injection
-from memsource.sim.plan import PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
 from memsource.sim.run import Conditions, Run, run_plan
 from memsource.sim.simulate import simulate
+from memsource.sim.waiting import until
 from memsource.sim.worker import App
 from memsource.sim.world import World
 
@@ -243,3 +244,38 @@ def test_a_server_that_starts_anew_forgets_and_nothing_is_lost(personality: Pers
         handled.clear()
         run = run_plan(Plan(personality, faults=(Fault(at, "restart"),)), Conditions(test=test))
         assert (run.findings, len(handled)) == ({}, 40)
+
+
+@both
+@pytest.mark.parametrize("kind", ["rebalance", "lost", "redeliver", "restart", "freeze", "slow", "clock_jump"])
+def test_what_meets_nothing_has_not_happened(personality: PersonalityName, kind: Any) -> None:
+    if kind in NEVER[personality]:
+        return
+    # Nobody owns anything yet, nothing was delivered, or it takes no time. A server is killed whoever is there.
+    run = run_with(Fault(0, kind), personality=personality)
+    assert (run.findings, run.happened[f"fault: {kind}"], len(run.moments)) == ({}, *[int(kind == "restart")] * 2)
+    amount = 1.0 if kind in ("freeze", "slow", "clock_jump") else 0.0
+    met = [run_with(Fault(at, kind, 0, amount), personality=personality) for at in range(8, 40, 4)]
+    assert all(run.findings == {} for run in met)
+    assert any(run.happened[f"fault: {kind}"] == 1 for run in met)
+
+
+@both
+def test_who_stands_still_wakes_no_earlier_for_a_shorter_freeze(personality: PersonalityName) -> None:
+    woke: list[float] = []
+
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            await anyio.sleep(1.0)
+            woke.append(world.now)
+
+        world.produce("orders", n=1)
+        world.workers(1, handle)
+        await until(lambda: world.members[0].consumer.ready and world.members[0].consumer.status().running > 0, 60.0)
+        for seconds in (40.0, 2.0):
+            world.perform(Fault(0, "freeze", 0, seconds), world.members[0])
+        await world.settled()
+
+    run = run_plan(Plan(personality), Conditions(test=test))
+    assert run.findings == {}
+    assert woke[0] >= 40.0

@@ -58,7 +58,8 @@ def test_a_livelock_names_who_takes_the_steps() -> None:
         await asyncio.create_task(polls(), name="poller")
 
     with pytest.raises(
-        Livelock, match=r"time 1: no time has passed in 1000 turns; most steps: task 2 'poller' \(\d+ st"
+        Livelock,
+        match=r"time 1: no time has passed in 1000 turns; most steps: task 2 'poller' \(\d+ steps, now at .*\.py:\d+",
     ):
         run(main, chooser=Fifo(), turns_limit=1_000)
 

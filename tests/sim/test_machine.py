@@ -253,6 +253,36 @@ def test_a_plain_handler_is_refused_or_run_on_the_loop() -> None:
     machine.teardown()
 
 
+class Forgetful(Counted):
+    """Each process has a handler of its own, which knows what that process has handled."""
+
+    def process(self) -> App:
+        seen: set[tuple[int, int]] = set()
+        self.processes = [*getattr(self, "processes", []), seen]
+
+        async def handle(message: Message) -> None:
+            await anyio.sleep(self.wait)
+            seen.add((message.partition.id.number, message.position))
+
+        return App(handler=handle)
+
+
+def test_a_process_may_have_a_handler_of_its_own_which_is_gone_with_it() -> None:
+    machine = Forgetful()
+    with torn_down(machine):
+        machine.produce(n=10, keys=5, keyless=0.0, gaps=0.0)
+        machine.advance(1.0)
+        assert len(machine.processes) == machine.members
+        before = [len(seen) for seen in machine.processes]
+        assert sum(before) == 10
+        machine.crash(worker=0, after=1.0)
+        machine.advance(60.0)
+        machine.produce(n=10, keys=5, keyless=0.0, gaps=0.0)
+    assert len(machine.processes) == machine.members + 1
+    # What the new process has handled is of its own time alone.
+    assert 0 < len(machine.processes[-1]) <= 20
+
+
 def test_a_machine_without_an_app_says_what_to_return() -> None:
     with pytest.raises(NotImplementedError, match=r"SimulationMachine\.app: return the handler, or an App of it"):
         SimulationMachine()

@@ -95,7 +95,11 @@ class Watching:
         self.sources: dict[str, Watched] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        found = getattr(self._inner, name)
+        if callable(found):
+            # The broker's methods are the same for its life, and called very often.
+            setattr(self, name, found)
+        return found
 
     @property
     def degraded(self) -> int:

@@ -1,0 +1,47 @@
+"""Who is late in virtual time is convicted, also when it wrote nothing meanwhile: nobody suspends it but a fault."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from lanes import Consumer, Message, Settings
+from lanes.core.policy import Policy
+from memsource.sim.plan import Fault, Plan
+from memsource.sim.run import Conditions, Run, run_plan
+from memsource.sim.worker import App
+from memsource.sim.world import World
+
+
+async def quiet(world: World) -> None:
+    async def handle(message: Message) -> None:
+        await anyio.sleep(0.01)
+
+    world.produce("orders", n=3)
+    world.workers(1, App(handler=handle, settings=Settings(commit_interval=1.0)))
+    await world.settled()
+
+
+def late(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Run:
+    """A run of a consumer that says it commits within a second, and lets a minute pass."""
+    policy = Consumer._policy
+
+    def slower(consumer: Consumer, max_in_flight: int) -> Policy:
+        made = policy(consumer, max_in_flight)
+        made.commit_interval = 60.0
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Consumer, "_policy", slower)
+        return run_plan(Plan(faults=faults), Conditions(test=quiet))
+
+
+def test_who_commits_late_and_writes_nothing_meanwhile_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_plan(Plan(), Conditions(test=quiet)).findings == {}
+    found = late(monkeypatch).findings
+    assert found.keys() == {"CommitsInTime"}
+    assert "deadlines passed while the process wrote nothing" in found["CommitsInTime"]
+
+
+def test_who_stood_still_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert late(monkeypatch, Fault(3, "freeze", 0, 0.1)).findings == {}
