@@ -6,6 +6,7 @@ machine that looks for it as well.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -21,21 +22,27 @@ import pytest  # noqa: F401
 import trio.testing  # noqa: F401
 
 from tests.mutants import install
+from tests.mutants.hunted import ending
 from tests.mutants.table import MUTANTS
 
 
 def main(names: Sequence[str]) -> int:
-    """One after the other; the number of those that failed to be looked for."""
+    """One after the other; 1 when one of them failed to be looked for: what became of it is said."""
     logging.disable(logging.CRITICAL)
-    failed = 0
+    # A process that dies of a signal leaves no traceback by itself.
+    faulthandler.enable()
+    failed = False
     for name in names:
         child = os.fork()
         if child == 0:
             hunt(name)
             sys.stdout.flush()
             os._exit(0)
-        failed += os.waitpid(child, 0)[1] != 0
-    return failed
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code:
+            failed = True
+            print(f"the hunt for the mutant {name} {ending(code)}", file=sys.stderr, flush=True)
+    return int(failed)
 
 
 def hunt(name: str) -> None:

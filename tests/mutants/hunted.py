@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,18 @@ class Hunted:
         return f"planted {mutant.name:28} {mutant.campaign:10} {found}"
 
 
+def ending(code: int) -> str:
+    """How a process has ended, by its exit code; below 0 it is the signal it died of."""
+    if code >= 0:
+        return f"ended with the status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    why = ": something outside of it ended it, such as a lack of memory" if -code == signal.SIGKILL else ""
+    return f"died of {name}{why}"
+
+
 def hunted(names: Sequence[str]) -> dict[str, Hunted]:
     """What was found of the mutants of these names. Blocks; raises ``RuntimeError`` when one could not be planted."""
     with ThreadPoolExecutor(2) as pool:
@@ -47,5 +60,9 @@ def _hunt(names: Sequence[str]) -> dict[str, Hunted]:
     command = [sys.executable, "-m", "tests.mutants.hunt", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(done.stderr)
+        looked_for = [json.loads(line)[0] for line in done.stdout.splitlines()]
+        left = ", ".join(name for name in names if name not in looked_for)
+        raise RuntimeError(
+            f"python -m tests.mutants.hunt {ending(done.returncode)}; not looked for: {left}\n{done.stderr}"
+        )
     return {name: Hunted(*found) for name, *found in map(json.loads, done.stdout.splitlines())}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import Mutant, mutated
+from tests.mutants.hunted import hunted
 from tests.mutants.table import MUTANTS
 
 _PLANT = """
@@ -47,3 +48,22 @@ def test_a_mutant_is_imported_and_only_before_the_module_itself() -> None:
     command = [sys.executable, "-c", _PLANT, "no_bound"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "lanes.core.flow is imported already: the mutant no_bound would change nothing" in done.stdout
+
+
+def test_a_hunt_that_fails_says_for_what_and_why() -> None:
+    with pytest.raises(RuntimeError, match=r"hunt ended with the status 1; not looked for: nobody\n(.*\n)+.*KeyError"):
+        hunted(["nobody"])
+
+
+def test_a_hunt_that_dies_says_of_what() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from tests.mutants import hunt\n"
+        "hunt.hunt = lambda name: os.kill(os.getpid(), signal.SIGKILL if name == 'one' else signal.SIGSEGV)\n"
+        "sys.exit(hunt.main(['one', 'two']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the hunt for the mutant one died of SIGKILL: something outside of it ended it" in done.stderr
+    assert "the hunt for the mutant two died of SIGSEGV\n" in done.stderr
+    assert "Fatal Python error: Segmentation fault" in done.stderr

@@ -1,0 +1,200 @@
+"""The mutants of the Kafka adapter: mistakes around a client, each found by tests that are there for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import Mutant
+
+_OWNERSHIP: Final = "tests/kafka/test_ownership.py::test_"
+_CONTRACT: Final = "tests/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
+_COMMITS: Final = "tests/kafka/test_commits.py::test_"
+
+
+def _contract(check: str, protocol: str = "848") -> str:
+    every = "" if protocol == "848" else "_in_every_protocol"
+    return f"{_CONTRACT}{every}[{check}-{protocol}-asyncio]"
+
+
+def _mutant(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
+    return Mutant(name, f"lanes_kafka.{module}", old, new, breaks, "kafka", found_by)
+
+
+_COMMITTING: Final = (
+    _mutant(
+        "floor_plus_one",
+        "committing",
+        "        place, floor = _place(settlement), settlement.floor\n",
+        "        place, floor = _place(settlement), (settlement.floor or 0) + 1\n",
+        "the first message that is unfinished counts as finished",
+        _contract("starts_at_the_committed_floor"),
+    ),
+    _mutant(
+        "metadata_of_another_snapshot",
+        "committing",
+        "        text = encode(floor, settlement.completed, self.limit)\n",
+        "        held = self.__dict__.setdefault('held', {})\n"
+        "        text = encode(floor, held.get(place, settlement.completed), self.limit)\n"
+        "        held[place] = settlement.completed\n",
+        "a position goes with what was completed at the commit before",
+        _OWNERSHIP + "what_is_completed_goes_with_its_own_position",
+    ),
+    _mutant(
+        "commit_after_release",
+        "group",
+        "        return assignment is not None and assignment.partition is partition and not assignment.released\n",
+        "        return True\n",
+        "a partition is committed after it was given back or lost, over its next owner",
+        _OWNERSHIP + "nothing_is_committed_of_what_was_given_back",
+        _OWNERSHIP + "what_is_lost_is_neither_asked_back_nor_committed",
+    ),
+    _mutant(
+        "commit_in_lost",
+        "group",
+        '        self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")\n',
+        "        self.on_revoke(client, partitions)\n",
+        "what is somebody else's already is drained and committed",
+        _OWNERSHIP + "what_is_lost_is_neither_asked_back_nor_committed",
+    ),
+    _mutant(
+        "sync_commit_on_the_thread",
+        "owner",
+        "            except Empty:\n                return\n            self._perform(command, synchronous=False)\n",
+        "            except Empty:\n                return\n            self._perform(command, synchronous=True)\n",
+        "every commit waits for the broker, and nothing is read meanwhile",
+        _OWNERSHIP + "only_callbacks_commit_synchronously",
+    ),
+    _mutant(
+        "never_sync_in_a_revoke",
+        "owner",
+        "        for commit in self._commits.recall():\n            self._perform(commit, synchronous=True)\n"
+        "        try:\n            command = self._commands.get(timeout=max(0.0, seconds))\n"
+        "        except Empty:\n            return\n        self._perform(command, synchronous=True)\n",
+        "        try:\n            command = self._commands.get(timeout=max(0.0, seconds))\n"
+        "        except Empty:\n            return\n        self._perform(command, synchronous=False)\n",
+        "a revoke waits for an answer that comes when it has ended",
+        _OWNERSHIP + "only_callbacks_commit_synchronously",
+    ),
+    _mutant(
+        "presumed_lost_goes_on",
+        "committing",
+        '            self._lost(f"a commit was refused: {error.name()}")\n',
+        "            pass\n",
+        "a member that the broker does not know any more starts handlers",
+        _COMMITS + "commit_errors_are_classified[lost-25-awaited]",
+        _COMMITS + "commit_errors_are_classified[lost-25-sent]",
+    ),
+    _mutant(
+        "presumed_lost_is_not_fenced",
+        "owner",
+        "        self._group.lose_all(reason, presumed=True)\n",
+        "        pass\n",
+        "a member that the broker does not know any more goes on with its partitions",
+        _OWNERSHIP + "a_commit_of_no_member_fences_at_once",
+    ),
+    _mutant(
+        "error_swallowed",
+        "owner",
+        "        elif is_permanent(error):\n            self._fail(",
+        "        elif False:\n            self._fail(",
+        "a source that may never join its group waits for ever",
+        _OWNERSHIP + "an_error_that_does_not_pass_ends_the_source",
+    ),
+)
+
+_ASSIGNING: Final = (
+    _mutant(
+        "pause_not_reset",
+        "group",
+        "not to an assignment.\n        self._pause_or_resume(client, begun)\n",
+        "not to an assignment.\n",
+        "a partition that was paused when it went is not read when it comes again",
+        _OWNERSHIP + "a_pause_ends_with_its_assignment",
+    ),
+    _mutant(
+        "wrong_kind_of_assign",
+        "group",
+        '        elif self._config.protocol == "eager":\n            client.assign(offsets)\n',
+        '        elif self._config.protocol == "848":\n            client.assign(offsets)\n',
+        "the client is told in the other protocol's words where to begin",
+        _contract("assigns_before_it_delivers"),
+        _contract("assigns_before_it_delivers", "eager"),
+    ),
+    _mutant(
+        "kept_partition_stops",
+        "group",
+        "            waiting = [each for each in leaving if not each.released]\n",
+        "            waiting = [each for each in self.owned.values() if not each.released]\n",
+        "a revoke drains what is not asked for, too",
+        _OWNERSHIP + "a_revoke_asks_for_what_leaves_alone",
+    ),
+    _mutant(
+        "start_at_every_start",
+        "offsets",
+        "    fresh = [place for place in places if committed[place].offset < 0]\n",
+        "    fresh = list(places)\n",
+        'start="next" passes over everything that came while nobody ran',
+        _OWNERSHIP + "where_a_group_begins_is_decided_once",
+    ),
+    _mutant(
+        "start_not_decided",
+        "group",
+        "        self._undecided |= {place: found[place].floor for place in found if found[place].decided}\n",
+        "",
+        'start="next" is decided anew until something was committed',
+        _OWNERSHIP + "where_a_group_begins_is_decided_once",
+    ),
+    _mutant(
+        "completed_forgotten",
+        "offsets",
+        '            completed = decode(text or "", floor, _ANY_DISTANCE) or []\n',
+        "            completed: Runs = []\n",
+        "what the former owner had completed is repeated",
+        _contract("completed_is_handed_over"),
+    ),
+    _mutant(
+        "out_of_range_is_silent",
+        "offsets",
+        '    if out_of_range == "fail":\n',
+        "    if False:\n",
+        "a gap that nobody has allowed is passed over",
+        _OWNERSHIP + "a_position_out_of_range_ends_the_source",
+    ),
+)
+
+_READING: Final = (
+    _mutant(
+        "stale_messages_not_filtered",
+        "intake",
+        "        return self._without_old(raws, rounds) if raws and self._group.rounds != rounds else raws\n",
+        "        return raws\n",
+        "what was fetched for a former assignment moves the new one on",
+        _OWNERSHIP + "what_was_read_for_a_former_assignment_is_read_again",
+    ),
+    _mutant(
+        "held_messages_outlive_a_loss",
+        "held",
+        "            elif isinstance(event, Lost | Revoking):\n                self.drop(event.partition)\n",
+        "            elif isinstance(event, Lost | Revoking):\n",
+        "messages of a lost partition are delivered behind its loss",
+        _OWNERSHIP + "what_is_held_of_a_lost_partition_is_not_delivered",
+    ),
+    _mutant(
+        "resumed_without_room",
+        "owner",
+        "        self._group.rest(self._client, want.paused, resume=False)\n",
+        "        self._group.rest(self._client, want.paused)\n",
+        "a client that is full is resumed and paused again and again",
+        _OWNERSHIP + "without_room_nothing_is_resumed",
+    ),
+    _mutant(
+        "closed_before_drained",
+        "owner",
+        "            self._group.release(command.partition)\n",
+        "            self._group.release(command.partition)\n            self._group.closing = True\n",
+        "the client is closed when the first of several partitions is drained",
+        _OWNERSHIP + "a_stop_closes_the_client_when_all_is_drained",
+    ),
+)
+
+KAFKA: Final = {mutant.name: mutant for mutant in (*_COMMITTING, *_ASSIGNING, *_READING)}

@@ -1,0 +1,50 @@
+"""Tests find every mutant of the Kafka adapter: each by those that are there for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, mutated
+from tests.mutants.table_kafka import KAFKA
+
+
+@pytest.mark.parametrize("mutant", KAFKA.values(), ids=KAFKA)
+def test_the_old_text_is_there_once(mutant: Mutant) -> None:
+    spec = find_spec(mutant.module)
+    assert spec is not None and spec.origin is not None
+    source = mutated(Path(spec.origin).read_text(), mutant)
+    compile(source, spec.origin, "exec", dont_inherit=True)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(KAFKA) >= 10
+    assert all(mutant.found_by for mutant in KAFKA.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutant", KAFKA.values(), ids=KAFKA)
+def test_a_mutant_is_found(mutant: Mutant) -> None:
+    failed = _hunted(mutant.name)
+    # Each of them, not one of them: the table says what a test is there for.
+    assert set(failed) == set(mutant.found_by), f"{mutant.breaks}: {failed}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_without_a_fault_nothing_is_found() -> None:
+    assert _hunted() == {}
+
+
+def _hunted(*names: str) -> dict[str, str]:
+    command = [sys.executable, "-m", "tests.mutants.kafka_hunt", *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
