@@ -1,4 +1,6 @@
-"""`python -m bench [CASE...]`: measure, write `bench/out/<case>.json`, and print a table.
+"""`python -m bench [--scale X] [--repeats N] [CASE...]`: measure, write `bench/out/<case>.json`, and print a table.
+
+`--scale 0.1` measures with a tenth of the messages, `--repeats 1` once: for a quick look, whose figures are rough.
 
 Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The
 status is 0 whether goals hold or not, 1 when something that is needed is missing, 2 for an unknown case.
@@ -6,12 +8,13 @@ status is 0 whether goals hold or not, 1 when something that is needed is missin
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import engine, jetstream, runtime, simloop
+from bench import engine, jetstream, kafka, kafka_bounds, kafka_handlers, kafka_recovery, runtime, simloop
 from bench.figures import OUT, Effort, Figure, table, write
 from tests.components import ComponentError
 
@@ -19,6 +22,10 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
     "jetstream": jetstream.figures,
+    "kafka": kafka.figures,
+    "kafka-handlers": kafka_handlers.figures,
+    "kafka-bounds": kafka_bounds.figures,
+    "kafka-recovery": kafka_recovery.figures,
     "simloop": simloop.figures,
 }
 
@@ -43,5 +50,15 @@ def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = O
     return 0
 
 
+def command(arguments: Sequence[str]) -> int:
+    """What the command line asks for; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all of them without any")
+    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual number of messages")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each is measured")
+    given = parser.parse_args(arguments)
+    return main(given.cases, effort=Effort(scale=given.scale, repeats=given.repeats))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(sys.argv[1:]))

@@ -9,22 +9,35 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import CASES, main
+from bench.__main__ import CASES, command, main
 from bench.figures import Effort, cost, interleaved, middle, pairs, rate, table
 from tests.components import MissingComponent
 from tests.components.nats_server import find_program
 
 TINY = Effort(scale=0.002, repeats=1)
+ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
 FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA])
 def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "jetstream" and not os.environ.get("CI"):
         try:
             find_program()
         except MissingComponent as missing:
             pytest.skip(str(missing))
+    measure(name, tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # it has a broker of its own, and waits for sessions to end
+@pytest.mark.usefixtures("kafka_prepared")
+@pytest.mark.parametrize("name", ON_KAFKA)
+def test_a_case_on_kafka_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(name, tmp_path, capsys)
+
+
+def measure(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name], effort=TINY, folder=tmp_path) == 0
     (file,) = tmp_path.iterdir()
     assert file.name == f"{name}.json"
@@ -44,9 +57,21 @@ def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.Cap
 def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "motor"], effort=TINY, folder=tmp_path) == 2
     said = capsys.readouterr()
-    assert said.err == "bench: unknown case 'motor': known are engine, runtime, jetstream, simloop\n"
+    assert said.err == f"bench: unknown case 'motor': known are {', '.join(CASES)}\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_says_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], Effort]] = []
+
+    def note(names: list[str], *, effort: Effort) -> int:
+        asked.append((names, effort))
+        return 0
+
+    monkeypatch.setattr("bench.__main__.main", note)
+    assert command(["--scale", "0.5", "engine", "runtime"]) == command(["--repeats", "2"]) == 0
+    assert asked == [(["engine", "runtime"], Effort(scale=0.5)), ([], Effort(repeats=2))]
 
 
 def test_a_missing_server_is_one_line(

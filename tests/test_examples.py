@@ -9,26 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.components import NatsServer
+from tests.components import KafkaServer, NatsServer
 
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = sorted((FOLDER / "jetstream").glob("*.py"))
+JETSTREAM = sorted((FOLDER / "jetstream").glob("*.py"))
+KAFKA = sorted((FOLDER / "kafka").glob("*.py"))
 SIMULATED = sorted(FOLDER.glob("simulate_*"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_example_runs(example: Path, nats_server: NatsServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", JETSTREAM, ids=lambda example: example.stem)
+def test_jetstream_example_runs(example: Path, nats_server: NatsServer, tmp_path: Path) -> None:
+    run(example, tmp_path, NATS_URL=nats_server.url)
+
+
+@pytest.mark.parametrize("example", KAFKA, ids=lambda example: example.stem)
+def test_kafka_example_runs(example: Path, kafka: KafkaServer, tmp_path: Path) -> None:
+    run(example, tmp_path, KAFKA_URL=kafka.url)
+
+
+def run(example: Path, folder: Path, **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
-        env={**os.environ, "NATS_URL": nats_server.url},
-        cwd=tmp_path,
+        env={**os.environ, **environment},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+    assert list(folder.iterdir()) == [], "an example leaves nothing behind"
 
 
 @pytest.mark.parametrize("example", SIMULATED, ids=lambda example: example.name)
@@ -40,5 +51,6 @@ def test_simulated_example_passes(example: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert EXAMPLES
+    assert JETSTREAM
+    assert KAFKA
     assert SIMULATED

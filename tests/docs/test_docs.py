@@ -4,15 +4,17 @@
 |---|---|
 | `python` | runs in a process of its own; it must end with status 0 and without a warning |
 | `python nats` | the same, with the URL of a real server in `NATS_URL` |
+| `python kafka` | the same, with the address of a real broker in `KAFKA_URL` |
 | `python nats forever` | the same; once it has printed something it gets a SIGTERM |
 | `python no-run` | is compiled |
 | `sh`, `console` | `make` lines: target and variables exist in the Makefile. `pip install` lines: the extras of this |
 | | project exist. All others run, one shell a block |
-| `sh nats` | the same, with `NATS_URL` |
+| `sh nats`, `sh kafka` | the same, with `NATS_URL` or `KAFKA_URL` |
 | `sh cluster` | only its `make` and `pip` lines are looked at |
 
-The blocks of a page run in its order. They share one server of the page's own, and the Python ones a working
-folder; the shells work in the project folder. In a `console` block commands start with `$ `, the rest is output.
+The blocks of a page run in its order. They share one NATS server of the page's own, and the Python ones a working
+folder; the shells work in the project folder. Kafka is the broker of the test session: the topics of a page are deleted
+after it. In a `console` block commands start with `$ `, the rest is output.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from packaging.requirements import Requirement
 
-from tests.components import NatsServer, wait_until
+from tests.components import KafkaServer, wait_until
 from tests.conftest import NatsFactory
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
+VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SECONDS = 40.0  # below the limit of a test, so that the block is named, with its output
 
@@ -119,13 +123,18 @@ def pip_faults(command: str, project: dict[str, Any]) -> list[str]:
     return faults
 
 
-def run(command: list[str], block: Block, nats_url: str | None, cwd: Path, tmp_path: Path) -> None:
+Urls = Mapping[str, Callable[[], str]]
+"""Where each server of a page is; it is started for the first block that asks for it."""
+
+
+def run(command: list[str], block: Block, urls: Urls, cwd: Path, tmp_path: Path) -> None:
     """Run a block and expect success; what it printed is in the failure."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    env.pop("NATS_URL", None)
-    if nats_url is not None:
-        env["NATS_URL"] = nats_url
+    for server, variable in VARIABLES.items():
+        env.pop(variable, None)
+        if server in block.words:
+            env[variable] = urls[server]()
     output = tmp_path / "output"
     with output.open("w") as sink:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=sink, stderr=subprocess.STDOUT)
@@ -144,9 +153,8 @@ def run(command: list[str], block: Block, nats_url: str | None, cwd: Path, tmp_p
     assert code == 0, f"{block}: status {code}\n{block.text}\n{output.read_text()}"
 
 
-def check(block: Block, server: Callable[[], NatsServer], tmp_path: Path) -> None:
+def check(block: Block, urls: Urls, tmp_path: Path) -> None:
     """Do with a block what its fence says."""
-    nats_url = server().url if "nats" in block.words else None
     if block.language == "python":
         # So many empty lines before it that a traceback shows the line of the page.
         source = "\n" * (block.line - 1) + block.text
@@ -155,7 +163,7 @@ def check(block: Block, server: Callable[[], NatsServer], tmp_path: Path) -> Non
             return
         script = tmp_path / Path(block.page).with_suffix(".py").name
         script.write_text(source)
-        run([sys.executable, "-W", "error", str(script)], block, nats_url, tmp_path, tmp_path)
+        run([sys.executable, "-W", "error", str(script)], block, urls, tmp_path, tmp_path)
     elif block.language in SHELLS:
         rest = []
         for command in block.commands():
@@ -166,24 +174,54 @@ def check(block: Block, server: Callable[[], NatsServer], tmp_path: Path) -> Non
             else:
                 rest.append(command)
         if rest and "cluster" not in block.words:
-            run(["sh", "-eu", "-c", "\n".join(rest)], block, nats_url, ROOT, tmp_path)
+            run(["sh", "-eu", "-c", "\n".join(rest)], block, urls, ROOT, tmp_path)
 
 
 @pytest.fixture
-def server(fresh_nats: NatsFactory) -> Callable[[], NatsServer]:
-    """The server of a page, started for the first block that asks for it."""
-    return functools.cache(fresh_nats)
+def urls(fresh_nats: NatsFactory, request: pytest.FixtureRequest) -> Urls:
+    nats = functools.cache(fresh_nats)
+    return {"nats": lambda: nats().url, "kafka": lambda: str(request.getfixturevalue("clean_kafka"))}
+
+
+@pytest.fixture
+def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
+    """Where the broker of the session is; the topics that come up meanwhile are deleted after the test."""
+    admin = AdminClient({"bootstrap.servers": kafka.url})
+    before = admin.list_topics(timeout=SECONDS).topics.keys()
+    yield kafka.url
+    new = [name for name in admin.list_topics(timeout=SECONDS).topics if name not in before and name[0] != "_"]
+    for deleted in admin.delete_topics(new).values() if new else ():
+        deleted.result(SECONDS)
 
 
 def test_there_is_a_readme() -> None:
     assert README.exists(), "README.md is missing: it is the first thing a user sees"
 
 
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def asks_for_kafka(page: Path) -> bool:
+    return re.search(r"^\s*`{3,}.* kafka\b", page.read_text(), re.MULTILINE) is not None
+
+
 @pytest.mark.timeout(300)  # of a whole page: each block has its own limit
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page(page: Path, server: Callable[[], NatsServer], tmp_path: Path) -> None:
-    for block in blocks_of(str(page.relative_to(ROOT)), page.read_text()):
-        check(block, server, tmp_path)
+@pytest.mark.parametrize("page", [page for page in PAGES if not asks_for_kafka(page)], ids=name_of)
+def test_page(page: Path, urls: Urls, tmp_path: Path) -> None:
+    check_page(page, urls, tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("kafka_prepared")  # so that its jars are fetched before the tests
+@pytest.mark.parametrize("page", [page for page in PAGES if asks_for_kafka(page)], ids=name_of)
+def test_page_with_kafka(page: Path, urls: Urls, tmp_path: Path) -> None:
+    check_page(page, urls, tmp_path)
+
+
+def check_page(page: Path, urls: Urls, tmp_path: Path) -> None:
+    for block in blocks_of(name_of(page), page.read_text()):
+        check(block, urls, tmp_path)
 
 
 def block(language: str, text: str, *words: str) -> Block:
@@ -239,17 +277,17 @@ def test_pip_lines_are_compared_with_the_project() -> None:
     ],
     ids=lambda bad: f"{bad.language}-{bad.text.split()[0]}",
 )
-def test_a_block_that_fails_is_noticed(bad: Block, server: Callable[[], NatsServer], tmp_path: Path) -> None:
+def test_a_block_that_fails_is_noticed(bad: Block, urls: Urls, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:1"):
-        check(bad, server, tmp_path)
+        check(bad, urls, tmp_path)
 
 
-def test_a_block_that_does_not_compile_is_noticed(server: Callable[[], NatsServer], tmp_path: Path) -> None:
+def test_a_block_that_does_not_compile_is_noticed(urls: Urls, tmp_path: Path) -> None:
     with pytest.raises(SyntaxError):
-        check(block("python", "x = = 1\n", "no-run"), server, tmp_path)
+        check(block("python", "x = = 1\n", "no-run"), urls, tmp_path)
 
 
-def test_a_block_that_runs_forever_is_asked_to_stop(server: Callable[[], NatsServer], tmp_path: Path) -> None:
+def test_a_block_that_runs_forever_is_asked_to_stop(urls: Urls, tmp_path: Path) -> None:
     text = """
 import signal, sys
 from tests.components import wait_until
@@ -257,12 +295,26 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("up", flush=True)
 wait_until(lambda: False, "a signal")
 """
-    check(block("python", text, "forever"), server, tmp_path)
+    check(block("python", text, "forever"), urls, tmp_path)
     with pytest.raises(AssertionError, match="status 3"):
-        check(block("python", text.replace("exit(0)", "exit(3)"), "forever"), server, tmp_path)
+        check(block("python", text.replace("exit(0)", "exit(3)"), "forever"), urls, tmp_path)
 
 
-def test_a_block_has_the_server_it_asks_for(server: Callable[[], NatsServer], tmp_path: Path) -> None:
+def test_a_block_has_the_broker_it_asks_for(clean_kafka: str, urls: Urls, tmp_path: Path) -> None:
+    ask = """
+        import os
+        from confluent_kafka.admin import AdminClient, NewTopic
+        assert "NATS_URL" not in os.environ
+        admin = AdminClient({"bootstrap.servers": os.environ["KAFKA_URL"]})
+        admin.create_topics([NewTopic("of-a-page", 1, 1)])["of-a-page"].result()
+    """
+    check(blocks_of("page.md", f"```python kafka\n{ask}\n```")[0], urls, tmp_path)
+    assert "of-a-page" in AdminClient({"bootstrap.servers": clean_kafka}).list_topics(timeout=SECONDS).topics
+    with pytest.raises(AssertionError, match="status 1"):
+        check(blocks_of("page.md", f"```python kafka\n{ask}\n```")[0], urls, tmp_path)
+
+
+def test_a_block_has_the_server_it_asks_for(urls: Urls, tmp_path: Path) -> None:
     connect = """
         import asyncio, os, nats
         async def main():
@@ -271,6 +323,6 @@ def test_a_block_has_the_server_it_asks_for(server: Callable[[], NatsServer], tm
         asyncio.run(main())
     """
     asking = blocks_of("page.md", f"```python nats\n{connect}\n```")[0]
-    check(asking, server, tmp_path)
-    check(block("sh", 'test -n "$NATS_URL"\n', "nats"), server, tmp_path)
-    check(block("sh", 'test -z "${NATS_URL:-}"\n'), server, tmp_path)
+    check(asking, urls, tmp_path)
+    check(block("sh", 'test -n "$NATS_URL"\n', "nats"), urls, tmp_path)
+    check(block("sh", 'test -z "${NATS_URL:-}${KAFKA_URL:-}"\n'), urls, tmp_path)

@@ -1,0 +1,139 @@
+"""Kafka, on a real broker, with a handler that does nothing or burns CPU: what `lanes` costs beside a plain loop.
+
+No-op: messages a second, from the first handler's end to the last one's. The baselines are a plain loop that
+consumes by the same pair of calls, calls the same function and commits once a second: with the one setting that keeps
+the client from stalling (``fetch.queue.backoff.ms=5``), with the client's defaults, and one ``poll`` a message.
+
+CPU: the same loop, tuned, and a handler that computes for so long: where a plain loop wins, and by how much.
+
+FastStream: its confluent broker with acknowledgement after the handler, which is at least once. Left out, and said so,
+where it is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import Consumer as Client
+
+from bench.figures import Effort, Figure, interleaved, rate
+from bench.kafka_broker import Backlog, Clocked, broker, consume, fill, plainly
+from lanes import Message, Settings
+
+TUNED_GOAL: Final = 0.25
+DEFAULTS_GOAL: Final = 1.0
+PEER_GOAL: Final = 20.0
+KEYS, MESSAGES, PEER_MESSAGES = 10_000, 2_000_000, 100_000
+BURNS: Final = {"10 µs": 10e-6, "100 µs": 100e-6}
+BURN_MESSAGES: Final = 2.0
+"""Seconds that all handlers of a CPU case take together."""
+
+TUNED: Final[dict[str, Any]] = {"fetch_queue_backoff_ms": 5}
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each interleaved with its baselines, on a broker of their own."""
+    with broker() as url:
+        backlog = fill(url, "no-op", effort.messages(MESSAGES), KEYS)
+        tuned, defaults, polled, figure = interleaved(
+            [
+                partial(plainly, backlog, None, **TUNED),
+                partial(plainly, backlog, None),
+                partial(_polled, backlog),
+                partial(consume, backlog, None, Settings()),
+            ],
+            effort.repeats,
+        )
+        made = [
+            rate("kafka no-op", "messages/s", figure, tuned, TUNED_GOAL),
+            rate("kafka no-op, loop at defaults", "messages/s", figure, defaults, DEFAULTS_GOAL),
+            rate("kafka no-op, loop of poll()", "messages/s", figure, polled),
+        ]
+        made += [_burning(url, name, seconds, effort) for name, seconds in BURNS.items()]
+        if _peer_is_there():
+            backlog = fill(url, "peer", effort.messages(PEER_MESSAGES), KEYS)
+            peer, figure = interleaved(
+                [partial(_faststream, backlog), partial(consume, backlog, None, Settings())], effort.repeats
+            )
+            made.append(rate("kafka no-op, FastStream", "messages/s", figure, peer, PEER_GOAL))
+    return made
+
+
+def _polled(backlog: Backlog) -> float:
+    """The loop of the client's own documentation: one ``poll`` a message, everything else by default."""
+    client = Client(backlog.config())
+    clocked = Clocked(backlog.count)
+    client.subscribe([backlog.topic])
+    left = backlog.count
+    while left:
+        raw = client.poll(1.0)
+        if raw is not None:
+            assert raw.error() is None, raw.error()
+            clocked.handled()
+            left -= 1
+    client.close()
+    return clocked.rate
+
+
+def _burning(url: str, name: str, seconds: float, effort: Effort) -> Figure:
+    backlog = fill(url, f"burn-{round(seconds * 1e6)}", effort.messages(round(BURN_MESSAGES / seconds)), KEYS)
+
+    async def handler(message: Message) -> None:
+        _burn(seconds)
+
+    loop, figure = interleaved(
+        [
+            partial(plainly, backlog, lambda raw: _burn(seconds), **TUNED),
+            partial(consume, backlog, handler, Settings()),
+        ],
+        effort.repeats,
+    )
+    return rate(f"kafka {name} of CPU", "messages/s", figure, loop)
+
+
+def _burn(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _peer_is_there() -> bool:
+    if importlib.util.find_spec("faststream") is not None:
+        return True
+    print("bench: kafka: no FastStream here, left out: pip install 'faststream[confluent]'", file=sys.stderr)
+    return False
+
+
+def _faststream(backlog: Backlog) -> float:
+    # By name: it need not be there, and nothing of the project depends on it.
+    faststream: Any = importlib.import_module("faststream")
+    confluent: Any = importlib.import_module("faststream.confluent")
+
+    async def main() -> float:
+        ended = asyncio.Event()
+        clocked = Clocked(backlog.count, ended.set)
+        app = confluent.KafkaBroker(backlog.url, logger=None)
+        handler: Callable[..., Any] = app.subscriber(
+            backlog.topic,
+            group_id=backlog.config()["group.id"],
+            auto_offset_reset="earliest",
+            ack_policy=faststream.AckPolicy.NACK_ON_ERROR,
+        )
+
+        @handler
+        async def handle(body: bytes) -> None:
+            clocked.handled()
+
+        await app.start()
+        await ended.wait()
+        await app.stop()
+        return clocked.rate
+
+    return asyncio.run(main())

@@ -1,0 +1,215 @@
+"""A Kafka broker of the benchmark's own, topics with a backlog, and what both sides of a comparison are built of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count as count_from
+from multiprocessing import get_context
+from typing import Any, Final, ParamSpec, TypeVar
+
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import lanes
+from bench.source import Traffic, keys_of
+from lanes import Message, Settings
+from lanes_kafka import KafkaSource
+from tests.components import KafkaServer
+
+PARTITIONS: Final = 4
+SIZE: Final = 100
+TIMEOUT: Final = 60.0
+
+_RANDOM: Final = random.Random(0).randbytes(1 << 20)
+_groups = count_from(1)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A topic that holds ``count`` messages."""
+
+    url: str
+    topic: str
+    count: int
+
+    def config(self, **settings: Any) -> dict[str, Any]:
+        """What a client that reads all of it is made from, in a group of its own; ``_`` stands for a dot."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        group = f"group-{next(_groups)}"
+        return {"bootstrap.servers": self.url, "group.id": group, "auto.offset.reset": "earliest"} | given
+
+    def source(self, **settings: Any) -> KafkaSource:
+        """It as ``lanes`` reads it."""
+        return KafkaSource(self.config(**settings), topics=self.topic)
+
+
+@contextmanager
+def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
+    """A fresh broker; yields its address. It has had a group, so the next one forms at once."""
+    server = KafkaServer(properties=properties, arguments=["-Xmx1g"])
+    server.prepare()
+    with server:
+        _warm(server.url)
+        yield server.url
+
+
+def _warm(url: str) -> None:
+    client = Client({"bootstrap.servers": url, "group.id": "warm-up"})
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            client.committed([TopicPartition("none", 0)], timeout=TIMEOUT)
+            break
+        except KafkaException as failure:
+            # It has just been made, and its groups have no coordinator yet.
+            if failure.args[0].code() != KafkaError.NOT_COORDINATOR or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    client.close()
+
+
+def create(url: str, topic: str, partitions: int = PARTITIONS) -> None:
+    """Make a topic. Blocks until all its partitions have a leader."""
+    admin = AdminClient({"bootstrap.servers": url})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(TIMEOUT)
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        found = admin.list_topics(timeout=TIMEOUT).topics.get(topic)
+        if found is not None and sum(each.leader >= 0 for each in found.partitions.values()) == partitions:
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"topic {topic} has no leaders")
+
+
+def fill(
+    url: str,
+    topic: str,
+    count: int,
+    keys: int,
+    traffic: Traffic = "uniform",
+    *,
+    partition: Callable[[int], int] = lambda number: -1,
+    headers: list[tuple[str, str | bytes | None]] | None = None,
+) -> Backlog:
+    """Make a topic and produce ``count`` messages of 100 random bytes to it; ``partition`` of each by its number."""
+    create(url, topic)
+    producer = Producer(
+        {
+            "bootstrap.servers": url,
+            "compression.type": "lz4",
+            "linger.ms": 50,
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 262_144,
+        }
+    )
+    room = len(_RANDOM) - SIZE
+    for number, key in enumerate(keys_of(count, keys, traffic)):
+        begin = number * 7_919 % room
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    _RANDOM[begin : begin + SIZE],
+                    b"key-%d" % key,
+                    partition(number),
+                    headers=headers,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    assert producer.flush(TIMEOUT) == 0
+    return Backlog(url, topic, count)
+
+
+class Clocked:
+    """Counts what was handled, from the first message to the last; ``done`` is called behind that."""
+
+    def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
+        self._left = count
+        self._count = count
+        self._first = 0.0
+        self._last = 0.0
+        self._done = done
+
+    def handled(self) -> None:
+        """One more."""
+        if self._left == self._count:
+            self._first = time.perf_counter()
+        self._left -= 1
+        if not self._left:
+            self._last = time.perf_counter()
+            self._done()
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        assert not self._left, f"{self._left} of {self._count} were not handled"
+        return (self._count - 1) / (self._last - self._first)
+
+
+def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | None, settings: Settings) -> float:
+    """Handle all of it by ``lanes``; messages a second, from the first one's end to the last one's. None does nothing
+    but count."""
+    clocked = Clocked(backlog.count, lambda: consumer.stop())
+
+    async def counting(message: Message) -> None:
+        clocked.handled()
+
+    async def counted(message: Message) -> None:
+        assert handler is not None
+        await handler(message)
+        clocked.handled()
+
+    consumer = lanes.Consumer(backlog.source(), counting if handler is None else counted, settings=settings)
+    asyncio.run(consumer.run())
+    return clocked.rate
+
+
+def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **settings: Any) -> float:
+    """The same in a plain loop that commits once a second."""
+    client = Client(backlog.config(enable_auto_commit=False, **settings))
+    clocked = Clocked(backlog.count)
+    client.subscribe([backlog.topic])
+    committed, left = time.monotonic(), backlog.count
+    while left > 0:
+        batch = client.consume(1, 1.0)
+        if batch:
+            batch += client.consume(499, 0.0)
+        for raw in batch:
+            assert raw.error() is None, raw.error()
+            if handler is not None:
+                handler(raw)
+            clocked.handled()
+        left -= len(batch)
+        if batch and time.monotonic() - committed >= 1.0:
+            committed = time.monotonic()
+            client.commit(asynchronous=True)
+    client.close()
+    return clocked.rate
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition that nothing signals."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {TIMEOUT:g} s for {what}")
+        await asyncio.sleep(0.01)
+
+
+def alone(work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """Have a function called in a process of its own, where nothing else has taken memory."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments, **named).result()

@@ -1,0 +1,56 @@
+"""`python -m bench.kafka_feed URL TOPIC COUNT KEYS PER_SECOND`: produce at a steady rate, in a process of its own.
+
+The value of a message begins with when it was produced: 8 bytes, nanoseconds of the monotonic clock, which all
+processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from confluent_kafka import Producer
+
+from bench.source import SIZE, keys_of
+
+STAMP: Final = struct.Struct("<q")
+_PADDING: Final = bytes(SIZE - STAMP.size)
+
+
+@contextmanager
+def feeding(url: str, topic: str, count: int, keys: int, per_second: float) -> Iterator[None]:
+    """Have it run while the block does; it may end before, and is ended with it."""
+    arguments = [url, topic, str(count), str(keys), str(per_second)]
+    with subprocess.Popen([sys.executable, "-m", "bench.kafka_feed", *arguments]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def stamp(value: bytes) -> int:
+    """When a message was produced."""
+    produced: int = STAMP.unpack_from(value)[0]
+    return produced
+
+
+def main(url: str, topic: str, count: str, keys: str, per_second: str) -> None:
+    producer = Producer({"bootstrap.servers": url, "linger.ms": 1})
+    begin = time.monotonic()
+    for number, key in enumerate(keys_of(int(count), int(keys), "uniform")):
+        # As many at once as a sleep is late by; none is skipped.
+        ahead = begin + number / float(per_second) - time.monotonic()
+        if ahead > 0:
+            producer.poll(0)
+            time.sleep(ahead)
+        producer.produce(topic, STAMP.pack(time.monotonic_ns()) + _PADDING, b"key-%d" % key)
+    producer.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,117 @@
+"""Kafka with handlers that wait, as most do: how near `lanes` gets to what waiting allows.
+
+10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take as many messages of
+the same keys from one iterator, without a broker, and await the same handler.
+
+Zipf: as in `bench.waiting`: the baseline is what the busiest key allows, one at a time.
+
+Batch: a call that costs 1 ms, ten of them at once, for 50 messages and for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import lanes
+from bench.figures import Effort, Figure, Pair, interleaved, middle, rate
+from bench.kafka_broker import Backlog, Clocked, broker, consume, fill
+from bench.source import messages_of, new_partition
+from lanes import Message, Settings
+
+WAITING_GOAL: Final = 0.9
+WAITING_KEYS, WAITING_MESSAGES = 100_000, 100_000
+CONCURRENCY, WAIT = 1_000, 0.010
+WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY)
+
+ZIPF_GOAL: Final = 0.9
+ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 40_000, 0.001
+# The busiest key has a seventh of the traffic of all partitions, and a fetch brings thousands of one partition: what is
+# in flight has to hold some of each.
+ZIPF: Final = Settings(max_in_flight=10_000)
+
+BATCH_GOAL: Final = 5.0
+BATCH_KEYS, BATCH_MESSAGES, BATCH_WAIT = 10_000, 100_000, 0.001
+CALLS, SIZE = 10, 50
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each with its baseline, on a broker of their own."""
+    with broker() as url:
+        count = effort.messages(WAITING_MESSAGES)
+        backlog = fill(url, "waiting", count, WAITING_KEYS)
+        tasks, waiting = interleaved(
+            [partial(_tasks, count), partial(consume, backlog, _wait, WAITING)], effort.repeats
+        )
+        backlog = fill(url, "zipf", effort.messages(ZIPF_MESSAGES), ZIPF_KEYS, "zipf")
+        zipf = middle([_zipf(backlog) for _ in range(effort.repeats)])
+        backlog = fill(url, "batch", effort.messages(BATCH_MESSAGES), BATCH_KEYS)
+        single, batch = interleaved(
+            [partial(consume, backlog, _call, Settings(concurrency=CALLS)), partial(_batches, backlog)], effort.repeats
+        )
+    return [
+        rate("kafka-handlers 10 ms", "messages/s", waiting, tasks, WAITING_GOAL),
+        rate("kafka-handlers zipf", "messages/s", *zipf, ZIPF_GOAL),
+        rate(f"kafka-handlers batch of {SIZE}", "messages/s", batch, single, BATCH_GOAL),
+    ]
+
+
+async def _wait(message: Message) -> None:
+    await asyncio.sleep(WAIT)
+
+
+async def _call(message: Message) -> None:
+    await asyncio.sleep(BATCH_WAIT)
+
+
+def _tasks(count: int) -> float:
+    messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
+    begin = time.perf_counter()
+    asyncio.run(_bare(messages))
+    return count / (time.perf_counter() - begin)
+
+
+async def _bare(messages: Iterator[Message]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CONCURRENCY):
+            tasks.create_task(_each(messages))
+
+
+async def _each(messages: Iterator[Message]) -> None:
+    for message in messages:
+        await _wait(message)
+
+
+def _zipf(backlog: Backlog) -> Pair:
+    """Messages a second, and what the busiest key allows."""
+    times: Counter[bytes | None] = Counter()
+    handling: Counter[bytes | None] = Counter()
+
+    async def handler(message: Message) -> None:
+        begin = time.perf_counter()
+        await asyncio.sleep(ZIPF_WAIT)
+        times[message.key] += 1
+        handling[message.key] += round(1e9 * (time.perf_counter() - begin))
+
+    figure = consume(backlog, handler, ZIPF)
+    ((busiest, _times),) = times.most_common(1)
+    # Its share is times / count, and the mean of its handlers handling / times.
+    return figure, backlog.count / (handling[busiest] / 1e9)
+
+
+def _batches(backlog: Backlog) -> float:
+    clocked = Clocked(backlog.count, lambda: consumer.stop())
+
+    async def handler(messages: list[Message]) -> None:
+        await asyncio.sleep(BATCH_WAIT)
+        for _ in messages:
+            clocked.handled()
+
+    settings = Settings(concurrency=CALLS, batch=SIZE, linger=0.005)
+    consumer = lanes.Consumer(backlog.source(), handler, settings=settings)
+    asyncio.run(consumer.run())
+    return clocked.rate

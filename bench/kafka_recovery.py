@@ -1,0 +1,197 @@
+"""Kafka when somebody asks the client for something, or a member leaves: how long the others wait.
+
+Pause: from the call that asks for it until the client is told, in the thread that owns it: with a backlog, and with
+nothing to read. The baseline is how long one call of the client may take.
+
+Recovery: two members share four partitions of a topic that is written to all the time; one leaves, in order or by
+``kill -9``. The figure is how long it takes from the signal until the other one has handled a message of each of its
+partitions. The broker's heartbeat is 0.5 s, the session 3 s; these are the baselines, and the goals 1 s, and the
+session and 1 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median, quantiles
+from typing import Any, Final
+
+import anyio
+from confluent_kafka import Consumer as Client
+from confluent_kafka import TopicPartition
+
+import lanes
+from bench.figures import Effort, Figure, cost
+from bench.kafka_broker import PARTITIONS, Backlog, broker, create, fill, until
+from bench.kafka_feed import feeding
+from lanes import Message
+from lanes.core.types import Partition, Room
+from lanes.source import Assigned
+from lanes_kafka import KafkaSource
+from lanes_kafka.owner import POLL
+
+PAUSES: Final = 50
+BACKLOG: Final = 300_000
+
+HEARTBEAT, SESSION = 0.5, 3.0
+LEAVE_GOAL, KILL_GOAL = 1.0, SESSION + 1.0
+PER_SECOND, KEYS = 1_000.0, 1_000
+# What the group waits for at least, and the goal.
+WAYS: Final = {"leave": (signal.SIGTERM, HEARTBEAT, LEAVE_GOAL), "kill -9": (signal.SIGKILL, SESSION, KILL_GOAL)}
+
+_CLASSIC: Final = {"session.timeout.ms": round(1e3 * SESSION), "heartbeat.interval.ms": round(1e3 * HEARTBEAT)}
+PROTOCOLS: Final[dict[str, dict[str, Any]]] = {
+    "eager": _CLASSIC,
+    "cooperative": {**_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"},
+    "KIP-848": {"group.protocol": "consumer"},
+}
+_BROKER: Final = {
+    "group.consumer.session.timeout.ms": round(1e3 * SESSION),
+    "group.consumer.heartbeat.interval.ms": round(1e3 * HEARTBEAT),
+}
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, on a broker of their own."""
+    with broker(_BROKER) as url:
+        create(url, "idle")
+        busy, idle = fill(url, "busy", BACKLOG, KEYS), Backlog(url, "idle", 0)
+        made = [
+            cost(f"kafka-recovery pause, {name}", "ms, p99", _pauses(backlog, effort), POLL * 1e3)
+            for name, backlog in (("busy", busy), ("idle", idle))
+        ]
+        for protocol, settings in PROTOCOLS.items():
+            times = asyncio.run(_recoveries(url, protocol, settings, effort.repeats))
+            made += [
+                cost(f"kafka-recovery {way}, {protocol}", "s", median(times[way]), least, goal)
+                for way, (_, least, goal) in WAYS.items()
+            ]
+    return made
+
+
+# --- the pause command
+
+
+class _Noting(Client):
+    """Says when it was told to pause."""
+
+    def __init__(self, config: dict[str, Any], told: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._told = told
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._told()
+        super().pause(list(partitions))
+
+
+def _pauses(backlog: Backlog, effort: Effort) -> float:
+    """Milliseconds, p99."""
+    times = asyncio.run(_ask_for_pauses(backlog, max(2, effort.messages(PAUSES * effort.repeats))))
+    return 1e3 * quantiles(times, n=100, method="inclusive")[-1]
+
+
+async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
+    told_at: list[float] = []
+    source = KafkaSource(
+        backlog.config(),
+        topics=backlog.topic,
+        client=partial(_Noting, told=lambda: told_at.append(time.perf_counter())),
+    )
+    await source.open()
+    owned: set[Partition] = set()
+    while len(owned) < PARTITIONS:
+        owned |= {event.partition for event in await source.receive(Room(100, 1 << 20)) if isinstance(event, Assigned)}
+    times = []
+    for number in range(count):
+        # At any moment of the call that waits for messages.
+        with anyio.move_on_after((number % 10) * POLL / 10 + POLL):
+            while True:
+                await source.receive(Room(100, 1 << 20))
+                await asyncio.sleep(0)
+        told_at.clear()
+        asked_at = time.perf_counter()
+        with anyio.move_on_after(10 * POLL):
+            while not told_at:
+                with anyio.move_on_after(POLL):
+                    # Without room for messages: what is held already would be delivered first.
+                    await source.receive(Room(0, 0, frozenset(list(owned)[:1])))
+        # One that rests still, because what was read of it waits for room, is not told again.
+        times += [at - asked_at for at in told_at[:1]]
+    await source.aclose()
+    assert len(times) >= 2, "the client was never told to pause"
+    return times
+
+
+# --- a member leaves
+
+
+async def _recoveries(url: str, protocol: str, settings: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+    """Seconds, by way of leaving."""
+    topic = f"recovery-{protocol.lower()}"
+    create(url, topic)
+    backlog = Backlog(url, topic, 0)
+    config = backlog.config() | settings
+    first: dict[int, float] = {}
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+
+    async def handler(message: Message) -> None:
+        first.setdefault(message.partition.id.number, time.perf_counter())
+
+    minutes = 60 * 10
+    consumer = lanes.Consumer(KafkaSource(config, topics=topic), handler)
+    with feeding(url, topic, round(PER_SECOND * minutes), KEYS, PER_SECOND):
+        async with consumer:
+            await until(lambda: consumer.active, "an assignment")
+            for way, (number, _, _) in WAYS.items():
+                for _ in range(repeats):
+                    await until(lambda: len(consumer.status().partitions) == PARTITIONS, "all partitions")
+                    times[way].append(await _recovery(config, topic, number, consumer, first))
+    return times
+
+
+async def _recovery(
+    config: dict[str, Any], topic: str, number: signal.Signals, consumer: lanes.Consumer, first: dict[int, float]
+) -> float:
+    with _started(topic, config) as member:
+        assert member.stdout is not None
+        try:
+            # It says when it has handled something of two partitions.
+            await asyncio.to_thread(member.stdout.readline)
+            await until(lambda: len(consumer.status().partitions) == PARTITIONS // 2, "half of the partitions")
+            mine = {int(name.rpartition("/")[2]) for name in consumer.status().partitions}
+            others = set(range(PARTITIONS)) - mine
+            first.clear()
+            begin = time.perf_counter()
+            member.send_signal(number)
+            await until(lambda: others <= first.keys(), "the partitions of the other member")
+            return max(first[each] for each in others) - begin
+        finally:
+            member.kill()
+
+
+def _started(topic: str, config: dict[str, Any]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bench.kafka_recovery", topic, json.dumps(config)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def member(topic: str, config: str) -> None:
+    """The member that leaves."""
+    seen: set[int] = set()
+
+    async def handler(message: Message) -> None:
+        if message.partition.id.number not in seen:
+            seen.add(message.partition.id.number)
+            if len(seen) == PARTITIONS // 2:
+                print(flush=True)
+
+    lanes.main(KafkaSource(json.loads(config), topics=topic), handler)
+
+
+if __name__ == "__main__":
+    member(*sys.argv[1:])

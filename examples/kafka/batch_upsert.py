@@ -1,0 +1,77 @@
+"""Batches into a table: one transaction for up to 100 messages, which may be run again without harm.
+
+Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/batch_upsert.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import lanes
+from lanes_kafka import KafkaSource
+
+BROKERS: dict[str, Any] = {"bootstrap.servers": os.environ["KAFKA_URL"]}
+TOPIC, PARCELS, EVENTS = "example-upsert", 300, 3_000
+DATABASE = "parcels.db"
+
+TABLE = "CREATE TABLE parcels (id BLOB PRIMARY KEY, place TEXT NOT NULL, position INTEGER NOT NULL)"
+# A message that comes again, or an older one, changes nothing: its position is not above that in the table. Positions
+# of one key can be compared because one key lies in one partition.
+UPSERT = """
+    INSERT INTO parcels VALUES (?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET place = excluded.place, position = excluded.position
+    WHERE excluded.position > parcels.position
+"""
+
+calls = 0
+
+
+def store(messages: list[lanes.Message]) -> None:
+    """The handler: returning None acknowledges all of them, raising makes all of them run again."""
+    global calls
+    calls += 1
+    rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]
+    with closing(sqlite3.connect(DATABASE)) as database, database:
+        database.executemany(UPSERT, rows)
+
+
+async def main() -> None:
+    source = KafkaSource({**BROKERS, "group.id": "tracking", "auto.offset.reset": "earliest"}, topics=TOPIC)
+    # SQLite has one writer. With a server, as many as it has connections for you.
+    settings = lanes.Settings(batch=100, linger=0.01, concurrency=1)
+    async with lanes.Consumer(source, store, settings=settings) as consumer:
+        while not (consumer.ready and consumer.status().settled == EVENTS):  # noqa: ASYNC110 (a service would not end)
+            await asyncio.sleep(0.05)
+    with closing(sqlite3.connect(DATABASE)) as database:
+        found = dict(database.execute("SELECT id, place FROM parcels"))
+    assert found == {b"%d" % parcel: f"depot {EVENTS - PARCELS + parcel}" for parcel in range(PARCELS)}
+    print(f"{EVENTS} events of {PARCELS} parcels in {calls} transactions; each parcel is where it was seen last")
+
+
+def publish() -> None:
+    """Where each parcel was seen, for the example."""
+    producer = Producer(BROKERS)
+    for number in range(EVENTS):
+        producer.produce(TOPIC, value=json.dumps({"place": f"depot {number}"}), key=str(number % PARCELS))
+    producer.flush()
+
+
+if __name__ == "__main__":
+    with closing(sqlite3.connect(DATABASE)) as database:
+        database.execute(TABLE)
+    admin = AdminClient(BROKERS)
+    admin.create_topics([NewTopic(TOPIC, 4, 1)])[TOPIC].result()
+    try:
+        publish()
+        asyncio.run(main())
+    finally:
+        admin.delete_topics([TOPIC])[TOPIC].result()
+        os.remove(DATABASE)

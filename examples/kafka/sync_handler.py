@@ -1,0 +1,70 @@
+"""A handler that blocks: a plain function, as a driver without asyncio asks for. It runs in threads.
+
+Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/sync_handler.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import lanes
+from lanes_kafka import KafkaSource
+
+BROKERS: dict[str, Any] = {"bootstrap.servers": os.environ["KAFKA_URL"]}
+TOPIC, CUSTOMERS, ORDERS = "example-sync", 50, 1_000
+
+of_this_thread = threading.local()
+opened: list[Connection] = []
+booked: dict[bytes, list[int]] = {}
+
+
+class Connection:
+    """Stands for that of a driver that blocks, and that only one thread may use at a time."""
+
+    def insert(self, customer: bytes, order: int) -> None:
+        time.sleep(0.005)
+        # One order of a customer at a time, wherever it runs: nothing here needs a lock.
+        booked.setdefault(customer, []).append(order)
+
+
+def book(message: lanes.Message) -> None:
+    """The handler. Its threads stay the same, so each keeps one connection."""
+    if not hasattr(of_this_thread, "connection"):
+        of_this_thread.connection = Connection()
+        opened.append(of_this_thread.connection)
+    of_this_thread.connection.insert(message.key or b"", int(message.value))
+
+
+async def main() -> None:
+    source = KafkaSource({**BROKERS, "group.id": "books", "auto.offset.reset": "earliest"}, topics=TOPIC)
+    # A service would do: lanes.main(source, book, settings=lanes.Settings(concurrency=50))
+    async with lanes.Consumer(source, book, settings=lanes.Settings(concurrency=50)) as consumer:
+        while not (consumer.ready and consumer.status().settled == ORDERS):  # noqa: ASYNC110 (a service would not end)
+            await asyncio.sleep(0.05)
+    assert all(orders == sorted(orders) for orders in booked.values()), "never happens"
+    print(f"{ORDERS} orders of {CUSTOMERS} customers, each in order, over {len(opened)} connections")
+
+
+def publish() -> None:
+    """The orders, for the example."""
+    producer = Producer(BROKERS)
+    for number in range(ORDERS):
+        producer.produce(TOPIC, value=str(number), key=f"customer-{number % CUSTOMERS}")
+    producer.flush()
+
+
+if __name__ == "__main__":
+    admin = AdminClient(BROKERS)
+    admin.create_topics([NewTopic(TOPIC, 4, 1)])[TOPIC].result()
+    try:
+        publish()
+        asyncio.run(main())
+    finally:
+        admin.delete_topics([TOPIC])[TOPIC].result()
