@@ -203,7 +203,16 @@ class Consumer:
         return examine(self._engine, now, unhealthy_after=self._settings.unhealthy_after, stuck=stuck)
 
     def status(self) -> Status:
-        """A snapshot of what is going on. Does not block; O(in flight). Raises ``LanesError`` before ``run``."""
+        """A snapshot of what is going on. Before ``run`` has opened the source it is empty, with the bounds that the
+        settings name.
+
+        Does not block; O(in flight). Raises ``LanesError`` after a start that failed, and ``ConfigError`` before one
+        that will, for a ``batch`` above the bound.
+        """
+        if self._state in ("new", "starting"):
+            engine = Engine(self._policy(self._settings.in_flight_bound(None)))
+            engine.flow.paused = self._paused
+            return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, lag=self._lag)
         self._started("ask for its status")
         running = self._running
         return snapshot(

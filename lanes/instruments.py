@@ -139,7 +139,7 @@ class Reading:
                 for value, labels in gauge.read(status)
             ]
         except Exception:
-            # A consumer that has not opened yet has no status; an exporter must not fail with it.
+            # A consumer whose start has failed has no status; an exporter must not fail with it.
             return []
 
     def _read(self, gauge: str) -> Status | None:

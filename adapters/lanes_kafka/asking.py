@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, TopicDescription
 
 from lanes.errors import SourceError
 from lanes_kafka.producing import addresses, client_failure
@@ -43,21 +43,22 @@ def ask_topic(settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool
     try:
         # An idempotent client asks for a number to produce with, also where it only looks.
         connecting: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": errors.append}
-        admin = AdminClient(connecting)
+        asker = _Asker([AdminClient(connecting)], errors, wanted)
     except (KafkaException, TypeError, ValueError) as failure:
         raise client_failure(failure.args[0], settings) from None
-    asker = _Asker(admin, errors, wanted)
     try:
-        found = asker.answer(
-            admin.describe_topics(
-                TopicCollection([topic]), include_authorized_operations=True, request_timeout=DEADLINE
-            )[topic]
-        )
+        return _facts(asker, topic)
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise _unanswered(settings, topic, error, errors) from None
+    finally:
+        asker.close()
+
+
+def _facts(asker: _Asker, topic: str) -> TopicFacts:
+    found = asker.topic(topic)
     # A broker too old to tell says nothing.
     allowed = found.authorized_operations
     config = asker.config(topic)
@@ -81,9 +82,13 @@ def no_answer(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> 
 
 
 class _Asker:
-    """Waits for answers, all of them within ``DEADLINE``, and no longer than there is hope and somebody wants them."""
+    """Waits for answers, all of them within ``DEADLINE``, and no longer than there is hope and somebody wants them.
 
-    def __init__(self, admin: AdminClient, errors: list[KafkaError], wanted: Callable[[], bool]) -> None:
+    ``admin``: the client alone, known nowhere else: its threads and sockets end when nobody knows it any more, and an
+    error is kept for long, with a traceback that knows this.
+    """
+
+    def __init__(self, admin: list[AdminClient], errors: list[KafkaError], wanted: Callable[[], bool]) -> None:
         self._admin = admin
         self._errors = errors
         self._wanted = wanted
@@ -92,17 +97,28 @@ class _Asker:
     def answer(self, future: Future[_T]) -> _T:
         while not future.done():
             # Polled, it says what goes wrong meanwhile.
-            self._admin.poll(_POLL)
+            self._admin[0].poll(_POLL)
             hopeless = any(error.code() in _LOGIN for error in self._errors)
             if hopeless or not self._wanted() or time.monotonic() >= self._deadline:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
         return future.result()
 
+    def topic(self, name: str) -> TopicDescription:
+        asked = self._admin[0].describe_topics(
+            TopicCollection([name]), include_authorized_operations=True, request_timeout=DEADLINE
+        )
+        found: TopicDescription = self.answer(asked[name])
+        return found
+
+    def close(self) -> None:
+        """Let go of the client. Idempotent."""
+        self._admin.clear()
+
     def config(self, topic: str) -> dict[str, str]:
         """The topic's settings; none where this user may not ask, or is not answered."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
-            found = self.answer(self._admin.describe_configs([resource], request_timeout=DEADLINE)[resource])
+            found = self.answer(self._admin[0].describe_configs([resource], request_timeout=DEADLINE)[resource])
         except KafkaException:
             return {}
         return {name: str(entry.value) for name, entry in found.items()}

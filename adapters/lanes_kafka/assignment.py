@@ -19,17 +19,17 @@ class Place(NamedTuple):
 class Assignment:
     """``partition`` until it is revoked or lost.
 
-    ``position``: next to be delivered, so whatever comes below it was delivered before. ``paused``: what the client was
-    told last. ``released``: it was given back by us, and nothing of it is delivered or committed any more. ``made``: in
-    which round of callbacks it was made.
+    ``position``: next to be delivered, so whatever comes below it was delivered before. ``end``: behind the last
+    message that was read. ``paused``: what the client was told last. ``released``: it was given back by us, and nothing
+    of it is delivered or committed any more. ``made``: in which round of callbacks it was made.
     """
 
-    __slots__ = ("made", "partition", "paused", "place", "position", "released")
+    __slots__ = ("end", "made", "partition", "paused", "place", "position", "released")
 
     def __init__(self, place: Place, partition: Partition, position: int, made: int) -> None:
         self.place = place
         self.partition = partition
-        self.position = position
+        self.position = self.end = position
         self.made = made
         self.paused = False
         self.released = False

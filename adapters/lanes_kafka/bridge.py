@@ -18,16 +18,22 @@ class Bridge:
         self._calls: deque[Callable[[], None]] = deque()
         self._waking = False
 
-    def post(self, call: Callable[[], None]) -> bool:
-        """Have a plain function called on the loop; False when the loop is gone. From any thread. Does not block."""
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a plain function called on the loop, unless that is gone. From any thread. Does not block."""
         self._calls.append(call)
         # Two threads may both find it unset: the loop is woken twice, which does no harm.
         if not self._waking:
-            self._waking = True
-            try:
-                self._call_on_loop(self._deliver)
-            except RuntimeError:
-                return False
+            self.alive()
+
+    def alive(self) -> bool:
+        """Whether the loop is there: it is woken to find out, for it may have gone with a call still to come. From any
+        thread. Does not block."""
+        self._waking = True
+        try:
+            self._call_on_loop(self._deliver)
+        except RuntimeError:
+            self._waking = False
+            return False
         return True
 
     def _deliver(self) -> None:

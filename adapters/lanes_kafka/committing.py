@@ -193,8 +193,8 @@ class Commits:
             commit.answer.give(SourceError(f"{self._name}: a commit was not answered: {reason}", retryable=True))
 
     def _forget(self, commit: Commit) -> None:
-        for settlement in commit.settlements:
-            self._under_way.pop(_place(settlement), None)
+        # Of one that was given up, and sent again in part, a newer commit may be under way.
+        self._under_way = {place: each for place, each in self._under_way.items() if each is not commit}
 
     def _answered(self, commit: Commit, error: KafkaError | None) -> None:
         if error is None:

@@ -35,6 +35,9 @@ _READOPT_AFTER: Final = 5.0
 _DECIDE_EVERY: Final = 5.0
 """Seconds between two tries to commit where a group begins."""
 
+_ASK_BOUNDS_EVERY: Final = 5.0
+"""Seconds between two questions what a log has that does not reach where it is read: each may block for some, too."""
+
 _LOOK_TIMEOUT: Final = 1.0
 """Seconds that the second of them waits to hear whether something is committed by now."""
 
@@ -85,6 +88,8 @@ class Group:
         self._presumed: dict[Place, float] = {}
         self._undecided: dict[Place, int] = {}
         self._decide_at = 0.0
+        self._astray: dict[Assignment, int] = {}
+        self._ask_bounds_at = 0.0
 
     def owns(self, partition: Partition) -> bool:
         """Whether it may be committed: owned, and not given back."""
@@ -160,11 +165,12 @@ class Group:
 
     def readopt(self, client: Consumer, *, at_once: bool = False) -> None:
         """Begin anew with what was presumed lost, is still the client's, and was not heard of for a while; and commit
-        where the group begins, if that has failed.
+        where the group begins, and go on where the log did not reach, if that has failed.
 
         May block for the broker. Raises ``KafkaException`` when it does not answer.
         """
         self._decide(client, again=True)
+        self._go_on(client, again=True)
         now = self._clock()
         due = [place for place, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
         if not due or self.closing:
@@ -175,26 +181,28 @@ class Group:
         self._begin(client, [place for place in due if place in mine and place not in self.owned], known=True)
 
     def out_of_range(self, client: Consumer, place: Place, offset: int) -> None:
-        """The log does not reach where a partition is read: go on where the rule says, or fail."""
+        """The log does not reach where a partition is read: go on where the rule says, or fail. Nothing of it comes
+        until the broker has said what the log has: that is asked again by ``readopt``."""
         assignment = self.owned.get(place)
-        if assignment is None or assignment.released:
-            return
-        try:
-            lows, highs = bounds(client, [place])
-            config = self._config
-            target = moved(place, offset, lows[place], highs[place], config.out_of_range, self._name)
-        except SourceError as error:
-            self._fail(error)
-            return
-        if target >= assignment.position:
-            # A gap in the offsets, as any other.
-            self._assign_again(client, assignment, target)
-            return
-        # Within one assignment positions only rise.
-        self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
-        begun = self._announce(place, Beginning(target, [], decided=True))
-        self._assign_again(client, begun, target)
-        self._tell([Assigned(begun.partition)])
+        if assignment is not None:
+            self._astray[assignment] = offset
+            self._go_on(client)
+
+    def check_topics(self) -> None:
+        """Fail when the offsets of a topic mean other messages than they did, as far as is known."""
+        for assignment in self.owned.values():
+            name = assignment.place.topic
+            what = self._topics.change(name, assignment.partition.incarnation)
+            if what is not None:
+                self.lose_all(f"topic {name!r} is not what it was")
+                self._fail(
+                    SourceError(
+                        f"{self._name}: topic {name!r} was {what} while it was read: its offsets mean other messages. "
+                        "Nothing more is committed. Check what the group has committed for it, reset that where it is "
+                        "of the old topic, and start again"
+                    )
+                )
+                return
 
     # --- inside
 
@@ -265,20 +273,57 @@ class Group:
         is committed by now, which may be beyond it."""
         if not self._undecided or (again and self._clock() < self._decide_at):
             return
-        offsets = [TopicPartition(*place, floor) for place, floor in self._undecided.items()]
+        # Of what others own, too: they may have begun by now, and have gone on.
+        asked = [TopicPartition(*place) for place in self._undecided if again or place not in self.owned]
         try:
-            if again:
-                known = client.committed(
-                    [TopicPartition(each.topic, each.partition) for each in offsets], QUERY_TIMEOUT
-                )
-                nothing = {Place(each.topic, each.partition) for each in known if each.offset < 0}
-                offsets = [each for each in offsets if Place(each.topic, each.partition) in nothing]
+            known = client.committed(asked, QUERY_TIMEOUT) if asked else []
+            decided = {Place(each.topic, each.partition) for each in known if each.offset >= 0}
+            offsets = [TopicPartition(*each, floor) for each, floor in self._undecided.items() if each not in decided]
             if offsets:
                 client.commit(offsets=offsets, asynchronous=False)
             self._undecided.clear()
         except KafkaException as failure:
             self._decide_at = self._clock() + _DECIDE_EVERY
             log.warning("%s: where the group begins is not committed yet: %s", self._name, failure)
+
+    def _go_on(self, client: Consumer, *, again: bool = False) -> None:
+        if not self._astray or (again and self._clock() < self._ask_bounds_at):
+            return
+        astray = {each: offset for each, offset in self._astray.items() if self._still(each)}
+        self._astray = {}
+        try:
+            targets = self._targets(client, astray) if astray else {}
+        except SourceError as error:
+            self._fail(error)
+        except KafkaException as failure:
+            if is_permanent(failure.args[0]):
+                self._fail(self._failure("asking what the log has failed", failure))
+                return
+            if not again:
+                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, failure)
+            self._astray, self._ask_bounds_at = astray, self._clock() + _ASK_BOUNDS_EVERY
+        else:
+            for each, target in targets.items():
+                self._move(client, each, target)
+
+    def _targets(self, client: Consumer, astray: dict[Assignment, int]) -> dict[Assignment, int]:
+        lows, highs = bounds(client, [each.place for each in astray])
+        rule, name = self._config.out_of_range, self._name
+        return {
+            each: moved(each.place, offset, lows[each.place], highs[each.place], rule, name)
+            for each, offset in astray.items()
+        }
+
+    def _move(self, client: Consumer, assignment: Assignment, target: int) -> None:
+        if target >= assignment.position:
+            # A gap in the offsets, as any other.
+            self._assign_again(client, assignment, target)
+            return
+        # Within one assignment positions only rise.
+        self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
+        begun = self._announce(assignment.place, Beginning(target, [], decided=True))
+        self._assign_again(client, begun, target)
+        self._tell([Assigned(begun.partition)])
 
     def _assign_again(self, client: Consumer, assignment: Assignment, target: int) -> None:
         # The client refuses to seek a partition that has nowhere to read.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as Raw
 
+from lanes.core.types import Partition
 from lanes.source import Delivered, Progressed
 from lanes_kafka.assignment import Assignment, Place
 from lanes_kafka.group import Group
@@ -60,6 +61,17 @@ class Intake:
                 events.append(Progressed(each.partition, found.offset))
         return events
 
+    def gap_behind(self, partition: Partition, committed: int) -> int | None:
+        """Up to where there is no message behind ``committed``; None where nothing was found there, or a message.
+
+        In a callback as well: what the call around it has read already is in no position before it returns.
+        """
+        assignment = self._group.owned.get(Place(*partition.id))
+        if assignment is None or assignment.partition is not partition or assignment.end > committed:
+            return None
+        (found,) = self._client.position([assignment.at()])
+        return found.offset if found.offset > committed else None
+
     def _consume(self, count: int, timeout: float) -> list[Raw]:
         rounds = self._group.rounds
         raws = self._client.consume(count, timeout)
@@ -81,12 +93,16 @@ class Intake:
         return kept
 
     def _events(self, raws: list[Raw]) -> list[Delivered]:
+        events: list[Delivered] = []
         runs: dict[Place, list[Raw]] = {}
         last: tuple[str | None, int | None] = (None, None)
         run: list[Raw] = []
         for raw in raws:
             error = raw.error()
             if error is not None:
+                # What came before it comes before what it changes: it may move a position.
+                events += self._runs(runs)
+                runs, last = {}, (None, None)
                 self._on_error(error, raw)
                 continue
             where = (raw.topic(), raw.partition())
@@ -94,6 +110,9 @@ class Intake:
                 last = where
                 run = runs.setdefault(place_of(raw), [])
             run.append(raw)
+        return events + self._runs(runs)
+
+    def _runs(self, runs: dict[Place, list[Raw]]) -> list[Delivered]:
         return [event for place, run in runs.items() if (event := self._delivered(place, run)) is not None]
 
     def _delivered(self, place: Place, run: list[Raw]) -> Delivered | None:
@@ -106,7 +125,7 @@ class Intake:
             if not run:
                 return None
         found, size = messages(assignment.partition, run, self._key)
-        assignment.position = found[-1].position + 1
+        assignment.position = assignment.end = found[-1].position + 1
         self.average += (size / len(found) - self.average) * min(1.0, len(found) / 100)
         return Delivered(assignment.partition, found, size)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -19,10 +18,10 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT
-from lanes.errors import ConfigError, SourceError
+from lanes.core.types import Settlement
+from lanes.errors import SourceError
 from lanes.source import SourceEvent
 from lanes_kafka.ahead import Ahead
-from lanes_kafka.asking import no_answer
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import ClientConfig
@@ -32,8 +31,10 @@ from lanes_kafka.errors import ErrorLog, is_permanent, refusal, said
 from lanes_kafka.group import Group
 from lanes_kafka.intake import Intake, place_of
 from lanes_kafka.key_watch import KeyWatch
+from lanes_kafka.mailbox import Mailbox
 from lanes_kafka.reading import KeyFunction, offset_of
 from lanes_kafka.requests import Close, Command, Expire, Release, Want
+from lanes_kafka.restarts import Restarts
 from lanes_kafka.topics import Topics
 
 log = logging.getLogger("lanes.kafka")
@@ -98,7 +99,8 @@ class Owner:
         self._clock = clock
         self._name = name
         self._hands_over = hands_over
-        self._rebuilds = rebuilds
+        self._restarts = Restarts(rebuilds, clock)
+        self._restart_in: float | None = None
         self.polled = clock()
         self.limit = LIMIT
         self.ends = Ends(clock)
@@ -107,7 +109,7 @@ class Owner:
         self._want = Want(0, 0, 0, frozenset(), {})
         self._applied = self._want
         self._answered = self._want
-        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._mailbox = Mailbox(self._perform)
         self._ahead = Ahead()
         self._failure: SourceError | None = None
         self._idle_since = clock()
@@ -129,11 +131,11 @@ class Owner:
     def want(self, want: Want) -> None:
         """Replace what is wanted. Does not block."""
         self._want = want
-        self._commands.put(None)
+        self._mailbox.put(None)
 
     def send(self, command: Command) -> None:
         """Have a command performed. Does not block."""
-        self._commands.put(command)
+        self._mailbox.put(command)
 
     # --- the thread
 
@@ -142,17 +144,21 @@ class Owner:
             self._open()
             self._opened.give()
             while not self._group.closing:
-                self._turn()
-        except Exception as error:
-            self._opened.give(error)
-            if hasattr(self, "_group"):
-                self._group.lose_all("the client's thread has failed")
+                if self._restart_in is None:
+                    self._turn()
+                else:
+                    self._restart(self._restart_in)
+        except BaseException as error:
+            # Of a callback of the user's that calls sys.exit() too: it would end the thread without a word.
             failure = SourceError(f"{self._name}: the client's thread failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
+            self._opened.give(error if isinstance(error, Exception) else failure)
+            if hasattr(self, "_group"):
+                self._group.lose_all("the client's thread has failed")
             self._fail(failure)
         try:
             self._close()
-        except Exception as error:
+        except BaseException as error:
             log.warning("%s: the client was not closed in order: %s", self._name, error)
         if hasattr(self, "_topics"):
             self._topics.close()
@@ -163,16 +169,17 @@ class Owner:
         try:
             # Known there alone: its threads and sockets end when nobody knows it any more, no traceback either.
             self._topics = Topics(self._names, AdminClient(dict(config.admin)), self._clock)
-            self._check()
+            self._topics.check(OPEN_TIMEOUT, config.admin, self._name)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
             if self._hands_over:
                 assert self._topics.admin is not None
                 self.limit = metadata_room(self._topics.admin, self._name)
-            self._build()
+            self._form()
+            self._join()
         except KafkaException as failure:
             raise refusal(self._name, failure, config.client) from None
 
-    def _build(self) -> None:
+    def _form(self) -> None:
         self._group = Group(
             self._config,
             self._topics,
@@ -185,6 +192,8 @@ class Owner:
             hands_over=self._hands_over,
         )
         self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, self.limit)
+
+    def _join(self) -> None:
         # The configuration may be used again, and a client keeps what it is given.
         client = dict(self._config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
         try:
@@ -198,22 +207,12 @@ class Owner:
         self._client.subscribe(
             list(self._names), on_assign=group.on_assign, on_revoke=group.on_revoke, on_lost=group.on_lost
         )
-
-    def _check(self) -> None:
-        """Refuse what can be known to fail: no broker, no topic, no permission."""
-        if not self._topics.wait(OPEN_TIMEOUT):
-            raise no_answer(self._config.admin, self._names, self._name)
-        for topic in self._names:
-            if not self._topics.appears(topic, OPEN_TIMEOUT):
-                raise ConfigError(
-                    f"{self._name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
-                    "topics=…"
-                )
+        self._restarts.made()
 
     # --- a turn
 
     def _turn(self) -> None:
-        self._serve()
+        self._mailbox.serve()
         now = self._clock()
         want = self._want
         if want is not self._applied:
@@ -227,17 +226,17 @@ class Owner:
             if want.messages > 0:
                 self._idle_since = now
                 self._group.rest(self._client, want.paused)
-            self._read(count, POLL if self._commands.empty() and not self._ahead else 0.0, want)
+            self._read(count, 0.0 if self._mailbox or self._ahead else POLL, want)
         elif all(each.paused for each in self._group.owned.values()):
             # Of a client that is paused nothing comes but what is to be called back.
             self._read(1, POLL, want)
         elif now - self._idle_since >= PAUSE_AFTER:
             self._group.rest(self._client, frozenset(each.partition for each in self._group.owned.values()))
         elif self._commits.under_way:
-            if not self._served(_PEEK):
+            if not self._mailbox.wait(_PEEK):
                 self._read(1, 0.0, want)
         else:
-            self._served(self._idle_since + PAUSE_AFTER - now)
+            self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)
         self._keep_house()
 
     def _apply(self, want: Want) -> None:
@@ -264,39 +263,18 @@ class Owner:
 
     # --- commands
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except Empty:
-                return
-            self._perform(command, synchronous=False)
-
-    def _served(self, seconds: float) -> bool:
-        """Wait for a command so long, and perform it; False when there was none."""
-        try:
-            command = self._commands.get(timeout=max(0.0, seconds))
-        except Empty:
-            return False
-        self._perform(command, synchronous=False)
-        return True
-
     def _serve_callback(self, seconds: float) -> None:
-        """The same while a callback of the client waits."""
+        """Perform what the loop asks for while a callback of the client waits, up to so many seconds."""
         for commit in self._commits.recall():
             self._perform(commit, synchronous=True)
-        try:
-            command = self._commands.get(timeout=max(0.0, seconds))
-        except Empty:
-            return
-        self._perform(command, synchronous=True)
+        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)
+        self._look_at_loop()
 
     def _perform(self, command: Command, *, synchronous: bool) -> None:
         if isinstance(command, Commit):
             self._commit(command, synchronous=synchronous)
         elif isinstance(command, Release):
-            self._group.release(command.partition)
-            command.answer.give()
+            self._release(command, synchronous=synchronous)
         elif isinstance(command, Expire):
             self._presume_lost("the client was not polled for max.poll.interval.ms")
         elif isinstance(command, Close):
@@ -304,17 +282,26 @@ class Owner:
 
     def _commit(self, commit: Commit, *, synchronous: bool) -> None:
         if synchronous:
+            if self._topics.hear(_LOOK_TIMEOUT):
+                self.errors.answered()
             # A commit that blocks has no timeout of its own.
             if self.errors.down:
                 commit.answer.give(SourceError(f"{self._name}: not committed: no broker is reached", retryable=True))
                 return
-            self._topics.hear(_LOOK_TIMEOUT)
-            self._look_at_topics()
-        if self._failure is not None:
-            commit.answer.give(self._failure)
-            return
+            self._group.check_topics()
         self._commits.send(self._client, commit, synchronous=synchronous)
         self.limit = self._commits.limit
+
+    def _release(self, command: Release, *, synchronous: bool) -> None:
+        gap = None
+        if command.committed is not None and self._failure is None and not self.errors.down:
+            # Who drains is told of no gap that is found behind its last message, and the lag would stay.
+            gap = self._intake.gap_behind(command.partition, command.committed)
+        if gap is not None:
+            self._commit(Commit([Settlement(command.partition, [], gap)], command.answer), synchronous=synchronous)
+        self._group.release(command.partition)
+        if gap is None:
+            command.answer.give()
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         self.errors.answered()
@@ -341,7 +328,7 @@ class Owner:
         elif code == KafkaError._AUTO_OFFSET_RESET:
             # Of a topic that was made anew every offset is out of range.
             self._topics.wait(_LOOK_TIMEOUT)
-            self._look_at_topics()
+            self._group.check_topics()
             self._group.out_of_range(self._client, place_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
@@ -359,13 +346,28 @@ class Owner:
         if self._config.instance is not None:
             what += f": only one member may have group.instance.id={self._config.instance!r}; give each its own"
         self._group.lose_all(what)
-        if self._rebuilds <= 0:
-            self._fail(SourceError(f"{self._name}: {what}"))
+        if self._restart_in is not None:
+            # It says so again.
             return
-        self._rebuilds -= 1
-        log.error("%s: it is made anew: %s", self._name, what)
+        self._restart_in = self._restarts.next()
+        if self._restart_in is None:
+            self._fail(SourceError(f"{self._name}: {what}"))
+        else:
+            log.error("%s: it is made anew in %g s: %s", self._name, self._restart_in, what)
+
+    def _restart(self, pause: float) -> None:
+        """Make the client anew after a pause in which commands are served, so that a stop ends it."""
+        self._restart_in = None
         self._close()
-        self._build()
+        # Of this one nothing is owned: that answers what is asked of the former.
+        self._form()
+        due = self._clock() + pause
+        while not self._group.closing and (left := due - self._clock()) > 0:
+            # There is none to poll.
+            self.polled = self._clock()
+            self._mailbox.wait(min(left, _POSITIONS_EVERY))
+        if not self._group.closing:
+            self._join()
 
     # --- housekeeping
 
@@ -373,9 +375,11 @@ class Owner:
         now = self._clock()
         self._commits.expire(now)
         if self._topics.look():
-            self._look_at_topics()
+            self.errors.answered()
+            self._group.check_topics()
         if now >= self._positions_at:
             self._positions_at = now + _POSITIONS_EVERY
+            self._look_at_loop()
             progress = self._intake.progress()
             if progress:
                 self._tell(progress)
@@ -387,27 +391,14 @@ class Owner:
             except KafkaException as failure:
                 self._fail(SourceError(f"{self._name}: not assigned again: {failure}"))
 
-    def _look_at_topics(self) -> None:
-        """Fail when the offsets of a topic mean other messages than they did."""
-        for assignment in self._group.owned.values():
-            before, name = assignment.partition.incarnation, assignment.place.topic
-            now = self._topics.known.get(name)
-            if now is None or (before and now.id and now.id != before):
-                self._group.lose_all(f"topic {name!r} is not what it was")
-                what = "deleted" if now is None else f"deleted and created anew ({before} is {now.id} now)"
-                self._fail(
-                    SourceError(
-                        f"{self._name}: topic {name!r} was {what} while it was read: its offsets mean other messages. "
-                        "Nothing more is committed. Check what the group has committed for it, reset that where it is "
-                        "of the old topic, and start again"
-                    )
-                )
-                return
-
     def _tell(self, events: Sequence[SourceEvent]) -> None:
         """What was read, and then these."""
         number, events = self._applied.number, [*self._ahead.taken(), *events]
-        if events and not self._bridge.post(lambda: self._told(events, number)):
+        if events:
+            self._bridge.post(lambda: self._told(events, number))
+
+    def _look_at_loop(self) -> None:
+        if not self._bridge.alive():
             # Nobody is there any more to drain anything.
             self._group.closing = True
 

@@ -174,6 +174,11 @@ class ConfirmedProducer:
                 outcome.give(function(lambda: not outcome.given_up))
             except Exception as error:
                 outcome.fail(error)
+            except BaseException as error:
+                # Of a callback of the user's that calls sys.exit(): it would end the thread without a word.
+                failure = SourceError(f"{self._name}: a call of the client failed with {type(error).__name__}")
+                failure.__cause__ = error
+                outcome.fail(failure)
 
         self._jobs.put(job)
         return await outcome.wait()
@@ -237,7 +242,7 @@ class ConfirmedProducer:
                 if job is None:
                     break
                 job()
-            except Exception:
+            except BaseException:
                 # Of a function of the user's, such as oauth_cb.
                 log.exception("%s: a call of the client failed", self._name)
         self._producer = None

@@ -35,11 +35,12 @@ class Want:
 
 
 class Release:
-    """Give a partition back that is drained."""
+    """Give a partition back that is drained. ``committed``: its position, where nothing is completed above that."""
 
-    def __init__(self, partition: Partition, answer: Answer) -> None:
+    def __init__(self, partition: Partition, answer: Answer, committed: int | None) -> None:
         self.partition = partition
         self.answer = answer
+        self.committed = committed
 
 
 class Expire:

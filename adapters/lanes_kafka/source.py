@@ -39,8 +39,9 @@ class KafkaSource:
     ``auto.offset.reset``, and without that are ``"beginning"`` and ``"fail"``. ``commit_metadata``: hand what is
     completed above a position to the next owner, in the metadata of the commit; without it a drain also runs what is
     queued below the highest that was started. ``rebuilds``: how often a client that has failed for good, such as one
-    whose ``group.instance.id`` somebody else took, is made anew before the source gives up. ``client``: makes the
-    consumer from the final dictionary, for a subclass of it.
+    whose ``group.instance.id`` somebody else has, is made anew before the source gives up: after 1 s, 2 s, … 30 s each
+    time; one that was well for 5 minutes has all of them again. ``client``: makes the consumer from the final
+    dictionary, for a subclass of it.
 
     A thread of its own owns the client; ``stats_cb``, ``error_cb``, ``oauth_cb`` and the like are called there, and
     ``key`` too. Runs on asyncio and on trio. Raises ``ConfigError`` for what cannot be kept.
@@ -83,6 +84,8 @@ class KafkaSource:
         self._held = Held()
         self._owned: set[Partition] = set()
         self._committed: dict[Partition, int | None] = {}
+        # Where nothing is completed above what is committed.
+        self._complete: dict[Partition, int | None] = {}
         self._number = 0
         self._asked: Room | None = None
         self._failure: SourceError | None = None
@@ -161,17 +164,20 @@ class KafkaSource:
         if settlements:
             answer = self._answer()
             await self._command(Commit(settlements, answer), answer)
-            self._committed |= {each.partition: each.floor for each in settlements if each.partition in self._owned}
+            for each in settlements:
+                if each.partition in self._owned:
+                    self._note(each.partition, each.floor, complete=not each.completed)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Nothing: Kafka has no timer for a message."""
 
     async def release(self, partition: Partition) -> None:
         """Give a drained partition back: to the broker when it asked for it, else it is left aside until ``aclose``."""
+        complete = self._complete.get(partition)
         self._held.drop(partition)
         self._disown(partition)
         answer = self._answer()
-        await self._command(Release(partition, answer), answer)
+        await self._command(Release(partition, answer, complete), answer)
 
     def lag(self, partition: Partition) -> int | None:
         """How many offsets what is committed lies behind the end of the partition; see ``lanes.source.Lagging.lag``."""
@@ -214,13 +220,18 @@ class KafkaSource:
     def _remember(self, event: SourceEvent) -> None:
         if isinstance(event, Assigned):
             self._owned.add(event.partition)
-            self._committed[event.partition] = event.partition.floor
+            self._note(event.partition, event.partition.floor, complete=not event.partition.completed)
         elif isinstance(event, Lost):
             self._disown(event.partition)
+
+    def _note(self, partition: Partition, floor: int | None, *, complete: bool) -> None:
+        self._committed[partition] = floor
+        self._complete[partition] = floor if complete else None
 
     def _disown(self, partition: Partition) -> None:
         self._owned.discard(partition)
         self._committed.pop(partition, None)
+        self._complete.pop(partition, None)
 
     def _ask(self, room: Room) -> None:
         assert self._owner is not None, "open() comes first"

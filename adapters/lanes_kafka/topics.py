@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
+from lanes.errors import ConfigError
+from lanes_kafka.asking import no_answer
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the ids."""
@@ -80,9 +82,38 @@ class Topics:
         return topic in self.known
 
     def hear(self, timeout: float) -> bool:
-        """Block for the answer to what was asked, if anything was, up to ``timeout`` seconds; False without one."""
+        """Block for the answer to what was asked a moment ago, or is asked now, up to ``timeout`` seconds; False where
+        it does not come."""
+        if self._clock() >= self._next and all(future.done() for future in self._asked.values()):
+            # What was answered long ago says nothing of now.
+            self._asked = {}
+            self.ask()
         _, waiting = concurrent.futures.wait(self._asked.values(), timeout)
         return bool(self._asked) and not waiting and self._take()
+
+    def check(self, timeout: float, settings: Mapping[str, Any], name: str) -> None:
+        """Refuse what can be known to fail, as source ``name``. ``settings``: what its clients are made with.
+
+        Blocks; each answer may take ``timeout`` seconds. Raises ``ConfigError`` where there is no such topic, and what
+        ``no_answer`` says without a broker or a permission.
+        """
+        if not self.wait(timeout):
+            raise no_answer(settings, self._names, name)
+        for topic in self._names:
+            if not self.appears(topic, timeout):
+                raise ConfigError(
+                    f"{name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
+                    "topics=…"
+                )
+
+    def change(self, topic: str, incarnation: str) -> str | None:
+        """What became of a topic that had this id; None where it is what it was, as far as is known."""
+        now = self.known.get(topic)
+        if now is None:
+            return "deleted"
+        if incarnation and now.id and now.id != incarnation:
+            return f"deleted and created anew ({incarnation} is {now.id} now)"
+        return None
 
     def close(self) -> None:
         """Let go of the client: nothing is asked any more. Idempotent."""

@@ -48,7 +48,7 @@ async def main() -> None:
     # SQLite has one writer. With a server, as many as it has connections for you.
     settings = lanes.Settings(batch=100, linger=0.01, concurrency=1)
     async with lanes.Consumer(source, store, settings=settings) as consumer:
-        while not (consumer.ready and consumer.status().settled == EVENTS):  # noqa: ASYNC110 (a service would not end)
+        while consumer.status().settled < EVENTS:  # noqa: ASYNC110 (a service would not end)
             await asyncio.sleep(0.05)
     with closing(sqlite3.connect(DATABASE)) as database:
         found = dict(database.execute("SELECT id, place FROM parcels"))

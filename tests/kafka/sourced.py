@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 from anyio.to_thread import run_sync
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -34,10 +34,11 @@ class Called(NamedTuple):
 
 class Noting(Consumer):
     """A client that notes what it is asked for. ``member``: its id in the group. ``change``: what ``consume`` returns
-    passes through it."""
+    passes through it. ``on_error``: tells its owner of an error, as a client does."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
+        self.on_error: Callable[[KafkaError], None] = config["error_cb"]
         self.calls: list[Called] = []
         self.member = ""
         self.change: Callable[[list[Raw]], list[Raw]] = lambda raws: raws
@@ -77,9 +78,9 @@ class Noting(Consumer):
 
 
 class Reader:
-    """An open source; every wait of it has an end."""
+    """An open source; every wait of it has an end. ``instance``: its name as a static member."""
 
-    def __init__(self, topic: Topic, protocol: str, **source: Any) -> None:
+    def __init__(self, topic: Topic, protocol: str, *, instance: str | None = None, **source: Any) -> None:
         self.topic = topic
         self.group = f"g-{topic.name}"
         self.clients: list[Noting] = []
@@ -90,6 +91,7 @@ class Reader:
             "group.id": self.group,
             "max.poll.interval.ms": 20_000,
             **PROTOCOLS[protocol],
+            **({} if instance is None else {"group.instance.id": instance}),
         }
         self.source = KafkaSource(config, topics=topic.name, client=self._make, **source)
 
@@ -138,9 +140,10 @@ class Reader:
         with anyio.fail_after(WITHIN):
             await self.source.settle([Settlement(partition, [], floor, list(completed))])
 
-    async def removed(self) -> None:
-        """Let a rival take it out of its group."""
-        await run_sync(lambda: remove_member(self.topic.url, self.group, self.client.member, classic=self._classic))
+    async def removed(self, client: Noting | None = None) -> None:
+        """Let a rival take it, or a former client of it, out of its group."""
+        member = (client or self.client).member
+        await run_sync(lambda: remove_member(self.topic.url, self.group, member, classic=self._classic))
 
     async def committed(self) -> list[int | None]:
         return await run_sync(self.topic.committed, self.group)

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import lanes
 from lanes.core.offset_map import decode, encode
 from lanes.core.types import Partition, PartitionId, Settlement
+from lanes_kafka import owner
 from lanes_kafka.bridge import Answer
 from lanes_kafka.committing import Commit, Commits
 from lanes_kafka.reading import READER
@@ -115,15 +116,15 @@ async def test_hostile_metadata_is_ignored(topic: MakeTopic) -> None:
 # --- gaps
 
 
-def transactions(topic: Topic, *sizes: int) -> None:
+def transactions(topic: Topic, *sizes: int, partition: int = 0) -> None:
     """One transaction of so many messages each; less than none = it is aborted. Keys are the offsets. Blocks."""
     producer = Producer({**QUIET, "bootstrap.servers": topic.url, "transactional.id": topic.name})
     producer.init_transactions(20)
-    offset = topic.ends()[0]
+    offset = topic.ends()[partition]
     for size in sizes:
         producer.begin_transaction()
         for _ in range(abs(size)):
-            producer.produce(topic.name, value=b"v", key=b"%d" % offset, partition=0)
+            producer.produce(topic.name, value=b"v", key=b"%d" % offset, partition=partition)
             offset += 1
         if size > 0:
             producer.commit_transaction(20)
@@ -167,6 +168,60 @@ async def test_lag_reaches_zero_behind_markers(protocol: str, topic: MakeTopic) 
         await until(lambda: 12 in [each.position for each in story.of("commit")])
     assert positions(story, "one") == [0, 1, 2]
     assert members.committed() == events.ends() == [12]
+
+
+async def test_a_stop_leaves_no_lag_behind_a_marker(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_POSITIONS_EVERY", LONG)
+    events = topic()
+    transactions(events, 3, -2)
+    story = Story()
+    work = Work(story)
+    async with group(events, "cooperative", work) as members:
+        one = members.start("one", settings=lanes.Settings(commit_interval=LONG))
+        await until(lambda: len(work.ended) == 3)
+        await one.consumer.drain()
+        assert members.committed() == events.ends() == [7]
+        assert one.failure is None and story.at("commit") < story.at("close")
+
+
+async def test_a_stop_commits_no_marker_above_what_is_unfinished(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "_POSITIONS_EVERY", LONG)
+    events = topic()
+    transactions(events, 3)
+    work = Work(Story())
+    work.hold(b"2")
+    async with group(events, "cooperative", work) as members:
+        one = members.start("one", settings=NOW)
+        await until(lambda: len(work.ended) == 2 and len(work.running) == 1)
+        await one.consumer.drain()
+        assert members.committed() == [2]
+        work.let_go(b"2")
+        members.start("two", settings=NOW)
+        await until(lambda: len(work.ended) == 3)
+    assert members.committed() == events.ends() == [4]
+
+
+@pytest.mark.parametrize("protocol", ["eager", "848"])
+async def test_a_revoke_leaves_no_lag_behind_a_marker(
+    protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "_POSITIONS_EVERY", LONG)
+    events = topic(2)
+    for number in range(2):
+        transactions(events, 3, partition=number)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        old = members.start("old", settings=lanes.Settings(commit_interval=LONG))
+        await until(lambda: len(work.ended) == 6)
+        # The marker is read in the same call as what lies before it, or in the next one.
+        await old.polled(2)
+        members.start("new")
+        await members.owning(old=1, new=1)
+        (moved,) = story.owned("new")
+        assert story.of("assigned", "new", moved)[-1].position == events.ends()[moved] == 4
 
 
 @pytest.mark.slow

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Raw
 
 import lanes
 from lanes.core.types import Room
 from lanes.source import Lost, Revoking, SourceEvent
-from lanes_kafka import owner
+from lanes_kafka import group, owner
+from lanes_kafka.offsets import bounds
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
-from tests.kafka.sourced import NOTHING, Called, reading, topic_of
+from tests.kafka.sourced import NOTHING, ROOM, Called, reading, topic_of
 from tests.kafka.workload import produce, until
 
 pytestmark = pytest.mark.anyio
@@ -256,3 +258,61 @@ async def test_a_position_out_of_range_ends_the_source(cluster: MockCluster, nam
     async with reading(cluster, "848", name, out_of_range="earliest") as reader:
         (partition,) = await reader.assigned()
         assert partition.floor == 0
+
+
+@pytest.mark.parametrize("passes", [True, False])
+async def test_where_to_go_on_is_asked_until_the_broker_says_it(
+    passes: bool, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_ASK_BOUNDS_EVERY", 0.0)
+    refusals = 2
+    code = KafkaError._TRANSPORT if passes else KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+    def refuse(client: Consumer, places: Any) -> Any:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise KafkaException(KafkaError(code))
+        return bounds(client, places)
+
+    monkeypatch.setattr(group, "bounds", refuse)
+    produce(topic_of(cluster, name, 1), 5)
+    async with reading(cluster, "848", name, out_of_range="earliest") as reader:
+        (partition,) = await reader.assigned()
+        await reader.take(5)
+        client = reader.client
+
+        def stray(raws: list[Raw]) -> list[Raw]:
+            client.change = lambda raws: raws
+            client.seek(TopicPartition(name, 0, 99))
+            return raws
+
+        client.change = stray
+        if not passes:
+            with pytest.raises(lanes.SourceError, match=r"what the log has.*TOPIC_AUTHORIZATION_FAILED"):
+                await reader.receive()
+            return
+        event = await reader.told(ROOM)
+        assert isinstance(event, Lost) and event.partition is partition and "truncated" in event.reason
+        assert refusals == 0
+        (again,) = await reader.assigned()
+        assert [(message.partition, message.position) for message in await reader.take(5)] == [
+            (again, position) for position in range(5)
+        ]
+
+
+@pytest.mark.parametrize(("completed", "committed"), [([], 3), ([(1, 2)], 0)])
+async def test_a_gap_is_committed_with_the_release_where_nothing_is_completed_above(
+    completed: list[tuple[int, int]],
+    committed: int,
+    cluster: MockCluster,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with reading(cluster, "848", name) as reader:
+        (partition,) = await reader.assigned()
+        await reader.settle(partition, 0, completed)
+        # No mock has markers.
+        monkeypatch.setattr(reader.client, "position", lambda partitions: [TopicPartition(name, 0, 3)])
+        await reader.source.release(partition)
+        assert await reader.committed() == [committed]

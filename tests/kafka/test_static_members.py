@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 import lanes
+from lanes_kafka import restarts
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
 from tests.kafka.workload import produce, until
@@ -74,7 +75,10 @@ async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -
 
 
 @pytest.mark.parametrize("rebuilds", [1, 2])
-async def test_a_fenced_client_is_made_anew_so_often_and_no_more(rebuilds: int, topic: MakeTopic) -> None:
+async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
+    rebuilds: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
     events = topic(1)
     story = Story()
     work = Work(story)
@@ -93,6 +97,25 @@ async def test_a_fenced_client_is_made_anew_so_often_and_no_more(rebuilds: int, 
         await until(lambda: first.ended.is_set())
         assert isinstance(first.failure, lanes.SourceError) and "group.instance.id='twin'" in str(first.failure)
         assert len(first.clients) == 1 + rebuilds and last.failure is None
+
+
+async def test_a_name_that_is_taken_is_waited_for_under_848(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(restarts, pause, 0.05)
+    events = topic(1)
+    story = Story()
+    work = Work(story)
+    async with group(events, "848", work) as members:
+        first = members.start("first", config=static("twin"))
+        await members.owning(first=1)
+        second = members.start("second", config=static("twin"), rebuilds=1_000)
+        await until(lambda: len(second.clients) > 2)
+        assert story.owned("first") == {0}
+        await first.consumer.drain()
+        await members.owning(second=1)
+        produce(events, 5)
+        await until(lambda: len(story.of("end", "second")) == 5)
+    assert first.failure is None and second.failure is None
 
 
 @pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])

@@ -58,7 +58,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "sync_commit_on_the_thread",
-        "owner",
+        "mailbox",
         "            except Empty:\n                return\n            self._perform(command, synchronous=False)\n",
         "            except Empty:\n                return\n            self._perform(command, synchronous=True)\n",
         "every commit waits for the broker, and nothing is read meanwhile",
@@ -68,10 +68,8 @@ _COMMITTING: Final = (
         "never_sync_in_a_revoke",
         "owner",
         "        for commit in self._commits.recall():\n            self._perform(commit, synchronous=True)\n"
-        "        try:\n            command = self._commands.get(timeout=max(0.0, seconds))\n"
-        "        except Empty:\n            return\n        self._perform(command, synchronous=True)\n",
-        "        try:\n            command = self._commands.get(timeout=max(0.0, seconds))\n"
-        "        except Empty:\n            return\n        self._perform(command, synchronous=False)\n",
+        "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)\n",
+        "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
         _OWNERSHIP + "only_callbacks_commit_synchronously",
     ),
@@ -190,8 +188,8 @@ _READING: Final = (
     _mutant(
         "closed_before_drained",
         "owner",
-        "            self._group.release(command.partition)\n",
-        "            self._group.release(command.partition)\n            self._group.closing = True\n",
+        "        self._group.release(command.partition)\n",
+        "        self._group.release(command.partition)\n        self._group.closing = True\n",
         "the client is closed when the first of several partitions is drained",
         _OWNERSHIP + "a_stop_closes_the_client_when_all_is_drained",
     ),

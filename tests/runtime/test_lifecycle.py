@@ -144,14 +144,23 @@ async def test_a_second_run_is_refused() -> None:
 
 
 @pytest.mark.anyio
-async def test_status_is_refused_before_the_start_and_kept_after_the_end() -> None:
+async def test_status_is_empty_before_the_start_and_kept_after_the_end() -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     handler = Gated()
     consumer = consumer_of(source, handler, concurrency=3, max_in_flight=5)
-    with pytest.raises(LanesError, match="has not started"):
-        consumer.status()
+    source.block("open")
+    before = [consumer.status()]
     async with started(consumer) as run:
+        await until(lambda: source.called("open"))
+        consumer.pause()
+        before.append(consumer.status())
+        assert [each.paused for each in before] == [False, True]
+        for empty in before:
+            assert (empty.in_flight, empty.max_in_flight, empty.concurrency, empty.settled) == (0, 5, 3, 0)
+            assert (empty.partitions, empty.floors, empty.oldest) == ({}, {}, None)
+        consumer.resume()
+        source.unblock("open")
         await until(lambda: handler.running == 2)
         status = consumer.status()
         assert (status.in_flight, status.max_in_flight, status.peak_in_flight) == (3, 5, 3)

@@ -1,0 +1,145 @@
+"""Clients that have failed for good, and are made anew after a pause; and members that only have to join again.
+
+On a mock cluster: which of its answers a broker gives to whom is no question here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import anyio
+import pytest
+from confluent_kafka import KafkaError
+
+import lanes
+from lanes.core.types import Partition
+from lanes.source import Lost
+from lanes_kafka import restarts
+from lanes_kafka.restarts import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
+from tests.kafka.members import PROTOCOLS
+from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.sourced import WITHIN, Reader, reading, topic_of
+from tests.kafka.workload import produce, until
+
+UNRELEASED_INSTANCE_ID = 111
+HEARTBEATS = {"eager": 12, "cooperative": 12, "848": 68}
+"""The request of each protocol by which a member hears what has become of it."""
+CLASSIC = [protocol for protocol in PROTOCOLS if protocol != "848"]
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with mock_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def name() -> str:
+    return f"fatal{next(_names)}"
+
+
+def fence(cluster: MockCluster, protocol: str) -> None:
+    """Tell the next member that asks that its name is somebody else's."""
+    cluster.fail(HEARTBEATS[protocol], [UNRELEASED_INSTANCE_ID if protocol == "848" else KafkaError.FENCED_INSTANCE_ID])
+
+
+async def lost(reader: Reader, partition: Partition) -> str:
+    """Why."""
+    event = await reader.told()
+    assert isinstance(event, Lost) and event.partition is partition
+    return event.reason
+
+
+# --- how often, and after which pause
+
+
+def test_each_attempt_comes_after_a_longer_pause_and_health_gives_them_back() -> None:
+    now = 1_000.0
+    attempts = Restarts(7, lambda: now)
+    assert [attempts.next() for _ in range(9)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None, None]
+    now += HEALTHY_AFTER
+    attempts.made()
+    now += HEALTHY_AFTER - 1.0
+    assert attempts.next() is None
+    now += HEALTHY_AFTER
+    assert [attempts.next() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None]
+
+
+def test_two_that_fence_each_other_in_turn_use_up_their_attempts() -> None:
+    now = 0.0
+    both = [Restarts(100, lambda: now) for _ in range(2)]
+    for turn in range(200):
+        # Each is well for as long as the other one pauses.
+        pause = both[turn % 2].next()
+        assert pause is not None
+        now += pause
+        both[turn % 2].made()
+    assert [each.next() for each in both] == [None, None]
+
+
+# --- made anew
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in CLASSIC), "848"])
+async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
+    protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    produce(topic_of(cluster, name, 1), 3)
+    async with reading(cluster, protocol, name, instance="twin", rebuilds=1) as reader:
+        (partition,) = await reader.assigned()
+        fence(cluster, protocol)
+        assert "only one member may have group.instance.id='twin'" in await lost(reader, partition)
+        # Whoever has failed does not leave, and the mock lets no twin take its place.
+        await reader.removed(reader.clients[0])
+        (again,) = await reader.assigned()
+        assert len(reader.clients) == 2 and again is not partition
+        assert [message.partition for message in await reader.take(3)] == [again] * 3
+        fence(cluster, protocol)
+        await lost(reader, again)
+        with pytest.raises(lanes.SourceError, match=r"failed for good.*only one member may have"):
+            await reader.receive()
+        assert len(reader.clients) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", ["eager", "848"])
+async def test_in_a_pause_commands_are_answered_and_a_stop_ends_it(
+    protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 3_600.0)
+    async with reading(cluster, protocol, name, instance="twin", rebuilds=100) as reader:
+        (partition,) = await reader.assigned()
+        fence(cluster, protocol)
+        await lost(reader, partition)
+        await until(lambda: "it is made anew in 3600 s" in caplog.text)
+        with pytest.raises(lanes.SourceError, match="given up"):
+            await reader.settle(partition, 0)
+        with anyio.fail_after(WITHIN):
+            await reader.source.release(partition)
+            await reader.source.aclose()
+        assert len(reader.clients) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in CLASSIC), "848"])
+async def test_an_unknown_member_joins_again_with_the_client_it_has(
+    protocol: str, cluster: MockCluster, name: str
+) -> None:
+    produce(topic_of(cluster, name, 1), 3)
+    async with reading(cluster, protocol, name) as reader:
+        (partition,) = await reader.assigned()
+        cluster.fail(HEARTBEATS[protocol], [KafkaError.UNKNOWN_MEMBER_ID])
+        await lost(reader, partition)
+        if protocol != "848":
+            # It comes with a new id, and the one of before would be waited for.
+            await reader.removed()
+        (again,) = await reader.assigned()
+        assert again is not partition
+        assert [message.partition for message in await reader.take(3)] == [again] * 3
+        await reader.settle(again, 3)
+        assert await reader.committed() == [3] and len(reader.clients) == 1

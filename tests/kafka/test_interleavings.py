@@ -1,0 +1,308 @@
+"""What comes in the midst of something else: an error among messages, a loss under a commit, an end of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Message as Raw
+
+import lanes
+from lanes.core.types import Partition, PartitionId, Settlement
+from lanes.source import Revoking
+from lanes_kafka import KafkaSource, group
+from lanes_kafka.assignment import Place
+from lanes_kafka.bridge import Bridge
+from lanes_kafka.client_config import client_config
+from lanes_kafka.committing import Commit, Commits
+from lanes_kafka.producing import ConfirmedProducer
+from lanes_kafka.reading import READER
+from lanes_kafka.topics import LOOK_EVERY, Topic, Topics
+from tests.components import wait_until
+from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.sourced import NOTHING, WITHIN, Reader, reading, topic_of
+from tests.kafka.workload import QUIET, produce
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with mock_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def name() -> str:
+    return f"interleavings{next(_names)}"
+
+
+# --- an error among messages
+
+
+def out_of_range(topic: str, number: int, offset: int) -> Raw:
+    return Raw(topic=topic, partition=number, offset=offset, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
+
+
+@pytest.mark.anyio
+async def test_what_was_read_before_a_gap_is_delivered(
+    cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(topic_of(cluster, name, 1), 10)
+    places = {Place(name, 0)}
+    monkeypatch.setattr(group, "bounds", lambda client, asked: (dict.fromkeys(places, 8), dict.fromkeys(places, 10)))
+    async with reading(cluster, "848", name, out_of_range="earliest") as reader:
+
+        def deleted(raws: list[Raw]) -> list[Raw]:
+            """From 5 up to 8, while it is read."""
+            before = [raw for raw in raws if (raw.offset() or 0) < 5]
+            if len(before) == len(raws):
+                return raws
+            reader.client.change = lambda raws: raws
+            return [*before, out_of_range(name, 0, 5)]
+
+        await reader.assigned()
+        reader.client.change = deleted
+        assert [message.position for message in await reader.take(7)] == [0, 1, 2, 3, 4, 8, 9]
+
+
+@pytest.mark.anyio
+async def test_what_is_finished_is_committed_although_another_partition_has_failed(
+    cluster: MockCluster, name: str
+) -> None:
+    produce(topic_of(cluster, name, 2), 3, partition=0)
+    async with reading(cluster, "848", name, 2, out_of_range="fail") as reader:
+        partitions = {each.id.number: each for each in await reader.assigned(2)}
+        await reader.take(3)
+        reader.client.change = lambda raws: [*raws, out_of_range(name, 1, 99)]
+        with pytest.raises(lanes.SourceError, match=f"{name}/1: offset 99 is out of range"):
+            await reader.receive()
+        await reader.settle(partitions[0], 3)
+        assert await reader.committed() == [3, 0]
+
+
+# --- commits
+
+
+class Sent:
+    """A client that only takes commits."""
+
+    def commit(self, **named: Any) -> None:
+        assert named["asynchronous"]
+
+
+class Noted:
+    given_up = False
+
+    def __init__(self) -> None:
+        self.given: list[Exception | None] = []
+
+    def give(self, error: Exception | None = None) -> None:
+        self.given.append(error)
+
+
+def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g")
+    client: Any = Sent()
+    places = [Partition(PartitionId("t", number), READER, floor=0) for number in range(2)]
+    first, second = Noted(), Noted()
+    answers: Any = first, second
+    commits.send(client, Commit([Settlement(each, [], 5) for each in places], answers[0]), synchronous=False)
+    # One of the two was lost: what is committed of the other goes out again.
+    first.given_up = True
+    commits.send(client, Commit([Settlement(places[1], [], 6)], answers[1]), synchronous=False)
+    commits.on_commit(None, [TopicPartition("t", 0, 5), TopicPartition("t", 1, 5)])
+    assert second.given == [] and commits.under_way
+    commits.on_commit(None, [TopicPartition("t", 1, 6)])
+    assert second.given == [None] and not commits.under_way
+
+
+@pytest.mark.anyio
+async def test_a_broker_that_is_back_takes_the_commits_of_a_revoke(cluster: MockCluster, name: str) -> None:
+    async with reading(cluster, "848", name, 2) as reader:
+        await reader.assigned(2)
+        # Nothing is read or committed after an outage.
+        reader.client.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        async with reading(cluster, "848", name, 2):
+            event = await reader.told()
+            assert isinstance(event, Revoking)
+            await reader.settle(event.partition, 5)
+            await reader.source.release(event.partition)
+        assert 5 in await reader.committed()
+
+
+class Asked:
+    """A client of a group in which others have committed something since it was asked for the first time."""
+
+    def __init__(self, later: int) -> None:
+        self.later = later
+        self.asked = 0
+        self.commits: list[list[tuple[int, int]]] = []
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        self.asked += 1
+        found = {1: self.later} if self.asked > 1 else {}
+        return [TopicPartition(each.topic, each.partition, found.get(each.partition, -1001)) for each in partitions]
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, 3) for each in partitions]
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        self.commits.append(sorted((each.partition, each.offset) for each in offsets))
+
+    def assignment(self) -> list[TopicPartition]:
+        return []
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        pass
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("later", "decided"), [(-1001, [(0, 3), (1, 3)]), (7, [(0, 3)])])
+def test_where_a_group_begins_undoes_nothing_that_another_member_has_committed(
+    later: int, decided: list[tuple[int, int]]
+) -> None:
+    client: Any = Asked(later)
+    config = client_config({"bootstrap.servers": "b:1", "group.id": "g", "group.protocol": "consumer"}, start="next")
+    topics: Any = SimpleNamespace(known={"t": Topic("id", 2)}, wait=lambda timeout: True)
+    failures: list[Exception] = []
+    owning = group.Group(
+        config,
+        topics,
+        lambda events: None,
+        lambda seconds: None,
+        failures.append,
+        lambda: 0.0,
+        "kafka g",
+        starved=lambda: False,
+        hands_over=True,
+    )
+    owning.on_assign(client, [TopicPartition("t", 0)])
+    assert failures == [] and client.commits == [decided]
+
+
+# --- topics
+
+
+class Described:
+    """An admin client that answers at once with the id of now."""
+
+    def __init__(self) -> None:
+        self.id = "A"
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        future: Future[Any] = Future()
+        future.set_result(SimpleNamespace(topic_id=f"id-{self.id}", partitions=[0]))
+        return {"t": future}
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["heard", "unheard"])
+def test_an_old_answer_says_nothing_of_a_topic(pending: bool) -> None:
+    now = 0.0
+    admin: Any = Described()
+    topics = Topics(["t"], admin, lambda: now)
+    if pending:
+        topics.ask()
+    else:
+        topics.wait(1.0)
+    admin.id = "B"
+    now += LOOK_EVERY
+    assert topics.hear(1.0) and topics.known["t"].id == "id-B"
+
+
+# --- the end
+
+
+@pytest.mark.anyio
+async def test_a_callback_that_ends_its_thread_ends_the_source(cluster: MockCluster, name: str) -> None:
+    topic_of(cluster, name, 1)
+
+    def leave(text: str) -> None:
+        raise SystemExit(3)
+
+    settings = {"bootstrap.servers": cluster.url, "group.id": f"g-{name}", "statistics.interval.ms": 50}
+    source = KafkaSource({**QUIET, **settings, "stats_cb": leave}, topics=name)
+
+    async def ended() -> None:
+        while True:
+            await source.receive(NOTHING)
+
+    await source.open()
+    with anyio.fail_after(WITHIN):
+        with pytest.raises(lanes.SourceError, match="SystemExit"):
+            await ended()
+        await source.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_call_that_ends_the_thread_of_a_producer_is_told(name: str) -> None:
+    def leave(wanted: Any) -> None:
+        raise SystemExit(3)
+
+    producer = ConfirmedProducer({}, name)
+    producer.open()
+    with anyio.fail_after(WITHIN):
+        with pytest.raises(lanes.SourceError, match=f"{name}: .*SystemExit"):
+            await producer.call(leave)
+        # Others are served on.
+        assert await producer.call(lambda wanted: 3) == 3
+        await producer.aclose()
+
+
+def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:
+    async def made() -> Bridge:
+        return Bridge()
+
+    bridge = asyncio.run(made())
+    bridge.post(lambda: None)
+    assert not bridge.alive()
+    loop = asyncio.new_event_loop()
+    bridge = loop.run_until_complete(made())
+    assert bridge.alive()
+    bridge.post(lambda: None)
+    # With what was posted last still to come.
+    loop.close()
+    assert not bridge.alive()
+
+
+def test_a_member_whose_loop_is_gone_leaves_its_group(cluster: MockCluster, name: str) -> None:
+    topic = topic_of(cluster, name, 2)
+    peer = Consumer({**QUIET, "bootstrap.servers": topic.url, "group.id": f"g-{name}", "group.protocol": "consumer"})
+    readers: list[Reader] = []
+
+    async def left_behind(*, revoked: bool) -> None:
+        """A reader that is never closed, with a revoke that nobody answers any more."""
+        reader = Reader(topic, "848")
+        readers.append(reader)
+        await reader.source.open()
+        await reader.assigned(2)
+        if revoked:
+            peer.subscribe([name])
+            peer.poll(0.1)
+            assert isinstance(await reader.told(), Revoking)
+
+    def has_all() -> bool:
+        peer.poll(0.05)
+        return len(peer.assignment()) == 2
+
+    try:
+        asyncio.run(left_behind(revoked=False))
+        asyncio.run(left_behind(revoked=True))
+        # A drain may take 16 s there.
+        wait_until(has_all, "the peer to have all partitions", seconds=10)
+    finally:
+        peer.close()
+    wait_until(lambda: not any(one.name == "lanes-kafka" for one in threading.enumerate()), "the threads to end")
