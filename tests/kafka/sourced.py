@@ -84,6 +84,7 @@ class Reader:
         self.topic = topic
         self.group = f"g-{topic.name}"
         self.clients: list[Noting] = []
+        self._kept: Sequence[SourceEvent] = ()
         self._classic = protocol != "848"
         config = {
             **QUIET,
@@ -110,12 +111,16 @@ class Reader:
         return [call.name for call in self.client.calls if call.name in ("pause", "resume")][-1] == "pause"
 
     async def receive(self, room: Room = ROOM) -> Sequence[SourceEvent]:
+        """What ``told`` has left, else what the source says."""
+        if self._kept:
+            kept, self._kept = self._kept, ()
+            return kept
         with anyio.fail_after(WITHIN):
             return await self.source.receive(room)
 
     async def told(self, room: Room = NOTHING) -> SourceEvent:
-        """The one event that comes."""
-        (event,) = await self.receive(room)
+        """The next event; others that came with it are received next."""
+        event, *self._kept = await self.receive(room)
         return event
 
     async def assigned(self, count: int = 1) -> list[Partition]:
