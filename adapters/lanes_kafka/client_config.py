@@ -45,8 +45,8 @@ _TUNED: Final = (
     Chosen("queued.min.messages", 20_000, "the queue is bounded by its bytes; fewer messages let it run dry"),
     Chosen(
         "max.partition.fetch.bytes",
-        262_144,
-        "small fetches waste less when a partition pauses; one larger record still comes whole",
+        1_048_576,
+        "what a producer sends at once fits: with less, a fetch brings one partition alone, and others wait",
     ),
     Chosen("fetch.wait.max.ms", 100, "how long a resumed partition may wait for its first message"),
     Chosen("enable.partition.eof", False, "the position says where a partition ends"),

@@ -36,7 +36,7 @@ CHOSEN = {
     "fetch.queue.backoff.ms": 5,
     "queued.max.messages.kbytes": 16_384,
     "queued.min.messages": 20_000,
-    "max.partition.fetch.bytes": 262_144,
+    "max.partition.fetch.bytes": 1_048_576,
     "fetch.wait.max.ms": 100,
     "enable.partition.eof": False,
     "auto.offset.reset": "error",

@@ -134,7 +134,7 @@ def test_the_doctor_prints_what_lanes_set_and_what_it_found(
     file.write_text(f"# ours\nbootstrap.servers = {kafka.url}\ngroup.id=other\nsasl.password={PASSWORD}\n")
     status, out, err = lanes("doctor", "kafka", "--config", str(file), "-X", f"group.id={group}", "--topic", there.name)
     assert (status, err) == (0, "")
-    for text in ("fetch.queue.backoff.ms", "262144", f"topic {there.name}", f"group {group}", "no members"):
+    for text in ("fetch.queue.backoff.ms", "1048576", f"topic {there.name}", f"group {group}", "no members"):
         assert text in out
     assert "group other" not in out
     assert PASSWORD not in out
