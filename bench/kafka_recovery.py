@@ -120,7 +120,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
             while not told_at:
                 with anyio.move_on_after(POLL):
                     # Without room for messages: what is held already would be delivered first.
-                    await source.receive(Room(0, 0, frozenset(list(owned)[:1])))
+                    await source.receive(Room(0, 0, frozenset(owned)))
         # One that rests still, because what was read of it waits for room, is not told again.
         times += [at - asked_at for at in told_at[:1]]
     await source.aclose()

@@ -14,7 +14,8 @@ from lanes_kafka.group import Group
 from lanes_kafka.requests import Want
 
 AHEAD: Final = 20_000
-"""Messages that are read beside what there is room for, at most, where several partitions are read."""
+"""Messages that are read beside what there is room for, at most, where several partitions are read; what was read of
+paused partitions, until it is forgotten, is among them."""
 
 AHEAD_BYTES: Final = 8 * 1024 * 1024
 """Their bytes, roughly: it goes by the size of a message of late."""
@@ -34,7 +35,10 @@ class Ahead:
 
     def wanted(self, want: Want, group: Group, average: float) -> int:
         """How many messages of ``average`` bytes are to be read now of what the group owns; 0 or more."""
-        several = len(group.owned) - len(want.paused) > 1
+        others = len(group.owned) - len(want.paused)
+        if not others and want.paused:
+            return 0
+        several = others > 1
         # Handlers that keep up need no choice, but for the first look at what there is.
         ahead = several and (want.messages <= 0 or group.rounds != self._looked)
         self._rounds = group.rounds
@@ -44,7 +48,9 @@ class Ahead:
         if held and held >= room + (AHEAD // 2 if ahead else 0):
             return 0
         size = max(0, want.bytes) + (AHEAD_BYTES if ahead else 0)
-        most = min(room + (AHEAD if ahead else 0), int(size / average)) - held - self._count
+        most = min(room + (AHEAD if ahead else 0), int(size / average)) - held
+        # What is kept of paused partitions, until it is forgotten, takes its place of what may be read ahead.
+        most = min(most, room + AHEAD - held - want.aside) - self._count
         # A message that is larger than all the room comes alone.
         return max(most, 1 if room and not held and not self._count else 0)
 

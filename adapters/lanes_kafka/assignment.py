@@ -20,11 +20,12 @@ class Assignment:
     """``partition`` until it is revoked or lost.
 
     ``position``: next to be delivered, so whatever comes below it was delivered before. ``end``: behind the last
-    message that was read. ``paused``: what the client was told last. ``released``: it was given back by us, and nothing
-    of it is delivered or committed any more. ``made``: in which round of callbacks it was made.
+    message that was read. ``paused``: what the client was told last. ``drained``: nothing of it is delivered any more;
+    ``released``: it was given back by us, and nothing is committed any more either. ``made``: in which round of
+    callbacks it was made.
     """
 
-    __slots__ = ("end", "made", "partition", "paused", "place", "position", "released")
+    __slots__ = ("drained", "end", "made", "partition", "paused", "place", "position", "released")
 
     def __init__(self, place: Place, partition: Partition, position: int, made: int) -> None:
         self.place = place
@@ -32,7 +33,7 @@ class Assignment:
         self.position = self.end = position
         self.made = made
         self.paused = False
-        self.released = False
+        self.drained = self.released = False
 
     def at(self, offset: int | None = None) -> TopicPartition:
         """It as the client names it, with a position."""

@@ -29,15 +29,22 @@ COMMIT_TIMEOUT: Final = 10.0
 Kind = Literal["retry", "lost", "metadata", "permanent"]
 
 # Not ILLEGAL_GENERATION and STALE_MEMBER_EPOCH: those tell a member of a rebalance that is under way, in which it keeps
-# what is not revoked from it. One that was left out of a rebalance is no member any more.
-_LOST: Final = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH})
+# what is not revoked from it. One that was left out of a rebalance is no member any more. What ends a client for good
+# is said beside its messages, and decided there.
+_LOST: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._FATAL,
+    }
+)
 _PERMANENT: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.INVALID_GROUP_ID,
         KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._FATAL,
     }
 )
 
@@ -50,11 +57,11 @@ def kind_of(error: KafkaError) -> Kind:
     that is repeated does no harm.
     """
     code = error.code()
-    if code in _LOST:
+    if code in _LOST or error.fatal():
         return "lost"
     if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
         return "metadata"
-    return "permanent" if code in _PERMANENT or error.fatal() else "retry"
+    return "permanent" if code in _PERMANENT else "retry"
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
@@ -85,14 +92,17 @@ def carries(room: int) -> bool:
 
 
 class Commit:
-    """What is committed together; ``answer`` is given once for all of it."""
+    """What is committed together; ``answer`` is given once for all of it. ``releases``: a partition of which it is the
+    last one."""
 
-    __slots__ = ("answer", "deadline", "settlements")
+    __slots__ = ("answer", "deadline", "offsets", "releases", "settlements")
 
-    def __init__(self, settlements: Sequence[Settlement], answer: Answer) -> None:
+    def __init__(self, settlements: Sequence[Settlement], answer: Answer, releases: Partition | None = None) -> None:
         self.settlements = settlements
         self.answer = answer
+        self.releases = releases
         self.deadline = 0.0
+        self.offsets: list[TopicPartition] = []
 
     def __repr__(self) -> str:
         return f"<Commit of {len(self.settlements)} partitions>"
@@ -128,8 +138,9 @@ class Commits:
         """Whether an answer is awaited."""
         return bool(self._under_way)
 
-    def send(self, client: Consumer, commit: Commit, *, synchronous: bool) -> None:
-        """Send one; ``synchronous``: block for the answer, because none comes while a callback of the client runs."""
+    def send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
+        """Send one. ``timeout``: block so many seconds at most until it is made, in a callback of the client, while
+        which no answer comes."""
         if commit.answer.given_up:
             return
         if not all(self._owns(each.partition) for each in commit.settlements):
@@ -137,15 +148,20 @@ class Commits:
             gone = f"{self._name}: a partition was given up meanwhile: nothing of it is committed any more"
             commit.answer.give(SourceError(gone, retryable=True))
             return
-        commit.deadline = self._clock() + COMMIT_TIMEOUT
-        offsets = [self._offset(each) for each in commit.settlements]
+        # What it has waited for before counts.
+        commit.deadline = commit.deadline or self._clock() + COMMIT_TIMEOUT
+        commit.offsets = [self._offset(each) for each in commit.settlements]
         try:
-            if synchronous:
-                answered = client.commit(offsets=offsets, asynchronous=False)
-                self._answered(commit, _error_of(None, answered or ()))
-            else:
-                client.commit(offsets=offsets, asynchronous=True)
+            client.commit(offsets=commit.offsets, asynchronous=True)
+            if timeout is None:
                 self._under_way |= dict.fromkeys(map(_place, commit.settlements), commit)
+            elif _is_made(client, commit, timeout):
+                commit.answer.give()
+            else:
+                # It was refused: this waits for as long as it takes, on a broker that has answered just now, and says
+                # why.
+                answered = client.commit(offsets=commit.offsets, asynchronous=False)
+                self._answered(commit, _error_of(None, answered or ()))
         except KafkaException as failure:
             self._answered(commit, failure.args[0])
         except RuntimeError as failure:
@@ -166,8 +182,8 @@ class Commits:
         """The client's callback for a commit that was sent without waiting."""
         for offset in offsets:
             commit = self._under_way.get(Place(offset.topic, offset.partition))
-            # Not the answer of an older one, which counts as not made.
-            if commit is not None and _has(commit, offset):
+            # Not the answer of an older one, which counts as not made. Of one that says the same both are made.
+            if commit is not None and any(_said_by(each) == _said_by(offset) for each in commit.offsets):
                 self._forget(commit)
                 # One bad partition spoils the report of the others: then nothing is known of any of them.
                 self._answered(commit, _error_of(error, offsets))
@@ -228,11 +244,21 @@ class Commits:
             )
 
 
-def _has(commit: Commit, offset: TopicPartition) -> bool:
-    return any(
-        each.floor == offset.offset and each.partition.id == (offset.topic, offset.partition)
-        for each in commit.settlements
-    )
+def _is_made(client: Consumer, commit: Commit, timeout: float) -> bool:
+    """Whether the broker has what was sent before this. It answers one client in the order it was asked.
+
+    Blocks for ``timeout`` seconds at most. Raises ``KafkaException`` where it does not answer.
+    """
+    found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
+    return all(_is_same(*pair) for pair in zip(found, commit.offsets, strict=True))
+
+
+def _is_same(one: TopicPartition, other: TopicPartition) -> bool:
+    return one.error is None and _said_by(one) == _said_by(other)
+
+
+def _said_by(offset: TopicPartition) -> tuple[str, int, int, str]:
+    return offset.topic, offset.partition, offset.offset, offset.metadata or ""
 
 
 def _place(settlement: Settlement) -> Place:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
@@ -205,12 +206,30 @@ class _Doctor:
         if not _allowed(found, AclOperation.READ):
             return Check(what, False, "it may be seen, and not joined", f"allow Read on group {group}")
         kind, state = found.type.name.lower(), found.state.name.lower()
+        if not found.members and state == "dead" and self._is_of_another_kind():
+            return Check(
+                what,
+                False,
+                "it is there, and no consumer group: a share group, as it seems, which has no order",
+                "use a group.id of its own",
+            )
         if not found.members:
             return Check(what, True, "no members" + ("" if state == "dead" else f", {state}, {kind}"))
         instances = sorted(str(one.group_instance_id) for one in found.members if one.group_instance_id)
         static = f", static: {', '.join(instances)}" if instances else ""
         detail = f"{state}, {kind}, assignor {found.partition_assignor}, members={len(found.members)}{static}"
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
+
+    def _is_of_another_kind(self) -> bool:
+        """Whether the broker lists the group, which it describes as none."""
+        with warnings.catch_warnings():
+            # The call that is to be used instead lists consumer groups alone.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                listed = self._admin.list_groups(timeout=self._timeout)
+            except KafkaException:
+                return False
+        return any(each.id == self._config.group for each in listed)
 
     def _joinable(self, found: Check, kind: str, assignor: str, instances: Sequence[str]) -> Check:
         protocol, instance = self._config.protocol, self._config.instance

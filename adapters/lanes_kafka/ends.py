@@ -56,7 +56,7 @@ class Ends:
         unheard = []
         for each in owned:
             before = self._known.get(each.partition, _End(OFFSET_INVALID, now))
-            offset = _heard(client, each)
+            offset = heard(client, each)
             known[each.partition] = before if offset <= before.offset else _End(offset, now)
             if known[each.partition].since + ASK_AFTER <= now:
                 unheard.append(each)
@@ -79,8 +79,8 @@ class Ends:
         }
 
 
-def _heard(client: Consumer, assignment: Assignment) -> int:
-    """What came with the last fetch. Asks nobody."""
+def heard(client: Consumer, assignment: Assignment) -> int:
+    """The end as it came with the last fetch, ``OFFSET_INVALID`` where none did. Asks nobody."""
     try:
         found = client.get_watermark_offsets(assignment.at(), cached=True)
     except KafkaException:

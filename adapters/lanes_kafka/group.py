@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -57,7 +58,8 @@ class Group:
     ``tell`` takes events for the event loop. ``serve``: perform what the loop asks for while a callback waits, up to so
     many seconds. ``fail``: the source cannot go on. ``starved``: whether there is no room for messages. ``owned``: by
     place, until revoked or lost. ``closing``: set before the client is closed; nothing is taken any more. ``rounds``
-    counts the callbacks that changed something.
+    counts the callbacks that changed something. ``until``: when the callback that waits has to end, in seconds of the
+    clock.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Group:
         self.owned: dict[Place, Assignment] = {}
         self.closing = False
         self.rounds = 0
+        self.until = math.inf
         self.hands_over = hands_over
         self._config = config
         self._topics = topics
@@ -126,12 +129,11 @@ class Group:
         try:
             waiting = [each for each in leaving if not each.released]
             limit = OF_POLL_INTERVAL * self._config.max_poll_interval
-            self._topics.ask()
             self._tell([Revoking(each.partition, limit) for each in waiting])
-            deadline = self._clock() + limit
+            self.until = self._clock() + limit
             # Released is forgotten; so is what is lost meanwhile, and what a stop gives back.
             while any(self._still(each) for each in waiting) and not self.closing:
-                left = deadline - self._clock()
+                left = self.until - self._clock()
                 if left <= 0:
                     break
                 self._serve(left)
@@ -139,6 +141,7 @@ class Group:
         except Exception as error:
             self._fail(self._failure("revoking partitions failed", error))
         finally:
+            self.until = math.inf
             self._forget(leaving)
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
@@ -150,11 +153,17 @@ class Group:
 
     # --- between callbacks
 
-    def release(self, partition: Partition) -> None:
-        """It is drained: nothing of it is read or committed any more. Idempotent."""
+    def drained(self, partition: Partition) -> None:
+        """Nothing of it is delivered any more. Idempotent."""
         assignment = self.owned.get(Place(*partition.id))
         if assignment is not None and assignment.partition is partition:
-            assignment.released = True
+            assignment.drained = True
+
+    def release(self, partition: Partition) -> None:
+        """It is drained, and nothing of it is committed any more. Idempotent."""
+        assignment = self.owned.get(Place(*partition.id))
+        if assignment is not None and assignment.partition is partition:
+            assignment.drained = assignment.released = True
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
         """Give everything up. ``presumed``: until the client says whether that is so, by a callback or by none."""
@@ -336,29 +345,35 @@ class Group:
             client.incremental_unassign([assignment.at()])
             client.incremental_assign([assignment.at(target)])
         self._pause_or_resume(client, [each for each in owned if not each.paused])
-        self._pause(client, [each for each in owned if each.paused])
+        self.pause(client, [each for each in owned if each.paused])
 
     def _pause_or_resume(self, client: Consumer, assignments: list[Assignment]) -> None:
         if self._starved():
-            self._pause(client, assignments)
+            self.pause(client, assignments)
         else:
-            self._resume(client, assignments)
+            self.resume(client, assignments)
 
-    def rest(self, client: Consumer, paused: frozenset[Partition], *, resume: bool = True) -> None:
-        """Have the client hand out nothing of these and of what is released, and, with ``resume``, all the others."""
-        resting = [each for each in self.owned.values() if each.released or each.partition in paused]
-        self._pause(client, [each for each in resting if not each.paused])
-        if resume and len(resting) < len(self.owned):
-            rested = set(resting)
-            self._resume(client, [each for each in self.owned.values() if each.paused and each not in rested])
+    def rest(
+        self, client: Consumer, resting: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
+    ) -> None:
+        """Have the client hand out nothing of what is ``resting`` or released, and, with ``resume``, all the others but
+        the ``paused``, which stay as they are."""
+        owned = self.owned.values()
+        self.pause(client, [each for each in owned if not each.paused and (each.released or each.partition in resting)])
+        if resume:
+            kept = resting | paused
+            rested = [each for each in owned if each.paused and not each.released and each.partition not in kept]
+            self.resume(client, rested)
 
-    def _pause(self, client: Consumer, assignments: list[Assignment]) -> None:
+    def pause(self, client: Consumer, assignments: list[Assignment]) -> None:
+        """Have the client hand out nothing of these."""
         if assignments:
             client.pause([each.at() for each in assignments])
             for each in assignments:
                 each.paused = True
 
-    def _resume(self, client: Consumer, assignments: list[Assignment]) -> None:
+    def resume(self, client: Consumer, assignments: list[Assignment]) -> None:
+        """Have the client hand out what there is of these."""
         if assignments:
             client.resume([each.at() for each in assignments])
             for each in assignments:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from lanes.core.types import Partition, Room
 from lanes.source import Delivered, Lost, Progressed, Revoking, SourceEvent
+from lanes_kafka.ahead import AHEAD, AHEAD_BYTES
 
 REWIND_AFTER: Final = 1.0
-"""Seconds for which a partition is paused before what was read of it is forgotten: reading it again takes its time."""
+"""Seconds that a partition is not to be delivered before the client is paused, and what was read of it is forgotten:
+both throw away what was fetched, and reading it again takes its time."""
 
 _NEVER: Final = (0, 0)
 
@@ -18,15 +21,18 @@ _NEVER: Final = (0, 0)
 class Held:
     """In the order they came: what was read ahead, plus a few messages that came beside answers of the broker.
 
-    ``messages``: how many of them there are; ``received``: how many were ever added.
+    ``messages``: how many of them there are; ``received``: how many were ever added. ``resting``: the partitions that
+    the client is to be paused for.
     """
 
     def __init__(self) -> None:
         self.messages = 0
         self.received = 0
+        self.resting: frozenset[Partition] = frozenset()
         self._events: deque[SourceEvent] = deque()
         self._rewound: dict[Partition, tuple[int, int]] = {}
         self._paused_at: dict[Partition, float] = {}
+        self._is_taking = False
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -61,26 +67,53 @@ class Held:
             len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
         )
 
-    def stale(self, now: float) -> bool:
-        """Whether ``rewind`` has something to forget, going by what was paused when it was called last."""
-        due = {partition for partition, since in self._paused_at.items() if now - since >= REWIND_AFTER}
-        return any(isinstance(event, Delivered) and event.partition in due for event in self._events)
+    def due(self) -> float:
+        """When ``rewind`` has something to do next, going by what was paused when it was called last; inf: never."""
+        if not self._paused_at:
+            return math.inf
+        crowded = self._is_crowded()
+        has = {event.partition for event in self._events if isinstance(event, Delivered)}
+        return min(
+            (
+                -math.inf if crowded else since + REWIND_AFTER
+                for partition, since in self._paused_at.items()
+                if partition in has or partition not in self.resting
+            ),
+            default=math.inf,
+        )
 
-    def rewind(self, paused: frozenset[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
-        """Forget the messages of partitions that are paused for a while: so little is kept for what may stay so.
+    def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
+        """Forget the messages of partitions that are paused for a while, or of all of them where they take what may be
+        read ahead for the others, and let the client rest from these.
 
         Returns of every partition for which that was ever done, by which request, ``number`` for those of now, and
         where it is to be read from again: a request may be replaced before anybody has seen it.
         """
-        self._paused_at = {partition: self._paused_at.get(partition, now) for partition in paused}
+        self._paused_at = {partition: self._paused_at.get(partition, now) for partition in room.paused}
+        self._is_taking = room.messages > 0
+        crowded = self._is_crowded()
+        over = {each for each, since in self._paused_at.items() if crowded or now - since >= REWIND_AFTER}
+        if room.messages <= 0 and room.paused >= owned:
+            # By the user, or it has been full for a while.
+            self.resting = room.paused
+        else:
+            # One that waits for a commit may go on in a moment.
+            self.resting = (self.resting & room.paused) | over
         positions: dict[Partition, int] = {}
         for event in self._events:
-            if isinstance(event, Delivered) and now - self._paused_at.get(event.partition, now) >= REWIND_AFTER:
+            if isinstance(event, Delivered) and event.partition in over:
                 positions.setdefault(event.partition, event.run[0].position)
         for partition, position in positions.items():
             self.drop(partition)
             self._rewound[partition] = number, position
         return dict(self._rewound)
+
+    def _is_crowded(self) -> bool:
+        if not self._is_taking or not self._paused_at:
+            return False
+        waiting = [each for each in self._events if isinstance(each, Delivered) and each.partition in self._paused_at]
+        messages, size = sum(len(event.run) for event in waiting), sum(event.size for event in waiting)
+        return messages > AHEAD // 2 or size > AHEAD_BYTES // 2
 
     def take(self, room: Room) -> list[SourceEvent]:
         """What may be delivered into ``room`` now: in order within a partition, and each with an equal share of it as

@@ -5,7 +5,9 @@ Used in the thread that owns the client.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as Raw
@@ -13,8 +15,12 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Partition
 from lanes.source import Delivered, Progressed
 from lanes_kafka.assignment import Assignment, Place
+from lanes_kafka.ends import heard
 from lanes_kafka.group import Group
 from lanes_kafka.reading import KeyFunction, messages, offset_of
+
+_BEHIND: Final = 1_000
+"""Messages that are read to find what lies behind the last one of a partition, at most."""
 
 
 class Intake:
@@ -72,6 +78,33 @@ class Intake:
         (found,) = self._client.position([assignment.at()])
         return found.offset if found.offset > committed else None
 
+    def read_behind(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
+        """Read on until it is known whether a message lies behind ``committed``, where the log goes on there: a marker
+        may be read after its last message. Returns what was read of other partitions.
+
+        Not in a callback. Blocks for ``patience`` seconds at most, and reads ``_BEHIND`` messages.
+        """
+        assignment = self._group.owned.get(Place(*partition.id))
+        others: list[Delivered] = []
+        if assignment is None or assignment.partition is not partition:
+            return others
+        deadline, left = time.monotonic() + patience, _BEHIND
+        while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
+            if assignment.paused:
+                self._group.resume(self._client, [assignment])
+            events, _ = self.read(min(left, 100), min(seconds, 0.02))
+            left -= sum(len(event.run) for event in events)
+            # Whoever gives it back wants nothing more of it.
+            others += [event for event in events if event.partition is not partition]
+        return others
+
+    def _is_unknown(self, assignment: Assignment, committed: int) -> bool:
+        return (
+            self._group.owned.get(assignment.place) is assignment
+            and assignment.end <= committed < heard(self._client, assignment)
+            and self.gap_behind(assignment.partition, committed) is None
+        )
+
     def _consume(self, count: int, timeout: float) -> list[Raw]:
         rounds = self._group.rounds
         raws = self._client.consume(count, timeout)
@@ -117,7 +150,7 @@ class Intake:
 
     def _delivered(self, place: Place, run: list[Raw]) -> Delivered | None:
         assignment = self._group.owned.get(place)
-        if assignment is None or assignment.released:
+        if assignment is None or assignment.drained:
             # Of a former assignment.
             return None
         if offset_of(run[0]) < assignment.position:

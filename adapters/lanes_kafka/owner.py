@@ -36,6 +36,7 @@ from lanes_kafka.reading import KeyFunction, offset_of
 from lanes_kafka.requests import Close, Command, Expire, Release, Want
 from lanes_kafka.restarts import Restarts
 from lanes_kafka.topics import Topics
+from lanes_kafka.vetting import Vetting
 
 log = logging.getLogger("lanes.kafka")
 
@@ -53,10 +54,13 @@ OPEN_TIMEOUT: Final = 10.0
 """Seconds that a broker may take to describe the topics at the start."""
 
 _LOOK_TIMEOUT: Final = 1.0
-"""Seconds that the last commits of a revoke wait for the ids of the topics."""
+"""Seconds that a position out of range waits for the ids of the topics."""
 
 _PEEK: Final = 0.005
-"""Seconds between two looks for the answers of commits while nothing is to be read: each may bring a message."""
+"""Seconds between two looks for the answers of commits, and for what they wait for: each may bring a message."""
+
+_BEHIND_FOR: Final = 0.5
+"""Seconds that all partitions given back in no callback may take to find a marker behind their last messages."""
 
 _POSITIONS_EVERY: Final = 0.5
 """Seconds between two looks at how far the client has read."""
@@ -114,10 +118,12 @@ class Owner:
         self._failure: SourceError | None = None
         self._idle_since = clock()
         self._positions_at = 0.0
+        self._patience = _BEHIND_FOR
         self._client: Consumer
         self._intake: Intake
         self._group: Group
         self._commits: Commits
+        self._vetting: Vetting
         self._topics: Topics
         self.thread = threading.Thread(target=self._run, name="lanes-kafka", daemon=True)
 
@@ -168,7 +174,7 @@ class Owner:
         config = self._config
         try:
             # Known there alone: its threads and sockets end when nobody knows it any more, no traceback either.
-            self._topics = Topics(self._names, AdminClient(dict(config.admin)), self._clock)
+            self._topics = Topics(self._names, AdminClient(dict(config.admin)), self._clock, lambda: self.send(None))
             self._topics.check(OPEN_TIMEOUT, config.admin, self._name)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
             if self._hands_over:
@@ -192,6 +198,7 @@ class Owner:
             hands_over=self._hands_over,
         )
         self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, self.limit)
+        self._vetting = Vetting(self._topics, self._group, self._commits, self.errors, self._clock, self._name)
 
     def _join(self) -> None:
         # The configuration may be used again, and a client keeps what it is given.
@@ -219,19 +226,20 @@ class Owner:
             # Told as read before it: of what it rewinds nothing is delivered twice.
             self._tell([])
             self._apply(want)
-        count = 0
+        count, patience = 0, _PEEK if self._vetting else POLL
         if want is not self._answered and self._failure is None:
             count = self._ahead.wanted(want, self._group, self._intake.average)
         if count and (want.messages > 0 or now - self._idle_since < PAUSE_AFTER):
             if want.messages > 0:
                 self._idle_since = now
-                self._group.rest(self._client, want.paused)
-            self._read(count, 0.0 if self._mailbox or self._ahead else POLL, want)
+                self._group.rest(self._client, want.resting, want.paused)
+            self._read(count, 0.0 if self._mailbox or self._ahead else patience, want)
         elif all(each.paused for each in self._group.owned.values()):
             # Of a client that is paused nothing comes but what is to be called back.
-            self._read(1, POLL, want)
+            self._read(1, patience, want)
         elif now - self._idle_since >= PAUSE_AFTER:
-            self._group.rest(self._client, frozenset(each.partition for each in self._group.owned.values()))
+            everything = frozenset(each.partition for each in self._group.owned.values())
+            self._group.rest(self._client, everything, everything)
         elif self._commits.under_way:
             if not self._mailbox.wait(_PEEK):
                 self._read(1, 0.0, want)
@@ -247,7 +255,7 @@ class Owner:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
         # Without room nothing is resumed: what was paused for that may stay so.
-        self._group.rest(self._client, want.paused, resume=False)
+        self._group.rest(self._client, want.resting, want.paused, resume=False)
 
     def _read(self, count: int, timeout: float, want: Want) -> None:
         self.polled = self._clock()
@@ -265,14 +273,14 @@ class Owner:
 
     def _serve_callback(self, seconds: float) -> None:
         """Perform what the loop asks for while a callback of the client waits, up to so many seconds."""
-        for commit in self._commits.recall():
+        for commit in self._vetting.recall():
             self._perform(commit, synchronous=True)
         self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)
         self._look_at_loop()
 
     def _perform(self, command: Command, *, synchronous: bool) -> None:
         if isinstance(command, Commit):
-            self._commit(command, synchronous=synchronous)
+            self._vetting.commit(self._client, command, synchronous=synchronous)
         elif isinstance(command, Release):
             self._release(command, synchronous=synchronous)
         elif isinstance(command, Expire):
@@ -280,33 +288,27 @@ class Owner:
         elif isinstance(command, Close):
             self._group.closing = True
 
-    def _commit(self, commit: Commit, *, synchronous: bool) -> None:
-        if synchronous:
-            if self._topics.hear(_LOOK_TIMEOUT):
-                self.errors.answered()
-            # A commit that blocks has no timeout of its own.
-            if self.errors.down:
-                commit.answer.give(SourceError(f"{self._name}: not committed: no broker is reached", retryable=True))
-                return
-            self._group.check_topics()
-        self._commits.send(self._client, commit, synchronous=synchronous)
-        self.limit = self._commits.limit
-
     def _release(self, command: Release, *, synchronous: bool) -> None:
         gap = None
         if command.committed is not None and self._failure is None and not self.errors.down:
+            if not synchronous:
+                before = self._clock()
+                self._ahead.gather(self._intake.read_behind(command.partition, command.committed, self._patience))
+                self._patience = max(0.0, self._patience + before - self._clock())
+                self._tell([])
             # Who drains is told of no gap that is found behind its last message, and the lag would stay.
             gap = self._intake.gap_behind(command.partition, command.committed)
-        if gap is not None:
-            self._commit(Commit([Settlement(command.partition, [], gap)], command.answer), synchronous=synchronous)
-        self._group.release(command.partition)
         if gap is None:
+            self._group.release(command.partition)
             command.answer.give()
+        else:
+            self._group.drained(command.partition)
+            last = Commit([Settlement(command.partition, [], gap)], command.answer, command.partition)
+            self._vetting.commit(self._client, last, synchronous=synchronous)
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         self.errors.answered()
         self._commits.on_commit(error, offsets)
-        self.limit = self._commits.limit
         if self._config.on_commit is not None:
             self._config.on_commit(error, offsets)
 
@@ -334,7 +336,7 @@ class Owner:
             log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             # Whether it is gone, or only unknown to one broker for a moment, the ids tell.
-            self._topics.ask()
+            self._topics.question()
         elif is_permanent(error):
             self._fail(SourceError(f"{self._name}: {said(error, self._config.client)}"))
         elif code != KafkaError._PARTITION_EOF:
@@ -359,6 +361,7 @@ class Owner:
         """Make the client anew after a pause in which commands are served, so that a stop ends it."""
         self._restart_in = None
         self._close()
+        self.limit = self._commits.limit
         # Of this one nothing is owned: that answers what is asked of the former.
         self._form()
         due = self._clock() + pause
@@ -373,10 +376,7 @@ class Owner:
 
     def _keep_house(self) -> None:
         now = self._clock()
-        self._commits.expire(now)
-        if self._topics.look():
-            self.errors.answered()
-            self._group.check_topics()
+        self._vetting.look(self._client)
         if now >= self._positions_at:
             self._positions_at = now + _POSITIONS_EVERY
             self._look_at_loop()
@@ -407,4 +407,4 @@ class Owner:
             # Heartbeats stop in here: whatever had to be drained has been.
             self._group.closing = True
             self._client.close()
-            self._commits.abandon("the client was closed")
+            self._vetting.abandon("the client was closed")

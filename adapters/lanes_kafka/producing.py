@@ -165,8 +165,10 @@ class ConfirmedProducer:
     async def call(self, function: Callable[[Callable[[], bool]], _T]) -> _T:
         """Have a plain function that blocks called in the thread. Cancelled, its result is dropped.
 
-        It is given a function that says whether its result is still waited for.
+        It is given a function that says whether its result is still waited for. Raises ``SourceError`` when there is no
+        thread, before ``open`` and from ``aclose`` on.
         """
+        self._check_open()
         outcome: _Outcome[_T] = _Outcome(self._bridge)
 
         def job() -> None:
@@ -189,8 +191,7 @@ class ConfirmedProducer:
         Makes the client first where there is none, as after an error that ended it. Raises ``KafkaException`` when the
         record is not confirmed; it may be in the log all the same. Not cancelled by the cancellation of the wait.
         """
-        if self._thread is None:
-            raise SourceError(f"{self._name}: not opened, or closed already")
+        self._check_open()
         await self.connect()
         producer = self._producer
         if producer is None:
@@ -217,6 +218,10 @@ class ConfirmedProducer:
                 # Its client had failed, and this is why.
                 raise KafkaException(self._fatal) from failure
             raise
+
+    def _check_open(self) -> None:
+        if self._thread is None:
+            raise SourceError(f"{self._name}: not opened, or closed already")
 
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait up to ``timeout`` seconds for records on their way, then end client and thread. Idempotent.

@@ -8,11 +8,12 @@ from lanes_kafka.committing import Commit
 
 
 class Want:
-    """What the event loop has room for. ``number`` rises; ``rewind``: by which request, and from where, partitions are
-    read again that the loop has forgotten messages of. ``held``: messages that it has and that are not delivered;
-    ``received``: all it ever got."""
+    """What the event loop has room for. ``number`` rises; ``paused``: of what nothing is delivered; ``resting``: those
+    of them that the client is to be paused for; ``rewind``: by which request, and from where, partitions are read again
+    that the loop has forgotten messages of. ``held``: messages that it has and that wait for room; ``aside``: those of
+    paused partitions; ``received``: all it ever got."""
 
-    __slots__ = ("bytes", "held", "messages", "number", "paused", "received", "rewind")
+    __slots__ = ("aside", "bytes", "held", "messages", "number", "paused", "received", "resting", "rewind")
 
     def __init__(
         self,
@@ -22,7 +23,9 @@ class Want:
         paused: frozenset[Partition],
         rewind: dict[Partition, tuple[int, int]],
         *,
+        resting: frozenset[Partition] = frozenset(),
         held: int = 0,
+        aside: int = 0,
         received: int = 0,
     ) -> None:
         self.number = number
@@ -30,7 +33,9 @@ class Want:
         self.bytes = size
         self.paused = paused
         self.rewind = rewind
+        self.resting = resting
         self.held = held
+        self.aside = aside
         self.received = received
 
 

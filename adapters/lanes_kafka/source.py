@@ -146,7 +146,7 @@ class KafkaSource:
                 return events
             if self._failure is not None:
                 raise self._failure
-            if self._asked != room or self._held.stale(self._clock()):
+            if self._asked != room or self._held.due() <= self._clock():
                 self._ask(room)
             self._arrived = anyio.Event()
             with anyio.move_on_after(self._patience()):
@@ -238,7 +238,8 @@ class KafkaSource:
         self._asked = room
         self._number += 1
         held = self._held
-        rewind = held.rewind(room.paused, self._number, self._clock())
+        rewind = held.rewind(room, self._owned, self._number, self._clock())
+        waiting = held.waiting(room.paused)
         self._owner.want(
             Want(
                 self._number,
@@ -246,7 +247,9 @@ class KafkaSource:
                 room.bytes,
                 room.paused,
                 rewind,
-                held=held.waiting(room.paused),
+                resting=held.resting,
+                held=waiting,
+                aside=held.messages - waiting,
                 received=held.received,
             )
         )
@@ -266,10 +269,12 @@ class KafkaSource:
             self._answers.discard(answer)
 
     def _patience(self) -> float:
-        """Seconds until the next look at whether the client is polled: not later than when the broker gives it up."""
+        """Seconds until the next look at whether the client is polled, and at what is held: not later than when the
+        broker gives it up."""
         assert self._owner is not None
-        left = self._config.max_poll_interval - (self._clock() - self._owner.polled)
-        return left if 0.0 < left < _LOOK else _LOOK
+        now = self._clock()
+        left = self._config.max_poll_interval - (now - self._owner.polled)
+        return min(left if 0.0 < left < _LOOK else _LOOK, max(0.0, self._held.due() - now))
 
     def _watch(self) -> None:
         """Say when the client is not polled, before the broker says it; give up what it takes away then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -16,6 +16,10 @@ from lanes_kafka.asking import no_answer
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the ids."""
+
+_GONE_AFTER: Final = 0.5
+"""Seconds for which a topic that was there is unknown before it is gone: a broker that has just started may not know of
+it yet."""
 
 _TIMEOUT: Final = 5.0
 _APPEARS_WITHIN: Final = 1.0
@@ -32,15 +36,23 @@ class Topic(NamedTuple):
 class Topics:
     """What the broker says of these topics; used by one thread, and asked beside what it does.
 
-    ``known``: the newest answer; a topic that does not exist is not in it. ``admin``: whom it asks; None once closed.
+    ``known``: the newest answer; a topic that does not exist is not in it. ``answered``: the number of the question it
+    is to. ``admin``: whom it asks; None once closed. ``wake`` is called, from a thread of the client, when there may be
+    something to ``look`` at.
     """
 
-    def __init__(self, names: Sequence[str], admin: AdminClient, clock: Clock) -> None:
+    def __init__(
+        self, names: Sequence[str], admin: AdminClient, clock: Clock, wake: Callable[[], None] = lambda: None
+    ) -> None:
         self.known: dict[str, Topic] = {}
+        self.answered = 0
         self.admin: AdminClient | None = admin
         self._names = tuple(names)
         self._clock = clock
+        self._wake = wake
         self._asked: dict[str, concurrent.futures.Future[Any]] = {}
+        self._missing: dict[str, float] = {}
+        self._begun = self._wanted = 0
         self._next = 0.0
 
     def look(self) -> bool:
@@ -53,22 +65,33 @@ class Topics:
             if not all(future.done() for future in self._asked.values()):
                 return False
             answered = self._take()
-        elif self._clock() >= self._next:
-            self.ask()
+        if (answered and self._wanted > self._begun) or self._clock() >= self._next:
+            self._begin()
         return answered
 
-    def ask(self) -> None:
-        """Ask now, unless that is under way. Does not block."""
-        if not self._asked and self.admin is not None:
-            # What it logs for the user's logger waits in it until somebody takes it.
-            self.admin.poll(0)
-            self._next = self._clock() + LOOK_EVERY
-            self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
+    def question(self) -> int:
+        """The number of a question that begins now, or as soon as the one under way has ended. Does not block.
+
+        Its answer, or a later one, says what is so now: one under way may have been answered already.
+        """
+        if not self._asked:
+            self._begin()
+            return self._begun
+        self._wanted = self._begun + 1
+        return self._wanted
 
     def wait(self, timeout: float) -> bool:
-        """``ask``, and block for the answer up to ``timeout`` seconds; False when it did not come."""
-        self.ask()
-        return self.hear(timeout)
+        """``question``, and block for its answer up to ``timeout`` seconds; False when it did not come."""
+        number, deadline = self.question(), time.monotonic() + timeout
+        while self._asked:
+            _, waiting = concurrent.futures.wait(self._asked.values(), max(0.0, deadline - time.monotonic()))
+            if waiting:
+                return False
+            answered = self._take()
+            if self._begun >= number:
+                return answered
+            self._begin()
+        return False
 
     def appears(self, topic: str, timeout: float) -> bool:
         """Whether it is known, or comes up within a second: not every broker knows of it as soon as it is made.
@@ -80,16 +103,6 @@ class Topics:
             time.sleep(_APPEARS_WITHIN / 10)
             self.wait(timeout)
         return topic in self.known
-
-    def hear(self, timeout: float) -> bool:
-        """Block for the answer to what was asked a moment ago, or is asked now, up to ``timeout`` seconds; False where
-        it does not come."""
-        if self._clock() >= self._next and all(future.done() for future in self._asked.values()):
-            # What was answered long ago says nothing of now.
-            self._asked = {}
-            self.ask()
-        _, waiting = concurrent.futures.wait(self._asked.values(), timeout)
-        return bool(self._asked) and not waiting and self._take()
 
     def check(self, timeout: float, settings: Mapping[str, Any], name: str) -> None:
         """Refuse what can be known to fail, as source ``name``. ``settings``: what its clients are made with.
@@ -119,6 +132,17 @@ class Topics:
         """Let go of the client: nothing is asked any more. Idempotent."""
         self._asked, self.admin = {}, None
 
+    def _begin(self) -> None:
+        if self.admin is None:
+            return
+        # What it logs for the user's logger waits in it until somebody takes it.
+        self.admin.poll(0)
+        self._next = self._clock() + LOOK_EVERY
+        self._begun += 1
+        self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
+        for future in self._asked.values():
+            future.add_done_callback(lambda _: self._wake())
+
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
         known = {}
@@ -126,12 +150,22 @@ class Topics:
             try:
                 found = future.result(0)
             except KafkaException as failure:
-                if failure.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                code = failure.args[0].code()
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and name in self.known:
+                    # This user was allowed to, and is not any more: nobody says whether it is what it was.
+                    known[name] = self.known[name]
+                elif code != KafkaError.UNKNOWN_TOPIC_OR_PART or self._may_come_back(name):
                     return False
             else:
+                self._missing.pop(name, None)
                 known[name] = Topic(_text(found.topic_id), len(found.partitions))
-        self.known = known
+        self.known, self.answered = known, self._begun
         return True
+
+    def _may_come_back(self, name: str) -> bool:
+        """Whether a topic that was there is unknown for so short a time that it says nothing."""
+        now = self._clock()
+        return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
 
 
 def _text(topic_id: Any) -> str:

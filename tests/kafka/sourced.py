@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 from anyio.to_thread import run_sync
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -55,6 +55,10 @@ class Noting(Consumer):
     def commit(self, *arguments: Any, **named: Any) -> Any:
         self.calls.append(Called("commit", self._inside, named["asynchronous"]))
         return super().commit(*arguments, **named)
+
+    def committed(self, *arguments: Any, **named: Any) -> list[TopicPartition]:
+        self.calls.append(Called("committed", self._inside))
+        return super().committed(*arguments, **named)
 
     def assign(self, *arguments: Any, **named: Any) -> None:
         self._assigned("assign")

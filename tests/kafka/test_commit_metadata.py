@@ -173,14 +173,18 @@ class FakeClient:
     def __init__(self, room: int) -> None:
         self.room = room
         self.texts: list[str] = []
+        self._taken: list[TopicPartition] = []
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
-        assert not asynchronous
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
         (offset,) = offsets
         self.texts.append(offset.metadata or "")
-        if len(self.texts[-1]) > self.room:
+        if len(self.texts[-1]) <= self.room:
+            self._taken = offsets
+        elif not asynchronous:
             raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
-        return offsets
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return self._taken or [TopicPartition(each.topic, each.partition, -1001) for each in partitions]
 
 
 class FakeAnswer:
@@ -201,7 +205,7 @@ def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCap
     while not answers or answers[-1].errors != [None]:
         answer: Any = FakeAnswer()
         answers.append(answer)
-        commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), synchronous=True)
+        commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), timeout=1.0)
         assert len(answers) < 20
     assert [error.retryable for each in answers[:-1] for error in each.errors] == [True] * (len(answers) - 1)
     assert commits.limit == 15 and len(client.texts[-1]) <= 15
@@ -215,6 +219,6 @@ def test_what_fits_is_not_worth_a_word(room: int, caplog: pytest.LogCaptureFixtu
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(room)
     answer: Any = FakeAnswer()
-    commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), synchronous=True)
+    commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), timeout=1.0)
     assert (answer.errors, decode(client.texts[0], 0, 1 << 62)) == ([None], STRIPES if room else [])
     assert (commits.degraded, caplog.records) == (0, [])

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -65,6 +65,28 @@ def allow(server: KafkaServer, kind: ResourceType, name: str, *operations: AclOp
     ]
     for made in admin.create_acls(wanted).values():
         made.result(10)
+
+
+def test_a_share_group_is_not_taken_for_an_empty_one(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+    events = topic()
+    sharing = ShareConsumer({**QUIET, **kafka.config(), "group.id": group})
+
+    def found() -> bool:
+        sharing.poll(0.1)
+        return look(kafka.config() | {"group.id": group})[f"group {group}"].ok is False
+
+    try:
+        sharing.subscribe([events.name])
+        # It is one when its first member has joined.
+        wait_until(found, "the group to be a share group", seconds=30)
+        check = look(kafka.config() | {"group.id": group})[f"group {group}"]
+        assert "a share group" in check.detail and check.remedy == "use a group.id of its own"
+        # Others are what they were.
+        assert look(kafka.config() | {"group.id": f"{group}x"})[f"group {group}x"] == Check(
+            f"group {group}x", True, "no members"
+        )
+    finally:
+        sharing.close()
 
 
 def test_all_is_well(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:

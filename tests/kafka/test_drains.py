@@ -11,6 +11,7 @@ import pytest
 
 import lanes
 from lanes_kafka import KafkaSource
+from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS, Story, Work, group
 from tests.kafka.workload import QUIET, produce, until
@@ -167,3 +168,34 @@ async def test_no_thread_or_fd_left(protocol: str, topic: MakeTopic) -> None:
     with anyio.fail_after(10):
         await until(lambda: open_files() <= files and all_threads() <= threads)
     assert [thread for thread in threading.enumerate() if thread.name.startswith("lanes-kafka")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+async def test_a_revoke_ends_although_the_broker_hangs(
+    protocol: str, fresh_kafka: KafkaFactory, topic: MakeTopic
+) -> None:
+    server = fresh_kafka(warm=True)
+    events = topic(2, on=server)
+    story = Story()
+    work = Work(story)
+    work.hold(b"key")
+    async with group(events, protocol, work) as members:
+        old = members.start("old", settings=lanes.Settings(commit_interval=0.0, drain_timeout=2.0, grace=0.2))
+        await members.owning(old=2)
+        for number in range(2):
+            produce(events, 1, keys=[b"key"], partition=number)
+        await until(lambda: len(story.of("start", "old")) == 2)
+        members.start("new")
+        await until(lambda: bool(story.of("revoking", "old")))
+        # It answers nothing any more, and refuses nothing either.
+        server.pause()
+        work.let_go(b"key")
+        # Out of the callback.
+        await old.polled(20)
+        assert len(story.of("released", "old")) == 1
+        server.resume()
+        # By whoever has them when it has heard again.
+        await until(lambda: members.committed() == [1, 1])
+    assert work.violations == []

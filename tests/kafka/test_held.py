@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from types import SimpleNamespace
 from typing import cast
+
+import pytest
 
 from lanes.core.types import Message, Partition, PartitionId, Room
 from lanes.source import Delivered, Lost, SourceEvent
@@ -15,6 +18,7 @@ from lanes_kafka.reading import READER
 from lanes_kafka.requests import Want
 
 PARTITIONS = [Partition(PartitionId("T", number), READER, "") for number in range(3)]
+OWNED = set(PARTITIONS)
 
 
 def run(number: int, first: int, count: int, size: int = 1) -> Delivered:
@@ -48,39 +52,81 @@ def test_bytes_are_crossed_by_one_message() -> None:
     assert held.take(Room(10, 0)) == []
 
 
-def test_a_partition_that_rests_for_a_moment_keeps_what_was_read_of_it() -> None:
+def paused(*numbers: int, messages: int = 10) -> Room:
+    return Room(messages, 1 << 20, frozenset(PARTITIONS[number] for number in numbers))
+
+
+def test_a_partition_that_is_paused_for_a_moment_keeps_what_was_read_of_it() -> None:
     held = Held()
     held.add([run(0, 0, 10)], 1)
-    resting = frozenset({PARTITIONS[0]})
-    assert held.rewind(resting, 2, 0.0) == {}
-    assert held.take(Room(10, 100, resting)) == [] and held.waiting(resting) == 0
-    assert held.rewind(frozenset(), 3, REWIND_AFTER) == {} and not held.stale(REWIND_AFTER)
+    assert held.rewind(paused(0), OWNED, 2, 0.0) == {} and held.resting == frozenset()
+    assert held.take(paused(0)) == [] and held.waiting(paused(0).paused) == 0
+    assert held.due() == REWIND_AFTER
+    assert held.rewind(Room(10, 100), OWNED, 3, REWIND_AFTER) == {} and held.due() == math.inf
     assert positions(held.take(Room(10, 100)), 0) == list(range(10))
+
+
+def test_the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are() -> None:
+    held = Held()
+    held.rewind(paused(0), OWNED, 1, 0.0)
+    held.rewind(paused(0, 1), OWNED, 2, 0.5)
+    assert held.resting == frozenset() and held.due() == REWIND_AFTER
+    held.rewind(paused(0, 1), OWNED, 3, REWIND_AFTER)
+    assert held.resting == {PARTITIONS[0]} and held.due() == REWIND_AFTER + 0.5
+    held.rewind(paused(1), OWNED, 4, REWIND_AFTER)
+    assert held.resting == frozenset()
+    held.rewind(paused(1, 2, messages=0), OWNED, 5, REWIND_AFTER)
+    assert held.resting == frozenset(), "they wait for a commit, and the others for room"
+    held.rewind(paused(0, 1, 2, messages=0), OWNED, 6, REWIND_AFTER)
+    assert held.resting == OWNED and held.due() == math.inf
 
 
 def test_what_was_forgotten_is_asked_for_until_somebody_has_seen_that() -> None:
     held = Held()
     held.add([run(0, 5, 10)], 1)
-    resting = frozenset({PARTITIONS[0]})
-    held.rewind(resting, 2, 0.0)
-    assert held.stale(REWIND_AFTER)
-    assert held.rewind(resting, 3, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
-    assert held.messages == 0 and not held.stale(REWIND_AFTER)
+    held.rewind(paused(0), OWNED, 2, 0.0)
+    assert held.due() == REWIND_AFTER
+    assert held.rewind(paused(0), OWNED, 3, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
+    assert held.messages == 0 and held.due() == math.inf
     # A request replaces the one before it: whoever reads may never have seen that one.
-    assert held.rewind(frozenset(), 4, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
+    assert held.rewind(Room(10, 100), OWNED, 4, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
     held.add([run(0, 15, 5)], 2)
     assert not held, "it comes again, behind what was forgotten"
     held.add([run(0, 5, 10)], 4)
     assert positions(held.take(Room(100, 100)), 0) == list(range(5, 15))
     held.add([Lost(PARTITIONS[0], "")], 4)
-    assert held.rewind(frozenset(), 5, REWIND_AFTER) == {}
+    assert held.rewind(Room(10, 100), OWNED, 5, REWIND_AFTER) == {}
+
+
+@pytest.mark.parametrize(("count", "size"), [(AHEAD // 4, 1), (1, AHEAD_BYTES // 4)])
+def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> None:
+    held = Held()
+    held.rewind(paused(0, 1), OWNED, 1, 0.0)
+    for number in (0, 1, 2):
+        held.add([run(number, 0, count, size)], 1)
+    assert held.due() == REWIND_AFTER and held.rewind(paused(0, 1), OWNED, 2, 0.0) == {}
+    held.add([run(0, count, 1)], 1)
+    assert held.due() < 0
+    # Where nothing can be delivered, they take it from nobody.
+    assert held.rewind(paused(0, 1, messages=0), OWNED, 3, 0.0) == {}
+    assert held.rewind(paused(0, 1), OWNED, 4, 0.0) == {PARTITIONS[0]: (4, 0), PARTITIONS[1]: (4, 0)}
+    assert held.resting == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count
 
 
 def wanted(
-    ahead: Ahead, room: int, *, partitions: int = 2, held: int = 0, received: int = 0, average: float = 1.0
+    ahead: Ahead,
+    room: int,
+    *,
+    partitions: int = 2,
+    resting: int = 0,
+    held: int = 0,
+    aside: int = 0,
+    received: int = 0,
+    average: float = 1.0,
 ) -> int:
     group = cast(Group, SimpleNamespace(owned=range(partitions), rounds=1))
-    want = Want(1, room, 64 << 20 if room else 0, frozenset(), {}, held=held, received=received)
+    paused = frozenset(PARTITIONS[:resting])
+    want = Want(1, room, 64 << 20 if room else 0, paused, {}, held=held, aside=aside, received=received)
     return ahead.wanted(want, group, average)
 
 
@@ -98,3 +144,13 @@ def test_what_is_read_ahead_is_bounded() -> None:
     assert wanted(ahead, 0, partitions=1, received=100) == 0
     assert wanted(ahead, 0, received=100, average=AHEAD_BYTES / 3) == 3
     assert wanted(ahead, 10, received=100, average=1e12) == 1, "larger than all the room"
+
+
+def test_what_is_kept_of_paused_partitions_is_bounded_too() -> None:
+    ahead = Ahead()
+    assert wanted(ahead, 10, partitions=3, resting=1, aside=1_000) == 10 + AHEAD - 1_000
+    ahead.gather([run(0, 0, 1), run(1, 0, 1)])
+    ahead.taken()
+    assert wanted(ahead, 10, resting=1, aside=AHEAD // 2, received=2) == 10, "the others go on"
+    assert wanted(ahead, 10, resting=1, aside=AHEAD + 5, received=2) == 5
+    assert wanted(ahead, 10, resting=2, received=2) == 0, "nothing could be delivered"

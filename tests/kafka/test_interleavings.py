@@ -22,10 +22,10 @@ from lanes_kafka import KafkaSource, group
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client_config import client_config
-from lanes_kafka.committing import Commit, Commits
+from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
 from lanes_kafka.producing import ConfirmedProducer
 from lanes_kafka.reading import READER
-from lanes_kafka.topics import LOOK_EVERY, Topic, Topics
+from lanes_kafka.topics import Topic, Topics
 from tests.components import wait_until
 from tests.kafka.mock_cluster import MockCluster, mock_cluster
 from tests.kafka.sourced import NOTHING, WITHIN, Reader, reading, topic_of
@@ -115,13 +115,31 @@ def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
     places = [Partition(PartitionId("t", number), READER, floor=0) for number in range(2)]
     first, second = Noted(), Noted()
     answers: Any = first, second
-    commits.send(client, Commit([Settlement(each, [], 5) for each in places], answers[0]), synchronous=False)
+    commits.send(client, Commit([Settlement(each, [], 5) for each in places], answers[0]))
     # One of the two was lost: what is committed of the other goes out again.
     first.given_up = True
-    commits.send(client, Commit([Settlement(places[1], [], 6)], answers[1]), synchronous=False)
+    commits.send(client, Commit([Settlement(places[1], [], 6)], answers[1]))
     commits.on_commit(None, [TopicPartition("t", 0, 5), TopicPartition("t", 1, 5)])
     assert second.given == [] and commits.under_way
     commits.on_commit(None, [TopicPartition("t", 1, 6)])
+    assert second.given == [None] and not commits.under_way
+
+
+def test_a_late_answer_of_an_expired_commit_is_not_that_of_a_newer_one_of_the_same_position() -> None:
+    now = 0.0
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: now, "kafka g")
+    client: Any = Sent()
+    partition = Partition(PartitionId("t", 0), READER, floor=0)
+    first, second = Noted(), Noted()
+    answers: Any = first, second
+    commits.send(client, Commit([Settlement(partition, [], 5)], answers[0]))
+    now = COMMIT_TIMEOUT
+    commits.expire(now)
+    newer = Commit([Settlement(partition, [], 5, [(7, 9)])], answers[1])
+    commits.send(client, newer)
+    commits.on_commit(None, [TopicPartition("t", 0, 5)])
+    assert isinstance(first.given[0], lanes.SourceError) and second.given == [] and commits.under_way
+    commits.on_commit(None, newer.offsets)
     assert second.given == [None] and not commits.under_way
 
 
@@ -211,16 +229,14 @@ class Described:
 
 @pytest.mark.parametrize("pending", [False, True], ids=["heard", "unheard"])
 def test_an_old_answer_says_nothing_of_a_topic(pending: bool) -> None:
-    now = 0.0
     admin: Any = Described()
-    topics = Topics(["t"], admin, lambda: now)
+    topics = Topics(["t"], admin, lambda: 0.0)
     if pending:
-        topics.ask()
+        topics.question()
     else:
         topics.wait(1.0)
     admin.id = "B"
-    now += LOOK_EVERY
-    assert topics.hear(1.0) and topics.known["t"].id == "id-B"
+    assert topics.wait(1.0) and topics.known["t"].id == "id-B"
 
 
 # --- the end
@@ -260,6 +276,18 @@ async def test_a_call_that_ends_the_thread_of_a_producer_is_told(name: str) -> N
         # Others are served on.
         assert await producer.call(lambda wanted: 3) == 3
         await producer.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_producer_that_is_closed_is_asked_for_nothing(name: str) -> None:
+    producer = ConfirmedProducer({}, name)
+    with pytest.raises(lanes.SourceError, match="not opened, or closed"):
+        await producer.call(lambda wanted: 3)
+    producer.open()
+    with anyio.fail_after(WITHIN):
+        await producer.aclose()
+        with pytest.raises(lanes.SourceError, match="not opened, or closed"):
+            await producer.call(lambda wanted: 3)
 
 
 def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:

@@ -9,10 +9,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 import lanes
-from lanes_kafka import restarts
+from lanes_kafka import restarts, topics
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
-from tests.kafka.workload import produce, until
+from tests.kafka.workload import Topic, produce, until
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +118,19 @@ async def test_a_name_that_is_taken_is_waited_for_under_848(topic: MakeTopic, mo
     assert first.failure is None and second.failure is None
 
 
+async def made_anew(topic: Topic, count: int) -> None:
+    """Delete it, and create it at once, with so many messages."""
+    topic.delete()
+    new = NewTopic(topic.name, 1, 1)
+    made = False
+    while not made:
+        with suppress(KafkaException):
+            topic.admin.create_topics([new])[topic.name].result(10)
+            made = True
+    await until(topic.exists)
+    produce(topic, count)
+
+
 @pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])
 async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTopic) -> None:
     events = topic(1)
@@ -129,15 +142,7 @@ async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTo
         await until(lambda: len(work.ended) == 100)
         await until(lambda: members.committed() == [100])
         before = len(story.events)
-        events.delete()
-        new = NewTopic(events.name, 1, 1)
-        made = False
-        while not made:
-            with suppress(KafkaException):
-                events.admin.create_topics([new])[events.name].result(10)
-                made = True
-        await until(events.exists)
-        produce(events, 150)
+        await made_anew(events, 150)
         await until(lambda: one.ended.is_set() or len(story.of("end")) == 250)
         if one.ended.is_set():
             assert isinstance(one.failure, lanes.SourceError)
@@ -145,8 +150,35 @@ async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTo
         else:
             # Only where the group says so: the new topic from its beginning, all of it.
             assert protocol == "848" and {each.position for each in story.of("assigned")} == {0}
-        anew = [each.what for each in story.events[before:] if each.what in ("assigned", "commit") and each.position]
-        # A client that asks when the new topic has grown past its position reads on there, until its id is looked at.
-        read_on = any(each.position >= 100 for each in story.of("end"))
-        assert anew in ([], ["commit"] * len(anew)) and (protocol == "848" or read_on or not anew)
+        # What the old one had reached is neither committed to the new one nor gone on from, whatever was read of it.
+        behind = story.events[before:]
+        begun = next((at for at, each in enumerate(behind) if each.what == "assigned"), len(behind))
+        assert [each for each in behind[:begun] if each.what == "commit" and each.position] == []
+        if one.ended.is_set():
+            assert [each for each in behind if each.what == "commit" and each.position] == []
+            assert members.committed() in ([None], [0])
     assert set(work.ended) == {(0, position) for position in range(len(work.ended))}
+
+
+@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow)])
+async def test_what_is_read_on_in_a_topic_made_anew_is_never_committed(
+    protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "LOOK_EVERY", 3_600.0)
+    events = topic(1)
+    produce(events, 100)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
+        await until(lambda: members.committed() == [100])
+        # The client fetches when the new topic has grown past its position, and nobody tells it that it is another one.
+        one.consumer.pause()
+        await until(lambda: one.client.paused == {0})
+        await made_anew(events, 150)
+        one.consumer.resume()
+        await one.ended.wait()
+        assert f"topic '{events.name}' was deleted and created anew" in str(one.failure)
+        assert max(each.position for each in story.of("commit")) == 100
+        assert {each.position for each in story.of("end")} > set(range(100, 150))
+        assert members.committed() == [None]

@@ -9,6 +9,8 @@ from tests.mutants import Mutant
 _OWNERSHIP: Final = "tests/kafka/test_ownership.py::test_"
 _CONTRACT: Final = "tests/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
 _COMMITS: Final = "tests/kafka/test_commits.py::test_"
+_VETTING: Final = "tests/kafka/test_vetting.py::test_"
+_HELD: Final = "tests/kafka/test_held.py::test_"
 
 
 def _contract(check: str, protocol: str = "848") -> str:
@@ -67,7 +69,7 @@ _COMMITTING: Final = (
     _mutant(
         "never_sync_in_a_revoke",
         "owner",
-        "        for commit in self._commits.recall():\n            self._perform(commit, synchronous=True)\n"
+        "        for commit in self._vetting.recall():\n            self._perform(commit, synchronous=True)\n"
         "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)\n",
         "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
@@ -89,6 +91,23 @@ _COMMITTING: Final = (
         "        pass\n",
         "a member that the broker does not know any more goes on with its partitions",
         _OWNERSHIP + "a_commit_of_no_member_fences_at_once",
+    ),
+    _mutant(
+        "committed_without_asking",
+        "vetting",
+        "        elif _has_ids(commit) and ",
+        "        elif False and ",
+        "what was read on in a topic that was made anew is committed to it",
+        _VETTING + "what_was_read_on_in_a_topic_made_anew_is_not_committed",
+        _VETTING + "nothing_is_committed_to_a_topic_made_anew[sent]",
+    ),
+    _mutant(
+        "an_old_answer_is_enough",
+        "topics",
+        "        self._wanted = self._begun + 1\n        return self._wanted\n",
+        "        return self._begun\n",
+        "a commit goes by an answer that is older than what it commits",
+        _VETTING + "a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it",
     ),
     _mutant(
         "error_swallowed",
@@ -180,16 +199,24 @@ _READING: Final = (
     _mutant(
         "resumed_without_room",
         "owner",
-        "        self._group.rest(self._client, want.paused, resume=False)\n",
-        "        self._group.rest(self._client, want.paused)\n",
+        "        self._group.rest(self._client, want.resting, want.paused, resume=False)\n",
+        "        self._group.rest(self._client, want.resting, want.paused)\n",
         "a client that is full is resumed and paused again and again",
         _OWNERSHIP + "without_room_nothing_is_resumed",
     ),
     _mutant(
+        "rests_at_once",
+        "held",
+        "            self.resting = (self.resting & room.paused) | over\n",
+        "            self.resting = room.paused\n",
+        "a commit that takes a moment costs the client what it has fetched",
+        _HELD + "the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are",
+    ),
+    _mutant(
         "closed_before_drained",
         "owner",
-        "        self._group.release(command.partition)\n",
-        "        self._group.release(command.partition)\n        self._group.closing = True\n",
+        "            self._group.release(command.partition)\n",
+        "            self._group.release(command.partition)\n            self._group.closing = True\n",
         "the client is closed when the first of several partitions is drained",
         _OWNERSHIP + "a_stop_closes_the_client_when_all_is_drained",
     ),

@@ -1,0 +1,122 @@
+"""Commits on their way out: each leaves behind an answer about its topics that was asked for when it was due.
+
+In a topic that was deleted and made anew the same positions are those of other messages, the broker takes a commit of
+them, and no callback may tell. A client that fetches when the new topic has grown past its position reads on there. So
+what was read before a commit was due is of the topic whose id is told behind that, or is not committed. Without an
+answer nothing is committed: what was finished runs again, where else messages of the new topic would be passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from confluent_kafka import Consumer
+
+from lanes.clock import Clock
+from lanes.errors import SourceError
+from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.errors import ErrorLog
+from lanes_kafka.group import Group
+from lanes_kafka.topics import Topics
+
+_BLOCKS_FOR: Final = 5.0
+"""Seconds that a commit in a callback may take, the question about its topics included."""
+
+_DOWN_FOR: Final = 1.0
+"""Seconds of that while no broker is reached, as far as is known."""
+
+
+class Vetting:
+    """The commits of one client; used in the thread that owns it. True while one waits for an answer about its topics.
+
+    One question is under way at a time: the next one is for all that became due meanwhile.
+    """
+
+    def __init__(
+        self, topics: Topics, group: Group, commits: Commits, errors: ErrorLog, clock: Clock, name: str
+    ) -> None:
+        self._topics = topics
+        self._group = group
+        self._commits = commits
+        self._errors = errors
+        self._clock = clock
+        self._name = name
+        self._waiting: deque[tuple[int, Commit]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def commit(self, client: Consumer, commit: Commit, *, synchronous: bool) -> None:
+        """Have one sent. ``synchronous``: now, and block for its answer, for 5 seconds and until the callback has to
+        end at most; without, ``look`` sends it."""
+        if synchronous:
+            self._commit_now(client, commit)
+        elif _has_ids(commit) and all(self._group.owns(each.partition) for each in commit.settlements):
+            commit.deadline = self._clock() + COMMIT_TIMEOUT
+            self._waiting.append((self._topics.question(), commit))
+        else:
+            self._send(client, commit)
+
+    def look(self, client: Consumer) -> None:
+        """Take in what was answered, send what that lets go, and give up on what has waited for too long. Does not
+        block."""
+        self._commits.expire(self._clock())
+        if self._topics.look():
+            self._heard()
+        while self._waiting and self._waiting[0][0] <= self._topics.answered:
+            self._send(client, self._waiting.popleft()[1])
+        while self._waiting and self._waiting[0][1].deadline <= self._clock():
+            self._refuse(self._waiting.popleft()[1])
+
+    def recall(self) -> list[Commit]:
+        """Forget what has no answer yet, and return it, to be sent again: while a callback of the client runs none
+        comes."""
+        waiting, self._waiting = self._waiting, deque()
+        return [*self._commits.recall(), *(commit for _, commit in waiting)]
+
+    def abandon(self, reason: str) -> None:
+        """Give up on everything."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, commit in waiting:
+            commit.answer.give(SourceError(f"{self._name}: a commit was not sent: {reason}", retryable=True))
+        self._commits.abandon(reason)
+
+    def _commit_now(self, client: Consumer, commit: Commit) -> None:
+        deadline = min(self._clock() + (_DOWN_FOR if self._errors.down else _BLOCKS_FOR), self._group.until)
+        if self._topics.wait(deadline - self._clock()):
+            self._heard()
+        elif self._errors.down:
+            unreached = f"{self._name}: not committed: no broker is reached"
+            commit.answer.give(SourceError(unreached, retryable=True))
+            self._over(commit)
+            return
+        elif _has_ids(commit):
+            self._refuse(commit)
+            return
+        self._send(client, commit, timeout=max(0.0, deadline - self._clock()))
+
+    def _heard(self) -> None:
+        self._errors.answered()
+        self._group.check_topics()
+
+    def _send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
+        self._commits.send(client, commit, timeout=timeout)
+        self._over(commit)
+
+    def _refuse(self, commit: Commit) -> None:
+        unknown = (
+            f"{self._name}: not committed: the broker did not say in time whether the topics are what they were, and "
+            "positions of one that was made anew are those of other messages"
+        )
+        commit.answer.give(SourceError(unknown, retryable=True))
+        self._over(commit)
+
+    def _over(self, commit: Commit) -> None:
+        if commit.releases is not None:
+            self._group.release(commit.releases)
+
+
+def _has_ids(commit: Commit) -> bool:
+    """A broker that is too old has none to tell."""
+    return any(each.partition.incarnation for each in commit.settlements)

@@ -1,0 +1,289 @@
+"""What is committed of a topic whose id may have changed: nothing before that was asked for behind the last message."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+import lanes
+from lanes.core.types import Partition, PartitionId, Settlement
+from lanes_kafka import owner, topics, vetting
+from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.errors import ErrorLog
+from lanes_kafka.reading import READER
+from lanes_kafka.topics import Topics
+from lanes_kafka.vetting import Vetting
+from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.sourced import reading, topic_of
+from tests.kafka.workload import produce
+
+_names = itertools.count(1)
+
+
+class Answering:
+    """An admin client. ``id``: what it says at once, None = nothing until ``answer``; ``asked``: how often it was."""
+
+    def __init__(self, topic: str, partitions: int = 1) -> None:
+        self.id: str | None = "A"
+        self.asked = 0
+        self._topic = topic
+        self._partitions = partitions
+        self._waiting: list[Future[Any]] = []
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        self.asked += 1
+        future: Future[Any] = Future()
+        self._waiting.append(future)
+        if self.id is not None:
+            self.answer(self.id)
+        return {self._topic: future}
+
+    def answer(self, said: str | int) -> None:
+        """An id, or the code of an error, to what is asked."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if isinstance(said, int):
+                future.set_exception(KafkaException(KafkaError(said)))
+            else:
+                future.set_result(SimpleNamespace(topic_id=f"id-{said}" if said else None, partitions=[0]))
+
+
+class Broker:
+    """A client, and what its broker has. ``hangs``: nothing is answered."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[int, int]] = []
+        self.hangs = False
+        self.blocked = 0
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
+        self.blocked += not asynchronous
+        self.commits += [(each.partition, each.offset) for each in offsets]
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if self.hangs:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        found = dict(self.commits)
+        return [TopicPartition(each.topic, each.partition, found[each.partition]) for each in partitions]
+
+
+class Noted:
+    given_up = False
+
+    def __init__(self) -> None:
+        self.given: list[Exception | None] = []
+
+    def give(self, error: Exception | None = None) -> None:
+        self.given.append(error)
+
+
+class Bench:
+    """A vetting on its own, with a clock that stands, and partitions of the topic whose id was ``incarnation``."""
+
+    def __init__(self, incarnation: str = "id-A") -> None:
+        self.now = 0.0
+        self.admin = Answering("t")
+        self.broker = Broker()
+        self.released: list[Partition] = []
+        self.partitions = [Partition(PartitionId("t", n), READER, incarnation, floor=0) for n in range(3)]
+        admin: Any = self.admin
+        self.topics = Topics(["t"], admin, lambda: self.now)
+        self.topics.wait(1.0)
+        self.admin.asked = 0
+        self.errors = ErrorLog("kafka g", lambda: self.now, None, {})
+        self.owned = True
+        group: Any = SimpleNamespace(
+            until=1e9, check_topics=self._check, release=self.released.append, owns=lambda partition: self.owned
+        )
+        commits = Commits(lambda partition: self.owned, lambda reason: None, lambda: self.now, "kafka g")
+        self.vetting = Vetting(self.topics, group, commits, self.errors, lambda: self.now, "kafka g")
+
+    def _check(self) -> None:
+        self.owned = self.topics.change("t", self.partitions[0].incarnation) is None
+
+    def commit(self, number: int, floor: int, *, synchronous: bool = False, releases: bool = False) -> Noted:
+        answer: Any = Noted()
+        partition = self.partitions[number]
+        commit = Commit([Settlement(partition, [], floor)], answer, partition if releases else None)
+        client: Any = self.broker
+        self.vetting.commit(client, commit, synchronous=synchronous)
+        noted: Noted = answer
+        return noted
+
+    def look(self) -> None:
+        client: Any = self.broker
+        self.vetting.look(client)
+
+
+def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    bench.topics.question()
+    first = bench.commit(0, 5)
+    # It may have been answered before what is committed was read.
+    bench.admin.answer("A")
+    bench.look()
+    assert (bench.broker.commits, bench.admin.asked) == ([], 2) and bench.vetting
+    second, third = bench.commit(1, 6), bench.commit(2, 7)
+    bench.admin.answer("A")
+    bench.look()
+    assert bench.broker.commits == [(0, 5)]
+    # One question is for all that became due meanwhile.
+    bench.admin.answer("A")
+    bench.look()
+    assert bench.broker.commits == [(0, 5), (1, 6), (2, 7)] and bench.admin.asked == 3 and not bench.vetting
+    assert first.given == second.given == third.given == []
+
+
+@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
+def test_nothing_is_committed_to_a_topic_made_anew(synchronous: bool) -> None:
+    bench = Bench()
+    bench.admin.id = "B"
+    answer = bench.commit(0, 5, synchronous=synchronous, releases=True)
+    bench.look()
+    (error,) = answer.given
+    assert "given up" in str(error) and bench.broker.commits == [] and bench.released == [bench.partitions[0]]
+
+
+def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    answer = bench.commit(0, 5, releases=True)
+    bench.now += COMMIT_TIMEOUT - 1
+    bench.look()
+    assert answer.given == [] and bench.vetting
+    bench.now += 1
+    bench.look()
+    (error,) = answer.given
+    assert isinstance(error, lanes.SourceError) and error.retryable and "whether the topics are what" in str(error)
+    assert bench.broker.commits == [] and bench.released == [bench.partitions[0]] and not bench.vetting
+    # A question that fails is asked again, and lets nothing go.
+    later = bench.commit(1, 6)
+    bench.admin.answer(KafkaError._TIMED_OUT)
+    bench.look()
+    assert bench.broker.commits == []
+    bench.now += topics.LOOK_EVERY
+    bench.look()
+    bench.admin.answer("A")
+    bench.look()
+    assert bench.broker.commits == [(1, 6)] and later.given == []
+
+
+def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetting, "_BLOCKS_FOR", 0.01)
+    bench = Bench()
+    bench.admin.id = None
+    (error,) = bench.commit(0, 5, synchronous=True, releases=True).given
+    assert isinstance(error, lanes.SourceError) and error.retryable and bench.broker.commits == []
+    assert bench.released == [bench.partitions[0]]
+
+
+def test_a_commit_in_a_callback_does_not_block_on_a_broker_that_hangs() -> None:
+    bench = Bench()
+    bench.broker.hangs = True
+    (error,) = bench.commit(0, 5, synchronous=True).given
+    assert isinstance(error, lanes.SourceError) and error.retryable and "_TIMED_OUT" in str(error)
+    assert (bench.broker.commits, bench.broker.blocked) == ([(0, 5)], 0)
+    bench.broker.hangs = False
+    assert bench.commit(0, 5, synchronous=True).given == [None] and not bench.broker.blocked
+
+
+@pytest.mark.parametrize("recalled", ["waiting", "sent"])
+def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
+    bench = Bench()
+    bench.admin.id = None if recalled == "waiting" else "A"
+    bench.commit(0, 5)
+    bench.look()
+    assert bool(bench.vetting) == (recalled == "waiting")
+    (commit,) = bench.vetting.recall()
+    assert commit.settlements[0].floor == 5 and bench.vetting.recall() == [] and not bench.vetting
+
+
+@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
+def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetting, "_BLOCKS_FOR", 0.01)
+    bench = Bench("")
+    bench.admin.id = None
+    bench.commit(0, 5, synchronous=synchronous)
+    assert bench.broker.commits == [(0, 5)]
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> None:
+    bench = Bench()
+    bench.admin.id = None
+    answer = bench.commit(0, 5)
+    bench.admin.answer(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    bench.look()
+    assert bench.owned and (bench.broker.commits, answer.given) == ([], [])
+    bench.now += topics.LOOK_EVERY
+    bench.look()
+    bench.admin.answer("A" if comes_back else KafkaError.UNKNOWN_TOPIC_OR_PART)
+    bench.look()
+    assert bench.owned == comes_back and bench.broker.commits == [(0, 5)] * comes_back
+
+
+def test_what_was_given_up_is_not_asked_about() -> None:
+    bench = Bench()
+    bench.owned = False
+    (error,) = bench.commit(0, 5, releases=True).given
+    assert "given up" in str(error) and bench.admin.asked == 0 and bench.released == [bench.partitions[0]]
+
+
+def test_a_user_who_may_not_look_any_more_commits_on() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    bench.commit(0, 5)
+    bench.admin.answer(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    bench.look()
+    assert bench.broker.commits == [(0, 5)] and bench.owned
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    with mock_cluster() as made:
+        yield made
+
+
+@pytest.mark.anyio
+async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"vetting{next(_names)}"
+    produce(topic_of(cluster, name, 1), 5)
+    asked = Answering(name)
+
+    class Admin(AdminClient):
+        def describe_topics(self, *arguments: Any, **named: Any) -> Any:
+            return asked.describe_topics(*arguments, **named)
+
+    monkeypatch.setattr(owner, "AdminClient", Admin)
+    # Only commits ask.
+    monkeypatch.setattr(topics, "LOOK_EVERY", 3_600.0)
+
+    async def ended() -> None:
+        while True:
+            await reader.receive()
+
+    async with reading(cluster, "848", name) as reader:
+        (partition,) = await reader.assigned()
+        await reader.take(3)
+        await reader.settle(partition, 3)
+        # The client has not noticed, and reads on.
+        asked.id = "B"
+        await reader.take(2)
+        with pytest.raises(lanes.SourceError, match="given up"):
+            await reader.settle(partition, 5)
+        with pytest.raises(lanes.SourceError, match="deleted and created anew"):
+            await ended()
+        assert await reader.committed() == [3]
