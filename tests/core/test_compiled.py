@@ -50,7 +50,7 @@ pythonpath = .
 filterwarnings = error
 """
 
-# They read sources, run for long, or compile.
+# They read sources, run for long, compile, or are about what is not compiled.
 NOT_COPIED = (
     "test_purity.py",
     "test_engine_machine.py",
@@ -58,6 +58,7 @@ NOT_COPIED = (
     "test_snapshot_machine.py",
     "twin.py",
     "test_compiled.py",
+    "*cohort_*.py",
 )
 
 # mypyc checks the types of arguments itself, and says so in its own words.

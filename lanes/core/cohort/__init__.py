@@ -1,0 +1,1 @@
+"""The exclusive cohort, decided in pure code: the plan, the records, and the machine of one partition's ownership."""

@@ -1,0 +1,207 @@
+"""What of a cohort partition is done, kept by its complement: small, however far a stuck key falls behind.
+
+A member that takes a partition over gets a ``Done`` from whoever had it. Everything it was delivered and has not
+finished is outstanding, at most ``max_in_flight`` messages; everything else up to the highest delivery is done. That
+holds as long as no delivery is missed: whoever feeds a ``DeliveryLedger`` sees to it that first deliveries come in
+the order of the stream and without a gap, and takes the partition over from itself where one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+__all__ = ["DONE", "HELD", "NEW", "NOTHING", "DeliveryLedger", "Done", "decode_done", "encode_done"]
+
+NEW: Final = "new"
+HELD: Final = "held"
+DONE: Final = "done"
+
+HIGHEST_SEQUENCE: Final = 2**63 - 1
+"""No stream gets there; a record that says so was not made by ``lanes``."""
+
+_SHOWN: Final = 40
+
+
+class Done(NamedTuple):
+    """Which sequences of a partition are done: all up to ``highest``, except ``outstanding`` (rising)."""
+
+    highest: int
+    outstanding: tuple[int, ...]
+
+    @property
+    def floor(self) -> int:
+        """The highest sequence up to which nothing is outstanding; 0 or more."""
+        return self.outstanding[0] - 1 if self.outstanding else self.highest
+
+    def has(self, sequence: int) -> bool:
+        """Whether it is done. O(outstanding)."""
+        return sequence <= self.highest and sequence not in self.outstanding
+
+    def union(self, other: Done) -> Done:
+        """What is done according to one of them, or to both."""
+        mine, theirs = set(self.outstanding), set(other.outstanding)
+        both = mine & theirs
+        both.update(sequence for sequence in mine if sequence > other.highest)
+        both.update(sequence for sequence in theirs if sequence > self.highest)
+        return Done(max(self.highest, other.highest), tuple(sorted(both)))
+
+    def merged_with_prefix(self, floor: int) -> Done:
+        """And everything up to ``floor``: what a consumer says is acknowledged."""
+        return self.union(Done(floor, ()))
+
+
+NOTHING: Final = Done(0, ())
+"""Nothing is done: sequences begin at 1."""
+
+
+class _Open:
+    """An outstanding sequence between its neighbours. ``gap``: how many were settled and not saved, up to the next."""
+
+    __slots__ = ("after", "before", "gap", "held", "sequence")
+
+    def __init__(self, sequence: int, before: _Open | None, held: bool) -> None:
+        self.sequence = sequence
+        self.before = before
+        self.after: _Open | None = None
+        self.held = held
+        self.gap = 0
+
+
+class DeliveryLedger:
+    """The ledger of one tenure: it begins with what was handed over. Every call is O(1), but for the snapshots.
+
+    ``highest``: the highest sequence delivered. ``since_saved``: how many messages were settled above the floor and
+    after the last ``save``: so many a crash repeats at most, where the consumer's own floor survives it.
+    """
+
+    __slots__ = ("_first", "_last", "_open", "highest", "since_saved")
+
+    def __init__(self, done: Done = NOTHING) -> None:
+        self.highest = done.highest
+        self.since_saved = 0
+        self._open: dict[int, _Open] = {}
+        self._first: _Open | None = None
+        self._last: _Open | None = None
+        for sequence in done.outstanding:
+            self._append(sequence, held=False)
+
+    def delivered(self, sequence: int) -> str:
+        """Enter a delivery: ``new`` (take it in), ``held`` (it is here already) or ``done`` (acknowledge it again).
+
+        First deliveries rise and none is missing: one that is passed over counts as done.
+        """
+        if sequence > self.highest:
+            self.highest = sequence
+            self._append(sequence, held=True)
+            return NEW
+        known = self._open.get(sequence)
+        if known is None:
+            return DONE
+        if known.held:
+            return HELD
+        known.held = True
+        return NEW
+
+    def settled(self, sequence: int) -> bool:
+        """It is finished; True the first time. Idempotent. ``ValueError`` for one that was never delivered."""
+        known = self._open.pop(sequence, None)
+        if known is None:
+            if sequence > self.highest:
+                raise ValueError(
+                    f"sequence {sequence} is settled, but the highest delivered is {self.highest}: "
+                    "enter the delivery first"
+                )
+            return False
+        before, after = known.before, known.after
+        if before is None:
+            self._first = after
+            self.since_saved -= known.gap  # the floor passes them
+        else:
+            before.after = after
+            before.gap += known.gap + 1
+            self.since_saved += 1
+        if after is None:
+            self._last = before
+        else:
+            after.before = before
+        return True
+
+    def dropped(self, sequence: int) -> None:
+        """It is held no more although it is unfinished: the next delivery of it is ``new``. Idempotent."""
+        known = self._open.get(sequence)
+        if known is not None:
+            known.held = False
+
+    def is_done(self, sequence: int) -> bool:
+        """Whether it needs not run again."""
+        return sequence <= self.highest and sequence not in self._open
+
+    @property
+    def floor(self) -> int:
+        """The highest sequence up to which nothing is outstanding; 0 or more."""
+        return self.highest if self._first is None else self._first.sequence - 1
+
+    def __len__(self) -> int:
+        """How many are outstanding."""
+        return len(self._open)
+
+    def snapshot(self) -> Done:
+        """The whole ledger. O(outstanding)."""
+        return Done(self.highest, tuple(known.sequence for known in self._rising()))
+
+    def save(self) -> Done:
+        """The whole ledger, for a write that is tried until it succeeds or the tenure ends; ``since_saved`` = 0."""
+        for known in self._rising():
+            known.gap = 0
+        self.since_saved = 0
+        return self.snapshot()
+
+    def _append(self, sequence: int, *, held: bool) -> None:
+        last = self._last
+        known = self._open[sequence] = self._last = _Open(sequence, last, held)
+        if last is None:
+            self._first = known
+        else:
+            last.after = known
+
+    def _rising(self) -> Iterator[_Open]:
+        known = self._first
+        while known is not None:
+            yield known
+            known = known.after
+
+    def __repr__(self) -> str:
+        return f"<DeliveryLedger floor {self.floor}, highest {self.highest}, {len(self._open)} outstanding>"
+
+
+def encode_done(done: Done) -> list[int]:
+    """Small numbers: ``highest``, then from the highest outstanding one downwards the distance to the one above."""
+    encoded = [done.highest]
+    above = done.highest
+    for sequence in reversed(done.outstanding):
+        encoded.append(above - sequence)
+        above = sequence
+    return encoded
+
+
+def decode_done(encoded: object) -> Done:
+    """The inverse of ``encode_done``. ``ValueError`` for everything that it does not make."""
+    if not isinstance(encoded, list) or not encoded:
+        raise ValueError(f"a ledger is a list of whole numbers, got {_short(encoded)}")
+    for number in encoded:
+        if type(number) is not int or not 0 <= number <= HIGHEST_SEQUENCE:
+            raise ValueError(f"a ledger holds whole numbers of 0 to {HIGHEST_SEQUENCE}, got {_short(number)}")
+    highest = above = encoded[0]
+    falling = []
+    for number, distance in enumerate(encoded[1:]):
+        above -= distance
+        if above < 1 or (distance == 0 and number > 0):
+            raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1, got {_short(encoded)}")
+        falling.append(above)
+    return Done(highest, tuple(reversed(falling)))
+
+
+def _short(value: object) -> str:
+    shown = repr(value[:_SHOWN] if isinstance(value, list | str) else value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

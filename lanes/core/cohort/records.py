@@ -1,0 +1,253 @@
+"""The records of a cohort's bucket: their keys, and their values as JSON.
+
+Anybody who may write to the bucket can write anything: whatever ``lanes`` would not have written is a ``ValueError``
+that names the key and the remedy. Keys: ``config`` (immutable), ``plan``, ``m.<member>`` (heartbeat, expires),
+``l.<partition>`` (lease, expires), ``s.<partition>`` (state, never expires), ``drain.<member>`` (an operator's wish).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, TypeVar
+
+from lanes.core.cohort.ledger import Done, decode_done, encode_done
+
+__all__ = [
+    "CONFIG_KEY",
+    "DRAIN_PREFIX",
+    "LEASE_PREFIX",
+    "MEMBER_PREFIX",
+    "PLAN_KEY",
+    "STATE_PREFIX",
+    "CohortConfig",
+    "Drain",
+    "Heartbeat",
+    "Lease",
+    "PlanRecord",
+    "State",
+    "check_name",
+    "decode",
+    "difference",
+    "drain_key",
+    "encode",
+    "lease_key",
+    "member_key",
+    "state_key",
+]
+
+VERSION: Final = 1
+
+CONFIG_KEY: Final = "config"
+PLAN_KEY: Final = "plan"
+MEMBER_PREFIX: Final = "m."
+LEASE_PREFIX: Final = "l."
+STATE_PREFIX: Final = "s."
+DRAIN_PREFIX: Final = "drain."
+
+HIGHEST: Final = 2**53
+"""Whole numbers above it are not the same in every JSON reader. A clock in milliseconds gets there in 285,000 years."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
+_NAME_LIMIT: Final = 128
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class CohortConfig:
+    """What a cohort never changes: written once, compared at every join.
+
+    ``choice``: how the cohort partitions are made, ``transform`` (the stream has one), ``created`` (with the stream) or
+    ``sourced`` (another stream); ``detail``: of which, e.g. the transform's destination. ``tokens``: the key's, from 1.
+    ``incarnation``: which making of the stream. ``start``: where the first epoch begins.
+    """
+
+    cohort: str
+    partitions: int
+    choice: str
+    detail: str
+    tokens: tuple[int, ...]
+    incarnation: str
+    retention: str
+    start: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """The plan in force. ``generation`` rises when owners or standbys change, and only then."""
+
+    generation: int
+    owners: tuple[str | None, ...]
+    members: tuple[str, ...]
+    standbys: tuple[str, ...]
+    target: int | None
+    under_provisioned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A member that lives. ``nonce``: of its process, so that a member id used twice is found. ``session``: when it
+    joined, in milliseconds since 1970 by its own clock, for status only."""
+
+    nonce: str
+    weight: int
+    target: int | None
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who holds a partition. ``nonce``: of the acquisition; ``epoch``: once it is chosen. ``released``: nobody does."""
+
+    member: str
+    nonce: str
+    epoch: int | None = None
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What survives every lease: the last epoch of a partition and what is done."""
+
+    epoch: int
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The wish that a member gets no partition while another lives. ``since``: milliseconds since 1970."""
+
+    since: int
+
+
+Record = CohortConfig | PlanRecord | Heartbeat | Lease | State | Drain
+_R = TypeVar("_R", bound=Record)
+
+
+def lease_key(partition: int) -> str:
+    """The key of a partition's lease."""
+    return f"{LEASE_PREFIX}{partition}"
+
+
+def state_key(partition: int) -> str:
+    """The key of a partition's state."""
+    return f"{STATE_PREFIX}{partition}"
+
+
+def member_key(member: str) -> str:
+    """The key of a member's heartbeat. ``ValueError`` for a name that cannot be one."""
+    return MEMBER_PREFIX + check_name("member", member)
+
+
+def drain_key(member: str) -> str:
+    """The key of the wish to drain a member. ``ValueError`` for a name that cannot be one."""
+    return DRAIN_PREFIX + check_name("member", member)
+
+
+def check_name(what: str, name: str) -> str:
+    """The name itself, if it may be part of a key; otherwise ``ValueError``."""
+    if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"the {what} name {_short(name)} cannot be part of a key: use letters, digits, '_', '-' and '=', with "
+            f"single dots between them, at most {_NAME_LIMIT} in all"
+        )
+    return name
+
+
+def encode(record: Record) -> bytes:
+    """The value of a record."""
+    content: dict[str, Any] = {"version": VERSION}
+    if isinstance(record, State):
+        content |= {"epoch": record.epoch, "done": encode_done(record.done)}
+    else:
+        content |= asdict(record)
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def decode(kind: type[_R], key: str, value: bytes) -> _R:
+    """The record that a key holds. ``ValueError`` with the key and the remedy for what ``encode`` does not make.
+
+    Fields that this version does not know are passed over; another ``version`` is refused.
+    """
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _not_ours(key, value, f"it is not JSON ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise _not_ours(key, value, "it is not an object")
+    version = content.get("version")
+    if version != VERSION:
+        raise _not_ours(key, value, f"its version is {_short(version)}, and this program knows {VERSION}")
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        try:
+            found[field.name] = _CHECKS[str(field.type)](content.get(field.name))
+        except ValueError as error:
+            raise _not_ours(key, value, f"{field.name}: {error}") from None
+    return kind(**found)
+
+
+def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
+    """What a member that joins wants otherwise than the cohort was set up, with the remedy; None = nothing."""
+    pairs = [
+        f"{field.name} is {_short(getattr(found, field.name))}, this member has {_short(getattr(wanted, field.name))}"
+        for field in fields(CohortConfig)
+        if getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    if not pairs:
+        return None
+    return (
+        f"the cohort {found.cohort!r} was set up otherwise: {'; '.join(pairs)}. Give this member the same settings, or "
+        "another namespace for a cohort of its own"
+    )
+
+
+def _not_ours(key: str, value: bytes, why: str) -> ValueError:
+    return ValueError(
+        f"the key {key!r} of the cohort's bucket holds {_short(value)}: {why}. Run the same version of lanes on every "
+        "member, and let nothing else write to the bucket; a record that was damaged has to be put back by hand"
+    )
+
+
+def _short(value: object) -> str:
+    shown = repr(value[: _SHOWN + 1] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, got {_short(value)}")
+    return value
+
+
+def _whole(value: object) -> int:
+    # A bool is an int to isinstance.
+    if type(value) is not int or not 0 <= value <= HIGHEST:
+        raise ValueError(f"expected a whole number of 0 to {HIGHEST}, got {_short(value)}")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {_short(value)}")
+    return value
+
+
+def _items(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, got {_short(value)}")
+    return value
+
+
+_CHECKS: Final = {
+    "str": _text,
+    "int": _whole,
+    "bool": _truth,
+    "int | None": lambda value: None if value is None else _whole(value),
+    "tuple[int, ...]": lambda value: tuple(_whole(item) for item in _items(value)),
+    "tuple[str, ...]": lambda value: tuple(_text(item) for item in _items(value)),
+    "tuple[str | None, ...]": lambda value: tuple(None if item is None else _text(item) for item in _items(value)),
+    "Done": decode_done,
+}
+"""By the annotation of a field: what makes its value of what the JSON holds, or raises ``ValueError``."""

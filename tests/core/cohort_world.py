@@ -1,0 +1,346 @@
+"""Members of a cohort that share one partition: whatever tries orders of events calls the methods of ``World``.
+
+What must hold is asserted where it would break, by the letters of ``docs/model``: (a) one owner before its deadline,
+(b) order, (c) nothing lost, (d) a clean run loses and repeats nothing, (e) no ack of a lower epoch counts, (f) epochs
+rise, (g) what was planned comes about, (h) nothing below a confirmed floor runs again,
+(i) nor what was written as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lanes.core.cohort.actions import Action, Lost, Owned, Released, Revoked, Unknown, Wait
+from lanes.core.cohort.ledger import DONE, NEW, DeliveryLedger
+from lanes.core.cohort.phases import OWNED
+from lanes.core.cohort.tenure import Tenure
+from tests.core.cohort_server import MESSAGES, Server
+
+TTL = 10.0
+MARGIN = 2.0
+KEYS = 2
+CALLS = 3000
+"""A walk asks for some hundreds of things; one that does not come to rest asks for ever."""
+
+NewTenure = Callable[..., Tenure]
+
+
+def others(sequence: int) -> set[int]:
+    """The older messages of its key."""
+    return {other for other in MESSAGES if other < sequence and other % KEYS == sequence % KEYS}
+
+
+class Member:
+    """A process that drives a tenure. ``asked``: the action under way, and when; ``served``: its result, if any yet.
+
+    ``lag``: what its clock did not count. ``zombies``: what still runs of a partition that was lost.
+    """
+
+    def __init__(self, name: str, tenure: Tenure) -> None:
+        self.name = name
+        self.tenure = tenure
+        self.ledger = DeliveryLedger()
+        self.queue: list[int] = []
+        self.running: list[int] = []
+        self.zombies: list[int] = []
+        self.asked: tuple[Action, float] | None = None
+        self.served: tuple[Any] | None = None
+        self.lag = 0.0
+
+
+class World:
+    """``clean``: nothing has gone wrong so far. ``finished``: handlers of these have ended, once or more."""
+
+    def __init__(self, retention: str, tenure: NewTenure = Tenure, members: int = 2) -> None:
+        self.server = Server(retention)
+        self._new_tenure = tenure
+        self.members: list[Member | None] = [None] * members
+        self.target = 0
+        self.clean = True
+        self.bucket_lost = False
+        self.lagged = False
+        self.finished: set[int] = set()
+        self.pulled: tuple[tuple[int, int], str] = ((0, -1), "")
+        self.confirmed = 0
+        self.calls = 0
+        self.repeats = 0
+        self.seen: list[object] = []
+        for number in range(members):
+            self.revive(number)
+
+    # --- members and time
+
+    def up(self) -> Iterator[Member]:
+        return (member for member in self.members if member is not None)
+
+    def clock(self, member: Member) -> float:
+        return self.server.now - member.lag
+
+    def revive(self, number: int) -> None:
+        name = f"member-{number}"
+        tenure = self._new_tenure(0, name, retention=self.server.retention, ttl=TTL, margin=MARGIN)
+        self.members[number] = Member(name, tenure)
+
+    def crash(self, number: int) -> None:
+        member = self.members[number]
+        if member is not None:
+            self.clean = False
+            if member.asked is not None and member.served is None:
+                self.server.air.append(member.asked[0])
+            self.members[number] = None
+
+    def elapse(self, seconds: float, asleep: Member | None = None) -> None:
+        """Time goes by. ``asleep``: whose clock does not count it, which no clock should, and some do."""
+        self.server.now += seconds
+        if asleep is not None:
+            asleep.lag += seconds
+            self.clean = False
+            self.lagged = True
+        late = (one for one in self.up() if one.tenure.token is not None and one.tenure.deadline <= self.clock(one))
+        self.clean = self.clean and not any(late)  # it was frozen
+
+    def tell(self, member: Member) -> None:
+        """The member reads the plan."""
+        member.tenure.planned(self.members[self.target] is member, self.clock(member))
+        self.react(member)
+
+    def lose_bucket(self) -> None:
+        self.clean = False
+        self.bucket_lost = True
+        self.server.lose_bucket()
+
+    # --- an action in three parts: it is chosen, the server has it, the answer comes
+
+    def count(self) -> None:
+        self.calls += 1
+        assert self.calls < CALLS, f"(g) it goes round and round: {self!r}"
+
+    def ask(self, member: Member) -> Action:
+        self.count()
+        action = member.tenure.next(self.clock(member), f"nonce-{self.calls}")
+        if not isinstance(action, Wait):
+            member.asked = action, self.clock(member)
+        phase = member.tenure.phase
+        self.react(member)
+        # What it reacted to may be an input that ends the waiting.
+        return action if member.tenure.phase == phase or member.asked else self.ask(member)
+
+    def serve(self, member: Member) -> None:
+        assert member.asked is not None
+        member.served = (self.server.perform(member.asked[0]),)
+
+    def answer(self, member: Member, *, unknown: bool = False, late: bool = False) -> None:
+        """``unknown``: the member waits no more; ``late``: and what has not arrived yet still may."""
+        assert member.asked is not None
+        (action, sent), served = member.asked, member.served
+        member.asked = member.served = None
+        result = Unknown
+        if unknown or served is None:
+            self.clean = False
+            if late and served is None:
+                self.server.air.append(action)
+        else:
+            (result,) = served
+        member.tenure.apply(action, result, self.clock(member), sent)
+        self.react(member)
+
+    def act(self, member: Member) -> Action | None:
+        """Bring the action under way to its end, or a whole one from its beginning; None if there is nothing to do."""
+        if member.asked is None and isinstance(self.ask(member), Wait):
+            return None
+        assert member.asked is not None
+        action = member.asked[0]
+        if member.served is None:
+            self.serve(member)
+        self.answer(member)
+        return action
+
+    # --- messages
+
+    def pull(self, member: Member, *, lose: bool = False) -> bool:
+        """Deliver one: new, or again if its ack is not on its way. False = there is none to deliver."""
+        self.count()
+        name = member.tenure.consumer
+        if name is None or member.tenure.phase != "owned":
+            return False
+        durable = self.server.durables.get(name)
+        if durable is None:
+            member.tenure.gone("there is no such consumer", self.clock(member))
+            self.react(member)
+            return True
+        here = {*member.queue, *member.running, *durable.acks}
+        left = [s for s in self.server.left(durable) if s not in durable.delivered or s not in here]
+        if not left:
+            return False
+        assert (name, durable.nonce) == self.pulled or name > self.pulled[0], f"(f) {name} pulls after {self.pulled}"
+        self.pulled = name, durable.nonce
+        sequence = min(left, key=lambda s: (s in durable.delivered, s))
+        if lose and sequence not in durable.delivered:
+            self.clean = False
+            durable.missed = True
+            durable.delivered.add(sequence)
+        elif durable.missed:
+            # From the gap on nothing is taken in.
+            member.tenure.takeover(member.ledger.snapshot(), self.clock(member))
+            self.react(member)
+        else:
+            durable.delivered.add(sequence)
+            known = member.ledger.delivered(sequence)
+            if known == NEW:
+                member.queue.append(sequence)
+            elif known == DONE:
+                durable.acks.add(sequence)
+        return True
+
+    def acks(self, *, lose: bool = False) -> bool:
+        """All acks on their way arrive, or get lost; False = there were none."""
+        moved = False
+        for name, durable in self.server.durables.items():
+            if durable.acks and not lose:
+                assert name >= self.pulled[0], f"(e) an ack of {name} counts after {self.pulled[0]}"
+                durable.acked |= durable.acks
+            moved = moved or bool(durable.acks)
+            durable.acks.clear()
+            if any(one.tenure.consumer == name and self.clock(one) < one.tenure.deadline for one in self.up()):
+                self.confirmed = max(self.confirmed, durable.floor)
+        self.clean = self.clean and not (lose and moved)
+        self.server.forget()
+        return moved
+
+    def start(self, member: Member) -> bool:
+        """Start the first that may start; False = none may. A takeover from itself does not keep it from that."""
+        if self.clock(member) >= member.tenure.deadline or member.tenure.phase == "draining":
+            return False
+        busy = {sequence % KEYS for sequence in member.running + member.zombies}
+        for sequence in sorted(member.queue):
+            if sequence % KEYS not in busy:
+                assert others(sequence) <= self.finished, f"(b) {sequence} starts before an older one has ended"
+                self.check_repeat(sequence)
+                member.queue.remove(sequence)
+                member.running.append(sequence)
+                return True
+            busy.add(sequence % KEYS)
+        return False
+
+    def check_repeat(self, sequence: int) -> None:
+        if sequence in self.finished:
+            self.repeats += 1
+            assert not self.clean, f"(d) {sequence} runs again, and nothing had gone wrong"
+            if not self.bucket_lost and not self.lagged:
+                assert sequence > self.confirmed, f"(h) {sequence} runs again, and the floor was {self.confirmed}"
+                assert sequence not in self.server.written, f"(i) {sequence} runs again, and was written as done"
+
+    def finish(self, member: Member, number: int = 0) -> bool:
+        """A handler ends; False = none runs."""
+        if not member.running and not member.zombies:
+            return False
+        of = member.zombies or member.running
+        sequence = of.pop(number % len(of))
+        assert others(sequence) <= self.finished, f"(b) {sequence} ends before an older one"
+        self.finished.add(sequence)
+        if of is member.running:
+            member.ledger.settled(sequence)
+            durable = self.server.durables.get(member.tenure.consumer or (0, 0))
+            if durable is not None and sequence in durable.delivered:
+                durable.acks.add(sequence)
+        self.react(member)
+        return True
+
+    def checkpoint(self, member: Member) -> None:
+        member.tenure.checkpoint(member.ledger.save(), self.clock(member))
+
+    def react(self, member: Member) -> None:
+        """What a driver does after every call."""
+        tenure = member.tenure
+        while tenure.events:
+            event = tenure.events.pop(0)
+            self.seen.append(event)
+            match event:
+                case Owned(again=False):
+                    assert not member.running, "(b) it is owned anew, and its handlers run"
+                    assert not member.zombies, "(b) it is owned anew, and its handlers run"
+                    member.ledger = DeliveryLedger(event.done)
+                case Revoked():
+                    member.queue.clear()
+                case Lost(reason):
+                    assert not self.clean, f"(d) lost, and nothing had gone wrong: {reason}"
+                    member.zombies += member.running
+                    member.queue.clear()
+                    member.running.clear()
+                case Released():
+                    assert not member.running, "(b) it is handed over, and its handlers run"
+        if tenure.phase == "draining" and not member.running:
+            tenure.drained(member.ledger.snapshot(), self.clock(member))
+        if tenure.phase == "fenced" and not member.zombies:
+            tenure.ended(self.clock(member))
+        owners = [one.name for one in self.up() if self.clock(one) < one.tenure.deadline]
+        assert self.lagged or len(owners) < 2, f"(a) {owners} own it at once"
+        assert self.server.retention != "interest" or self.server.gone <= self.finished, "(c) a message is lost"
+
+    # --- to the end
+
+    def settle(self) -> None:
+        """Nothing goes wrong any more: what was planned comes about."""
+        for number, member in enumerate(self.members):
+            if member is None:
+                self.revive(number)
+        self.calls = 0
+        for _ in range(200):
+            for member in self.up():
+                self.tell(member)
+            while self.round():
+                pass
+            if self.settled():
+                return
+            waits = [(self.ask(member), member.lag) for member in self.up()]
+            until = min(wait.until + lag for wait, lag in waits if isinstance(wait, Wait))
+            self.server.now = max(self.server.now + 0.01, until)
+        raise AssertionError(f"(g) it does not come about: {self!r}")
+
+    def round(self) -> bool:
+        """Everything that can happen without the clock, once; False = nothing can."""
+        moved = False
+        for member in self.up():
+            while self.act(member) is not None:
+                moved = True
+            while self.pull(member) or self.start(member) or self.finish(member):
+                moved = True
+        return self.acks() or moved
+
+    def settled(self) -> bool:
+        owner = self.members[self.target]
+        name = None if owner is None else owner.tenure.consumer
+        if name is None or set(self.server.durables) != {name} or self.finished != MESSAGES:
+            return False
+        return not self.server.left(self.server.durables[name])
+
+    def __repr__(self) -> str:
+        phases = [member.tenure.phase if member else "down" for member in self.members]
+        return f"<World {phases}, planned {self.target}, consumers {self.server.durables}, finished {self.finished}>"
+
+
+def owned(retention: str = "limits") -> tuple[World, Member]:
+    """A world whose first member owns the partition."""
+    world = World(retention)
+    member = world.members[0]
+    assert member is not None
+    world.tell(member)
+    actions(world, member)
+    assert member.tenure.phase == OWNED
+    return world, member
+
+
+def actions(world: World, member: Member) -> list[type]:
+    """All that it does without being told anything more."""
+    return [type(action) for action in iter(lambda: world.act(member), None)]
+
+
+def until(world: World, member: Member, kind: type[Action], key: str = "") -> Action:
+    """Everything up to an action of that kind, which is asked for and not served."""
+    while True:
+        action = world.ask(member)
+        if isinstance(action, kind) and (not key or getattr(action, "key", key) == key):
+            return action
+        world.serve(member)
+        world.answer(member)

@@ -1,0 +1,178 @@
+"""The ledger of a cohort partition does what a set of everything that is done would do, and stays small."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from lanes.core.cohort.ledger import DONE, HELD, NEW, NOTHING, DeliveryLedger, Done, decode_done, encode_done
+
+
+@st.composite
+def dones(draw: st.DrawFn) -> Done:
+    highest = draw(st.integers(0, 60))
+    outstanding = draw(st.sets(st.integers(1, highest))) if highest else set()
+    return Done(highest, tuple(sorted(outstanding)))
+
+
+def members(done: Done) -> set[int]:
+    return set(range(1, done.highest + 1)) - set(done.outstanding)
+
+
+@given(dones(), dones())
+def test_a_union_is_that_of_the_sets(one: Done, other: Done) -> None:
+    union = one.union(other)
+    assert members(union) == members(one) | members(other)
+    assert union == other.union(one)
+    assert union.outstanding == tuple(sorted(union.outstanding))
+
+
+@given(dones(), st.integers(0, 70))
+def test_a_prefix_is_done_besides(done: Done, floor: int) -> None:
+    merged = done.merged_with_prefix(floor)
+    assert members(merged) == members(done) | set(range(1, floor + 1))
+    assert merged.floor >= floor
+    assert set(range(1, merged.floor + 1)) <= members(merged)
+
+
+@given(dones())
+def test_what_is_encoded_is_decoded(done: Done) -> None:
+    assert decode_done(json.loads(json.dumps(encode_done(done)))) == done
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [None, {}, "5", [], [True], [1.0], [-1], [2**63], [5, -1], [5, "1"], [5, 5], [5, 0, 0], [5, 1, 4], [[]], [5, None]],
+)
+def test_what_was_not_encoded_here_is_refused(encoded: Any) -> None:
+    with pytest.raises(ValueError, match="ledger"):
+        decode_done(encoded)
+
+
+def test_a_refusal_is_short_whatever_it_is_about() -> None:
+    with pytest.raises(ValueError, match="ledger") as refused:
+        decode_done("x" * 10**6)
+    assert len(str(refused.value)) < 200
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Against plain sets. Deliveries are new, again, or skip the sequences of other partitions."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = DeliveryLedger()
+        self.delivered: set[int] = set()
+        self.held: set[int] = set()
+        self.done: set[int] = set()
+        self.saved: set[int] = set()
+
+    @property
+    def outstanding(self) -> set[int]:
+        return self.delivered - self.done
+
+    @rule(target=sequences, skipped=st.integers(0, 3), count=st.integers(1, 4))
+    def first_deliveries(self, skipped: int, count: int) -> Any:
+        first = self.ledger.highest + 1 + skipped
+        for sequence in range(first, first + count):
+            assert self.ledger.delivered(sequence) == NEW
+            self.delivered.add(sequence)
+            self.held.add(sequence)
+        return multiple(*range(first, first + count))
+
+    @rule(sequence=sequences)
+    def again(self, sequence: int) -> None:
+        known = DONE if sequence in self.done else HELD if sequence in self.held else NEW
+        assert self.ledger.delivered(sequence) == known
+        if known == NEW:
+            self.held.add(sequence)
+
+    @rule(sequence=sequences)
+    def settle(self, sequence: int) -> None:
+        assert self.ledger.settled(sequence) == (sequence not in self.done)
+        self.done.add(sequence)
+        self.held.discard(sequence)
+
+    @rule(sequence=consumes(sequences))
+    def drop(self, sequence: int) -> None:
+        self.ledger.dropped(sequence)
+        self.held.discard(sequence)
+
+    @rule()
+    def save(self) -> None:
+        saved = self.ledger.save()
+        assert saved == self.ledger.snapshot()
+        self.saved = set(self.done)
+
+    @rule()
+    def hand_over(self) -> None:
+        """What another member goes on with, which has nothing in its hands."""
+        self.ledger = DeliveryLedger(self.ledger.snapshot())
+        self.held.clear()
+        self.saved = set(self.done)
+
+    @invariant()
+    def agrees(self) -> None:
+        ledger, outstanding = self.ledger, self.outstanding
+        floor = min(outstanding) - 1 if outstanding else ledger.highest
+        assert ledger.floor == floor
+        assert len(ledger) == len(outstanding)
+        assert ledger.snapshot() == Done(ledger.highest, tuple(sorted(outstanding)))
+        assert ledger.since_saved == sum(sequence > floor for sequence in self.done - self.saved)
+        assert all(ledger.is_done(sequence) == (sequence not in outstanding) for sequence in self.delivered)
+        assert not ledger.is_done(ledger.highest + 1)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_stuck_message_costs_nothing_however_far_the_others_run() -> None:
+    ledger = DeliveryLedger()
+    ledger.delivered(1)
+    for sequence in range(2, 20_000):
+        ledger.delivered(sequence)
+        ledger.settled(sequence)
+    assert (len(ledger), ledger.floor, ledger.since_saved) == (1, 0, 19_998)
+    assert encode_done(ledger.save()) == [19_999, 19_998]
+    ledger.settled(1)
+    assert (ledger.floor, ledger.since_saved) == (19_999, 0)
+
+
+def test_what_the_floor_passes_needs_no_saving_in_whatever_order_it_was_settled() -> None:
+    ledger = DeliveryLedger()
+    for sequence in range(1, 8):
+        ledger.delivered(sequence)
+    for sequence in (5, 4, 7, 3):
+        ledger.settled(sequence)
+    assert (ledger.floor, ledger.since_saved) == (0, 4)
+    ledger.settled(2)
+    ledger.settled(1)
+    assert (ledger.floor, ledger.since_saved) == (5, 1)
+
+
+def test_what_was_handed_over_outstanding_is_new_once_and_what_was_done_never() -> None:
+    ledger = DeliveryLedger(Done(9, (4, 7)))
+    assert [ledger.delivered(sequence) for sequence in (4, 5, 7, 4, 9, 10)] == [NEW, DONE, NEW, HELD, DONE, NEW]
+
+
+def test_a_sequence_that_was_never_delivered_cannot_be_settled() -> None:
+    with pytest.raises(ValueError, match="sequence 3 is settled, but the highest delivered is 2"):
+        DeliveryLedger(Done(2, ())).settled(3)
+
+
+def test_a_new_ledger_has_nothing() -> None:
+    ledger = DeliveryLedger()
+    assert (ledger.floor, ledger.snapshot()) == (0, NOTHING)
+    assert repr(ledger) == "<DeliveryLedger floor 0, highest 0, 0 outstanding>"
+
+
+def test_done_says_what_is_done() -> None:
+    done = Done(5, (2, 4))
+    assert [sequence for sequence in range(8) if done.has(sequence)] == [0, 1, 3, 5]

@@ -1,0 +1,31 @@
+"""The model's script says what it needs; running the model takes minutes, and is left to `make model`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "model" / "cohort.sh"
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"), [((), "spin gcc"), (("gcc",), "spin"), (("spin",), "gcc")], ids=["both", "spin", "gcc"]
+)
+def test_without_its_tools_it_says_which_and_how_to_get_them(
+    there: tuple[str, ...], missing: str, tmp_path: Path
+) -> None:
+    for name in there:
+        tool = tmp_path / name
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    bash = shutil.which("bash")
+    assert bash is not None
+    run = subprocess.run(
+        [bash, str(SCRIPT)], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"cohort.sh: needs {missing}: install what is missing (Debian, Ubuntu: apt install ")
+    assert run.stdout == ""

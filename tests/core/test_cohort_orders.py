@@ -1,0 +1,97 @@
+"""A tenure among others, with every fault at every call and in random orders; and the bugs that these have to find."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core.cohort import phases, steps
+from lanes.core.cohort.actions import (
+    Released,
+)
+from lanes.core.cohort.phases import TRANSITIONS
+from lanes.core.cohort.tenure import Tenure
+from tests.core import cohort_mutants as mutants
+from tests.core import test_cohort_acquiring as cases
+from tests.core.cohort_walks import Walk, scenarios
+
+RETENTIONS = ("limits", "workqueue", "interest")
+WALKS = 200
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
+    # On a stream with interest every step is one of the others'.
+    worlds = list(scenarios(retention, step=3 if retention == "interest" else 1))
+    assert all(world.settled() for world in worlds)
+    # The faults were faults: nothing is handled twice in the order that has none, and in others it is.
+    assert worlds[0].repeats == 0
+    assert sum(world.repeats > 0 for world in worlds) > 20
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_random_orders_keep_every_promise(retention: str) -> None:
+    worlds = [Walk(seed, retention, members=2 + seed % 2).run() for seed in range(WALKS)]
+    assert sum(world.repeats > 0 for world in worlds) > 3
+    assert sum(Released() in world.seen for world in worlds) > 50
+
+
+def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+
+    def following(partition: int, phase: str, event: str) -> str:
+        met.add((phase, event))
+        return phases.following(partition, phase, event)
+
+    monkeypatch.setattr(steps, "following", following)
+    for retention in ("workqueue", "interest"):
+        for seed in range(WALKS):
+            Walk(seed, retention).run()
+        for _ in scenarios(retention, step=4):
+            pass
+    cases.test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again()
+    for phase in phases.TAKING - {phases.REFINDING}:
+        cases.test_a_takeover_that_outlives_the_lease_is_lost(phase)
+    for planned in (True, False):
+        cases.test_on_a_work_queue_a_lower_consumer_that_came_late_is_deleted_before_the_next_try(planned)
+    assert set(TRANSITIONS) - met == set()
+
+
+FOUND_ON = {mutants.NoServerClock: "workqueue", mutants.DeleteFirst: "interest"}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [
+        (mutants.NoVerify, "(f)"),
+        (mutants.NoBump, "(g)"),
+        (mutants.NoServerClock, "(f)"),
+        (mutants.ReleaseBeforeState, "(d)"),
+        (mutants.ReleaseBeforeDrain, "(b)"),
+        (mutants.StateWithoutLedger, "(d)"),
+        (mutants.DrainWithoutLedger, "(d)"),
+        (mutants.AdoptedAfterRestart, "(b)"),
+        (mutants.UnfencedState, "(i)"),
+        (mutants.UnknownIsMine, "(a)"),
+        (mutants.NoGrace, "(a)"),
+        (mutants.TakesWhatIsHeld, "(a)"),
+        (mutants.NoDeadline, "(a)"),
+        (mutants.RenewedAfterLoss, "(a)"),
+        (mutants.DeadlineFromTheAnswer, "(a)"),
+        (mutants.DeleteFirst, "(c)"),
+        (mutants.PullBeforeDelete, "(e)"),
+        (mutants.NoSweep, "(g)"),
+        (mutants.StaleState, "(i)"),
+        (mutants.ResumedAfterRelease, "(g)"),
+        (mutants.FloorUnread, "(h)"),
+    ],
+)
+def test_a_planted_bug_is_found(mutant: type[Tenure], broken: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        for _ in scenarios(FOUND_ON.get(mutant, "limits"), mutant):
+            pass
+    assert str(found.value).startswith(broken)
+
+
+def test_every_planted_bug_is_tried() -> None:
+    (parametrized,) = test_a_planted_bug_is_found.pytestmark  # type: ignore[attr-defined]
+    assert [mutant for mutant, _ in parametrized.args[1]] == mutants.MUTANTS

@@ -1,0 +1,143 @@
+"""The plan of a cohort: even, with as few moves as that takes, and the same whoever computes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.core.cohort.plan import Plan, plan
+
+NAMES = [f"m{number}" for number in range(8)]
+members = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1)
+equals = st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(lambda names: dict.fromkeys(names, 1))
+owners = st.lists(st.none() | st.sampled_from(NAMES), min_size=1, max_size=24)
+targets = st.none() | st.integers(1, 9)
+
+
+def moved(before: list[str | None], after: Plan, weights: dict[str, int]) -> int:
+    """Partitions taken from a member that lives."""
+    return sum(old in weights and old != new for old, new in zip(before, after.owners, strict=True))
+
+
+@given(owners, equals, targets)
+def test_equal_members_get_as_many_within_one_and_everything_is_covered(
+    before: list[str | None], weights: dict[str, int], target: int | None
+) -> None:
+    planned = plan(before, weights, target=target)
+    counts = Counter(planned.owners)
+    assert None not in counts
+    assert len(counts) == min(len(before), len(weights), target or len(weights))
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert planned.active == tuple(sorted(str(owner) for owner in counts))
+    assert sorted(planned.active + planned.standbys) == sorted(weights)
+
+
+@given(owners, equals, targets)
+def test_no_plan_that_is_as_even_takes_fewer_moves(
+    before: list[str | None], weights: dict[str, int], target: int | None
+) -> None:
+    planned = plan(before, weights, target=target)
+    active = min(len(before), len(weights), target or len(weights))
+    share, rest = divmod(len(before), active)
+    loads = Counter(before)
+    # Every way to choose who is active and who of them gets one more; what is above its share has to move.
+    fewest = min(
+        sum(max(0, loads[name] - (name in chosen) * share - (name in more)) for name in weights)
+        for chosen in combinations(sorted(weights), active)
+        for more in combinations(chosen, rest)
+    )
+    assert moved(before, planned, weights) == fewest
+
+
+@given(owners, members, targets)
+def test_weights_give_each_its_proportion_rounded_down_or_up_and_one_at_least(
+    before: list[str | None], weights: dict[str, int], target: int | None
+) -> None:
+    planned = plan(before, weights, target=target)
+    counts = Counter(str(owner) for owner in planned.owners)
+    assert set(counts) == set(planned.active)
+    assert len(counts) == min(len(before), len(weights), target or len(weights))
+    total = sum(weights[name] for name in counts)
+    proportions = {name: len(before) * weights[name] / total for name in counts}
+    if min(proportions.values()) >= 1:
+        assert all(abs(counts[name] - proportions[name]) < 1 for name in counts)
+    for one in counts:
+        assert all(counts[one] >= counts[other] - 1 for other in counts if weights[one] >= weights[other])
+
+
+@given(owners, members.flatmap(lambda weights: st.permutations(list(weights.items()))), targets)
+def test_the_order_of_the_members_does_not_matter_and_a_plan_stays(
+    before: list[str | None], weights: list[tuple[str, int]], target: int | None
+) -> None:
+    planned = plan(before, dict(weights), target=target)
+    assert plan(before, dict(sorted(weights)), target=target) == planned
+    assert plan(planned.owners, dict(weights), target=target) == planned
+
+
+def test_join_moves_only_what_balance_requires() -> None:
+    weights = {f"member-{number:03}": 1 for number in range(100)}
+    before = list(plan([None] * 1000, weights).owners)
+    after = plan(before, weights | {"a-newcomer": 1})
+    changed = [(old, new) for old, new in zip(before, after.owners, strict=True) if old != new]
+    assert {new for _, new in changed} == {"a-newcomer"}
+    assert len(changed) == 1000 // 101
+    assert max(Counter(old for old, _ in changed).values()) == 1
+
+
+def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
+    weights = {f"member-{number:03}": 1 for number in range(100)}
+    before = plan([None] * 1000, weights)
+    del weights["member-042"]
+    after = plan(before.owners, weights)
+    changed = {old for old, new in zip(before.owners, after.owners, strict=True) if old != new}
+    assert changed == {"member-042"}
+    assert sorted(Counter(after.owners).values()) == [10] * 89 + [11] * 10
+
+
+def test_one_partition_makes_standbys() -> None:
+    planned = plan(["b"], {"a": 9, "b": 1, "c": 1})
+    assert planned == Plan(("b",), ("b",), ("a", "c"), under_provisioned=False)
+    # The owner dies: one of them takes over.
+    assert plan(["b"], {"a": 1, "c": 1}) == Plan(("a",), ("a",), ("c",), under_provisioned=False)
+
+
+def test_a_target_keeps_the_incumbents_and_makes_the_rest_standbys() -> None:
+    before = ["d", "c"] * 4
+    planned = plan(before, dict.fromkeys("abcd", 1), target=2)
+    assert planned == Plan(tuple(before), ("c", "d"), ("a", "b"), under_provisioned=False)
+
+
+def test_coverage_wins_over_a_target_that_cannot_be_reached() -> None:
+    planned = plan([None] * 4, {"a": 1}, target=3)
+    assert planned == Plan(("a",) * 4, ("a",), (), under_provisioned=True)
+    # More are wished for than there are partitions, and they live: nothing is missing.
+    assert not plan([None], dict.fromkeys("abc", 1), target=3).under_provisioned
+
+
+def test_without_members_nothing_is_owned() -> None:
+    assert plan(["a", None], {}) == Plan((None, None), (), (), under_provisioned=False)
+    assert plan(["a"], {}, target=1).under_provisioned
+
+
+def test_a_draining_member_gets_nothing_while_another_lives() -> None:
+    planned = plan(["a", "a", "b"], {"a": 1, "b": 1}, draining={"a"})
+    assert planned == Plan(("b",) * 3, ("b",), (), under_provisioned=False)
+    assert plan(["a", None], {"a": 1}, draining={"a"}, target=1) == Plan(("a", "a"), ("a",), (), under_provisioned=True)
+
+
+def test_a_heavier_member_gets_its_proportion() -> None:
+    assert Counter(plan([None] * 64, {"big": 3, "small": 1}).owners) == {"big": 48, "small": 16}
+
+
+def test_a_share_below_one_partition_is_one() -> None:
+    assert Counter(plan([None] * 5, {"big": 100, "small": 1, "tiny": 1}).owners) == {"big": 3, "small": 1, "tiny": 1}
+
+
+@pytest.mark.parametrize(("weight", "target"), [(0, None), (-1, None), (1, 0)])
+def test_weights_and_targets_below_one_are_refused_by_name(weight: int, target: int | None) -> None:
+    with pytest.raises(ValueError, match=r"weight of member 'a' is|target is 0"):
+        plan([None], {"a": weight}, target=target)

@@ -1,0 +1,132 @@
+"""The records of a cohort's bucket: there and back, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.core.cohort import records
+from lanes.core.cohort.ledger import Done
+from lanes.core.cohort.records import CohortConfig, Drain, Heartbeat, Lease, PlanRecord, State, decode, encode
+
+CONFIG = CohortConfig(
+    cohort="billing",
+    partitions=64,
+    choice="transform",
+    detail="{{partition(64,1)}}.{{wildcard(1)}}",
+    tokens=(1, 3),
+    incarnation="2026-01-01T00:00:00Z",
+    retention="limits",
+    start="beginning",
+)
+RECORDS: list[records.Record] = [
+    CONFIG,
+    PlanRecord(7, ("a", None, "b"), ("a", "b", "c"), ("c",), 3, under_provisioned=False),
+    PlanRecord(0, (), (), (), None, under_provisioned=True),
+    Heartbeat("n0", 2, None, 1_700_000_000_000),
+    Lease("a", "n1"),
+    Lease("a", "n1", 12, released=True),
+    State(1_700_000_000_001, Done(90, (3, 70))),
+    Drain(5),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_comes_back_as_it_was(record: records.Record) -> None:
+    assert decode(type(record), "a.key", encode(record)) == record
+
+
+def test_a_record_is_json_with_a_version() -> None:
+    assert json.loads(encode(Lease("a", "n", 3))) == {
+        "version": 1,
+        "member": "a",
+        "nonce": "n",
+        "epoch": 3,
+        "released": False,
+    }
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    value = json.dumps({**json.loads(encode(Drain(5))), "by": "an operator"}).encode()
+    assert decode(Drain, "drain.a", value) == Drain(5)
+
+
+def without(record: records.Record, **changes: Any) -> bytes:
+    content = {**json.loads(encode(record)), **changes}
+    return json.dumps({name: value for name, value in content.items() if value is not ...}).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (Lease, b"", "not JSON"),
+        (Lease, b"\xff\xfe", "not JSON"),
+        (Lease, b"{", "not JSON"),
+        (Lease, b"[" * 100_000, "not JSON"),
+        (Lease, b"1" * 5_000, "not JSON"),
+        (Lease, b"[]", "not an object"),
+        (Lease, b"null", "not an object"),
+        (Lease, b"{}", "version is None"),
+        (Lease, without(Lease("a", "n"), version=2), "version is 2, and this program knows 1"),
+        (Lease, without(Lease("a", "n"), nonce=...), "nonce: expected text"),
+        (Lease, without(Lease("a", "n"), member=7), "member: expected text"),
+        (Lease, without(Lease("a", "n"), epoch=-1), "epoch: expected a whole number"),
+        (Lease, without(Lease("a", "n"), epoch=1e300), "epoch: expected a whole number"),
+        (Lease, without(Lease("a", "n"), epoch=True), "epoch: expected a whole number"),
+        (Lease, without(Lease("a", "n"), released=0), "released: expected true or false"),
+        (Heartbeat, without(Heartbeat("n", 1, 2, 3), weight=2**60), "weight: expected a whole number"),
+        (State, without(State(1, Done(5, (2,))), done=[5, 9]), "done: a ledger's outstanding"),
+        (State, without(State(1, Done(5, (2,))), done=...), "done: a ledger is a list"),
+        (PlanRecord, without(RECORDS[1], owners="ab"), "owners: expected a list"),
+        (PlanRecord, without(RECORDS[1], owners=["a", 1]), "owners: expected text"),
+        (CohortConfig, without(CONFIG, tokens=[1, "2"]), "tokens: expected a whole number"),
+    ],
+)
+def test_what_lanes_would_not_write_is_refused_with_key_and_remedy(kind: Any, value: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=r"the key 'l\.7' of the cohort's bucket holds") as refused:
+        decode(kind, "l.7", value)
+    assert said in str(refused.value)
+    assert "let nothing else write to the bucket" in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+VALUES: st.SearchStrategy[object] = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+CONTENTS = st.fixed_dictionaries({"version": st.just(1), "partitions": VALUES, "owners": VALUES, "done": VALUES})
+
+
+@given(st.binary(max_size=60) | CONTENTS.map(lambda content: json.dumps(content).encode()))
+def test_no_content_does_worse_than_a_refusal(value: bytes) -> None:
+    for kind in (CohortConfig, PlanRecord, Heartbeat, Lease, State, Drain):
+        with pytest.raises(ValueError, match="the key 'k'"):
+            decode(kind, "k", value)
+
+
+def test_keys() -> None:
+    assert [records.lease_key(7), records.state_key(7)] == ["l.7", "s.7"]
+    assert [records.member_key("a.b-c_d=1"), records.drain_key("a")] == ["m.a.b-c_d=1", "drain.a"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "a b", "a*", ">", "ä", "a\n", "x" * 129])
+def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"the member name '.* cannot be part of a key: use letters, digits"):
+        records.member_key(name)
+
+
+def test_the_same_settings_may_join() -> None:
+    assert records.difference(CONFIG, CONFIG) is None
+
+
+@pytest.mark.parametrize("name", list(json.loads(encode(CONFIG)))[1:])
+def test_any_other_setting_is_named_with_both_values_and_the_remedy(name: str) -> None:
+    changed: Any = {"partitions": 65, "tokens": (9,)}.get(name, "other")
+    values = {**json.loads(encode(CONFIG)), name: changed}
+    values.pop("version")
+    wanted = CohortConfig(**{**values, "tokens": tuple(values["tokens"])})
+    said = records.difference(CONFIG, wanted)
+    assert said is not None
+    assert f"{name} is {getattr(CONFIG, name)!r}, this member has {changed!r}" in said
+    assert "another namespace" in said
