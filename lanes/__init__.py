@@ -9,6 +9,7 @@ from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, PartitionId, PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, MessageError, Nak, SourceError, Term
+from lanes.events import GroupEvent
 from lanes.handlers import BatchOutcomes, Decode, Handler
 from lanes.health import Health
 from lanes.history import History
@@ -26,6 +27,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Decode",
+    "GroupEvent",
     "Handler",
     "HandlerHalted",
     "Health",

@@ -20,7 +20,7 @@ from lanes.batch_threads import BatchThreads
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, QUEUED
-from lanes.core.types import ABANDON, ACK, RETURN, Failure, LaneId, Message, Outcome, Partition
+from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
 from lanes.history import History
@@ -28,6 +28,10 @@ from lanes.observe import Handling
 from lanes.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
 from lanes.settling import Shell
 from lanes.tap import Tap
+
+
+class _Overdue(BaseException):
+    """The lease of some of a batch has run out: its handler is not called."""
 
 
 class _Worker:
@@ -126,7 +130,12 @@ class BatchWorkers:
                 return batch
 
     async def _handle(self, worker: _Worker, batch: list[Message]) -> None:
-        tap = self._tap
+        tap, now = self._tap, self._clock()
+        if _overdue(batch, now):
+            worker.batch = []
+            self._engine.finish_batch(batch, [RETURN] * len(batch), 0.0)
+            self._lose_overdue(batch)
+            return
         handling: Handling | None = None
         if tap.telemetry is not None:
             handling = tap.telemetry.handling_batch(batch)
@@ -135,7 +144,7 @@ class BatchWorkers:
                 heads = _heads(batch)
                 for message in batch:
                     if message in heads:
-                        tap.history.started(message, self._clock())
+                        tap.history.started(message, now)
                 # In the file before the handler is called, as a whole.
                 tap.history.flush()
             if handling is None:
@@ -143,6 +152,12 @@ class BatchWorkers:
             else:
                 with handling:
                     outcomes = await self._outcomes(batch)
+        except _Overdue:
+            # Without its batch it is not cancelled itself, here where it has ended.
+            worker.batch = []
+            self._lose_overdue(batch)
+            worker.batch = batch
+            self._finish(worker, [RETURN] * len(batch), "cancelled", None, handling)
         except BaseException as error:
             cancelled = anyio.current_effective_deadline() == float("-inf")
             cancellation = cancellation_of(error) if cancelled else None
@@ -161,6 +176,8 @@ class BatchWorkers:
             if isinstance(error, GeneratorExit):
                 raise
         else:
+            # Before the rows: what follows the heads has its own ones only now, and none when it does not count.
+            self._lose_overdue(batch)
             self._finish(worker, outcomes, "ok", None, handling)
 
     async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
@@ -168,6 +185,8 @@ class BatchWorkers:
         if self._threads is not None:
             return await self._threads.call(batch)
         sound, outcomes = self._read(batch)
+        if _overdue(batch, self._clock()):
+            raise _Overdue
         if not sound:
             returned: object = None
         elif self._awaits:
@@ -178,7 +197,14 @@ class BatchWorkers:
 
     def _outcomes_in_thread(self, batch: list[Message]) -> list[Outcome]:
         sound, outcomes = self._read(batch)
+        if _overdue(batch, self._clock()):
+            raise _Overdue
         return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
+
+    def _lose_overdue(self, batch: list[Message]) -> None:
+        for partition in {message.partition for message in batch}:
+            if partition.deadline != NEVER:
+                self._shell.overdue(partition)
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
         """What can be read, and the outcomes of the rest. Behind a message of a lane that cannot, that lane waits."""
@@ -259,6 +285,11 @@ class BatchWorkers:
                 history.ended(message, "error", now, outcome.error)
             else:
                 history.ended(message, result, now, error)
+
+
+def _overdue(batch: list[Message], now: float) -> bool:
+    """Whether the lease of any of them has run out."""
+    return any(now >= message.partition.deadline for message in batch)
 
 
 _Lane = tuple[Partition, LaneId]

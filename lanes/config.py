@@ -194,6 +194,14 @@ class Settings:
                 "a topic with one partition"
             )
 
+    def check_order(self, name: str, *, ordered: bool) -> None:
+        """Raises ``ConfigError`` for any order but ``"none"`` of a source that several processes take from at once."""
+        if not ordered and self.order != "none":
+            raise ConfigError(
+                f"{name}: order={self.order!r} cannot be kept where several processes take from one consumer: set "
+                'order="none", or let one process have it alone (shared=False)'
+            )
+
     def in_flight_bound(self, allowed: int | None) -> int:
         """``max_in_flight`` in force where the broker allows ``allowed`` unsettled messages (None = any number).
 

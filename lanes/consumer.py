@@ -18,6 +18,7 @@ from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
+from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
 from lanes.health import Health, examine
 from lanes.history import History
@@ -43,8 +44,8 @@ class Consumer:
 
     ``handler`` is a function of one ``Message``, or of a list of them with ``Settings(batch=…)``; async, or plain: then
     it runs in threads, see ``Settings.sync_handlers``. ``decode`` fills ``Message.data`` before. ``dead_letters`` is
-    where messages go whose attempts are used up. ``history`` records what happens, row by row. ``clock`` (seconds,
-    monotonic) is for simulation.
+    where messages go whose attempts are used up. ``history`` records what happens, row by row. ``on_event`` is called
+    with each ``GroupEvent``. ``clock`` (seconds, monotonic) is for simulation.
 
     Either call ``run``, or use it as an async context manager: then it runs while the block does, and drains at its
     end. An error that stops it cancels the block and is raised at its end.
@@ -62,6 +63,7 @@ class Consumer:
         dead_letters: DeadLetters | None = None,
         history: History | None = None,
         decode: Decode | None = None,
+        on_event: OnEvent | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._settings = settings or Settings()
@@ -73,6 +75,7 @@ class Consumer:
         self._decode = decode
         self._dead_letters = dead_letters
         self._history = history
+        self._on_event = on_event
         self._clock = clock
         self._name = "source"
         self._state: Literal["new", "starting", "running", "stopped"] = "new"
@@ -175,8 +178,8 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open and its assignment is known or awaited: a hot standby is ready."""
-        return self._state == "running"
+        """Whether the source is open and its assignment is known, as far as it says so: a hot standby is ready."""
+        return self._state == "running" and self._running.planned
 
     @property
     def active(self) -> bool:
@@ -289,12 +292,16 @@ class Consumer:
         bound = settings.in_flight_bound(traits.max_in_flight)
         settings.check_drain(traits.drain_within)
         settings.check_partitions(traits.name, traits.partitions)
+        settings.check_order(traits.name, ordered=traits.ordered)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
-        self._engine = Engine(self._policy(bound))
+        self._engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
         self._engine.flow.paused = self._paused
         self._tap = Tap(
-            self._clock, self._history, Telemetry.create(traits.name, traits.system, self.status, clock=self._clock)
+            self._clock,
+            self._history,
+            Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
+            None if self._on_event is None else self._tell,
         )
         self._running = Running(
             self._engine,
@@ -318,7 +325,14 @@ class Consumer:
                 rules=Rules.of(settings, traits, self._poison),
             )
 
-    def _policy(self, max_in_flight: int) -> Policy:
+    def _tell(self, event: GroupEvent) -> None:
+        assert self._on_event is not None, "what nobody hears is not told"
+        try:
+            self._on_event(event)
+        except Exception as error:
+            self._running.stop_because(error)
+
+    def _policy(self, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
         settings = self._settings
         retry = settings.retry
         return Policy(
@@ -333,6 +347,7 @@ class Consumer:
             max_ahead=settings.max_ahead,
             commit_interval=settings.commit_interval,
             commit_count=settings.commit_count,
+            knows_settled=knows_settled,
         )
 
     def _workers(self, shell: Shell) -> Workforce:

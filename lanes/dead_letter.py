@@ -91,7 +91,7 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
         attempts=message.attempt,
         error_type=type(error).__qualname__,
         error_text=error_text(error),
-        epoch=partition.epoch,
+        epoch=message.epoch,
         time=wall_time,
         record_key=known.record_key,
         tombstone=known.tombstone,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.types import ABANDON, Message, Outcome
+from lanes.core.types import ABANDON, RETURN, Message, Outcome
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, counts, failure, stopping
 from lanes.settling import Shell
@@ -19,6 +21,20 @@ class Endings:
         self._shell = shell
         self._clock = clock
         self._history = tap.history
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        """The lease of these taken messages has run out: no handler is called, and their partitions are lost."""
+        # All of them first, so that none passes for a handler that still runs.
+        for message in messages:
+            self._engine.finish(message, RETURN, 0.0)
+        for message in messages:
+            # One that was renewed a moment ago is not lost, and its message is taken again.
+            self._shell.overdue(message.partition)
+
+    def give_up(self, message: Message, handling: Handling | None) -> None:
+        """The same for one that was said to have started: it ends like any handler of what is lost."""
+        self._shell.overdue(message.partition)
+        self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
         """The handler raised: a failed attempt, or what is not the handler's to decide."""

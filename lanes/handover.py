@@ -8,8 +8,8 @@ from typing import Final
 import anyio
 
 from lanes.clock import Clock
-from lanes.core.engine import Engine
-from lanes.core.types import Message, Partition
+from lanes.core.engine import INFINITY, Engine
+from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
 from lanes.settling import Settler, Shell
 from lanes.source import Source
@@ -17,6 +17,9 @@ from lanes.tap import Tap
 from lanes.workers import Workforce
 
 log = logging.getLogger("lanes")
+
+_SETTLE_LIMIT: Final = 30.0
+"""Seconds that the last settlement of a drain without a limit gets."""
 
 _NAMED_LIMIT: Final = 10
 """Positions that one log line names at most."""
@@ -120,7 +123,8 @@ class Handover:
         if self.owned(partition):
             self._report_unfinished(partition, engine.fence(partition))
             self._tap.drained(partition)
-            with anyio.move_on_after(max(self._grace, deadline - self._clock())):
+            left = deadline - self._clock()
+            with anyio.move_on_after(max(self._grace, left if left < INFINITY else _SETTLE_LIMIT)):
                 await self._settler.settle_all(partition)
             # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
             # commit before the release has returned: no commit of ours may come after that one.
@@ -129,7 +133,8 @@ class Handover:
                 self._settler.give_up(partition)
             if self.owned(partition):
                 await self.release(partition)
-        if self.owned(partition):
+        # A release that was not answered while the lease held has handed nothing over.
+        if self.owned(partition) and not (partition.deadline != NEVER and self._shell.overdue(partition)):
             engine.release(partition)
             self._tap.revoked(partition)
         del self._drained[partition]
@@ -141,8 +146,10 @@ class Handover:
         return self._engine.partitions.get(partition.id) is partition
 
     async def release(self, partition: Partition) -> None:
-        """Hand a partition back to the source, within the grace; nothing of it is handled any more."""
-        with anyio.move_on_after(self._grace):
+        """Hand a partition back to the source, within the grace, or for as long as its lease holds; nothing of it is
+        handled any more."""
+        lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
+        with anyio.move_on_after(max(self._grace, lease)):
             try:
                 await self._source.release(partition)
             except SourceError as error:

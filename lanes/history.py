@@ -27,7 +27,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from lanes.core.types import Message, Partition, PartitionId
+from lanes.core.types import NEVER, Message, Partition, PartitionId
 from lanes.row_writer import (
     BUFFER_BYTES,
     BUFFER_ROWS,
@@ -40,6 +40,9 @@ from lanes.row_writer import (
 )
 
 __all__ = ["BUFFER_BYTES", "BUFFER_ROWS", "FORMAT", "KEY_DIGITS", "MEMBER", "History", "key_hash"]
+
+_ENDLESS: Final = 1e9
+"""Seconds a drain may take that has no limit: infinity is no JSON."""
 
 ERROR_NAME_LIMIT: Final = 200
 """Characters of an exception's type name that a row keeps."""
@@ -83,15 +86,18 @@ class History(RowWriter):
         self._message("redelivered", message, self._stamp(now), f',"cause":"{cause}"')
 
     def started(self, message: Message, now: float) -> int:
-        """Its handler is about to be called, once ``written`` has reached the number returned."""
+        """Its handler is about to be called, once ``written`` has reached the number returned.
+
+        Where there is a lease, a ``leased`` row in front says until when, as often as that has changed.
+        """
         # ``_message`` spelled out: a handler waits for this one.
         if not self._step_from <= now < self._step_until:
             self._tick(now)
         digits = THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]
         partition = message.partition
         origin = self._origins.get(partition)
-        if origin is None or origin[0] != partition.epoch:
-            origin = self._origin(partition)
+        if origin is None or origin[0] != partition.epoch or origin[2] != partition.deadline:
+            origin = self._leased(partition, now)
         key = self._hashes.get(message.key) or self._hash(message.key)
         n = self._n = self._n + 1
         row = (
@@ -137,7 +143,14 @@ class History(RowWriter):
         self._message("archived", message, self._stamp(now))
 
     def acks(self, messages: Sequence[Message], now: float) -> None:
-        """They are finished and about to be settled. The caller flushes before the settlement leaves."""
+        """They are finished and about to be settled. The caller flushes before the settlement leaves.
+
+        Where there is a lease, a ``leased`` row in front says until when, as ``started`` does.
+        """
+        for partition in {message.partition: None for message in messages}:
+            told = self._origins.get(partition)
+            if partition.deadline != (NEVER if told is None else told[2]):
+                self._leased(partition, now)
         stamp = self._stamp(now)
         for message in messages:
             self._message("ack", message, stamp)
@@ -162,6 +175,12 @@ class History(RowWriter):
 
     # Ownership and flow
 
+    def _leased(self, partition: Partition, now: float) -> tuple[int, str, float]:
+        """Say until when the lease holds, if there is one."""
+        if partition.deadline != NEVER:
+            self._row("leased", f"{self._owned(partition)}{_deadline(partition)}", now)
+        return self._origin(partition, partition.deadline)
+
     def assigned(self, partition: Partition, now: float) -> None:
         """This process owns the partition from now on; a row with a floor where the source commits."""
         more = f'{self._owned(partition)},"incarnation":{json.dumps(partition.incarnation)}'
@@ -170,6 +189,7 @@ class History(RowWriter):
     def revoking(self, partition: Partition, now: float, timeout: float | None = None) -> None:
         """The partition is to be handed over; its drain begins, and may take ``timeout`` seconds."""
         more = self._owned(partition)
+        timeout = None if timeout is None else min(timeout, _ENDLESS)
         self._row("revoking", more if timeout is None else f'{more},"timeout":{timeout:.6f}', now)
 
     def hastened(self, partition: Partition, now: float, timeout: float) -> None:
@@ -186,7 +206,7 @@ class History(RowWriter):
 
     def lost(self, partition: Partition, now: float) -> None:
         """The partition is owned no more, without having been handed over."""
-        self._row("lost", self._owned(partition), now)
+        self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
         """``floor`` and ``completed`` runs above it are about to be committed. The caller flushes before they leave."""
@@ -229,6 +249,10 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((position, position))
     return runs
+
+
+def _deadline(partition: Partition) -> str:
+    return "" if partition.deadline == NEVER else f',"deadline":{max(0.0, partition.deadline):.6f}'
 
 
 def _error_name(error: BaseException) -> str:

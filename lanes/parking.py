@@ -10,7 +10,7 @@ import anyio
 
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
-from lanes.core.types import Failure, Message
+from lanes.core.types import NEVER, Failure, Message
 from lanes.dead_letter import dead_letter, error_text
 from lanes.errors import SourceError
 from lanes.settling import Shell
@@ -55,7 +55,12 @@ class Parking:
             exc_info=failure.error,
         )
         pause = DEAD_LETTER_RETRY[0]
+        partition = message.partition
         while message.state != ABANDONED:
+            if partition.deadline != NEVER and self._shell.overdue(partition):
+                # The next owner has the message, and its letter.
+                self._shell.after()
+                return
             try:
                 self._tap.parking(message)
                 await self._target.put(letter)

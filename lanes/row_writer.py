@@ -16,7 +16,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from lanes.core.types import Message, Partition
+from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import ConfigError, ContractError
 from lanes.rules import Rules
 from lanes.segment import HEAD_END, SegmentFile
@@ -98,7 +98,8 @@ class RowWriter:
         self._before = self._after = ""
         self._step_from = self._step_until = 0.0
         self._latest = 0.0
-        self._origins: dict[Partition, tuple[int, str]] = {}
+        # By partition: its epoch, how its rows begin, and the deadline that a row has told.
+        self._origins: dict[Partition, tuple[int, str, float]] = {}
         self._hashes: dict[bytes | None, str] = {None: "null"}
         self._unreported = 0
         self._marker = 0
@@ -213,10 +214,10 @@ class RowWriter:
     def _owned(self, partition: Partition) -> str:
         return f',"partition":{json.dumps(str(partition.id))},"epoch":{partition.epoch}'
 
-    def _origin(self, partition: Partition) -> tuple[int, str]:
+    def _origin(self, partition: Partition, told: float = NEVER) -> tuple[int, str, float]:
         if len(self._origins) >= _CACHED_PARTITIONS:
             self._origins.clear()
-        origin = (partition.epoch, f'{self._owned(partition)},"position":')
+        origin = (partition.epoch, f'{self._owned(partition)},"position":', told)
         self._origins[partition] = origin
         return origin
 

@@ -29,6 +29,7 @@ from lanes.source import (
     DeadLetters,
     Delivered,
     Exhausted,
+    Generation,
     Lost,
     Progressed,
     Revoking,
@@ -36,7 +37,7 @@ from lanes.source import (
     SourceEvent,
     SourceTraits,
 )
-from lanes.stalls import Stall, Stalls
+from lanes.stalls import Stalls, report
 from lanes.tap import Tap
 from lanes.workers import Workforce
 
@@ -63,6 +64,7 @@ class Running:
         self._extend_interval = traits.extend_interval
         self._commits = traits.settles == "cumulative"
         self._settings = settings
+        self._drain_timeout = settings.drain_timeout
         self._clock = clock
         self._tap = tap
         self._name = traits.name
@@ -71,6 +73,7 @@ class Running:
         self._exhausted = False
         self._starved = False
         self._given_back: set[PartitionId] = set()
+        self.planned = not traits.plans
         self.fatal: BaseException | None = None
         self._redelivered: Counter[str] = Counter()
         self._stalls = Stalls(engine.committer)
@@ -158,6 +161,13 @@ class Running:
         if self._stalls.confirmed(self._clock()):
             self._timer_wake.set()
 
+    def overdue(self, partition: Partition) -> bool:
+        """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
+        if self._clock() < partition.deadline:
+            return False
+        self._lose(partition, "its lease has run out")
+        return True
+
     def stop_because(self, error: BaseException) -> None:
         """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
         if self.fatal is None:
@@ -178,13 +188,13 @@ class Running:
 
     def _stop_partitions(self) -> None:
         for partition in list(self._engine.partitions.values()):
-            self._start_drain(partition, self._settings.drain_timeout)
+            self._start_drain(partition, self._drain_timeout)
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
         if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
-        else:
+        elif timeout < INFINITY:
             self._handover.hasten(partition, timeout)
 
     async def _drain(self, partition: Partition, timeout: float) -> None:
@@ -229,7 +239,10 @@ class Running:
         elif isinstance(event, Revoking):
             self._revoking(event)
         elif isinstance(event, Lost):
-            self._lost(event)
+            self._lose(event.partition, event.reason)
+        elif isinstance(event, Generation):
+            self.planned = True
+            self._tap.planned(event.number, standby=event.standby)
         elif isinstance(event, Exhausted):
             self._exhausted = True
             self._stop_when_exhausted()
@@ -261,12 +274,13 @@ class Running:
 
     def _revoking(self, event: Revoking) -> None:
         if self._handover.owned(event.partition):
-            self._start_drain(event.partition, min(event.timeout, self._settings.drain_timeout))
+            timeout = event.timeout
+            # Where whoever is next waits for as long as it takes, nothing is cancelled.
+            self._start_drain(event.partition, timeout if timeout == INFINITY else min(timeout, self._drain_timeout))
         else:
             self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
-    def _lost(self, event: Lost) -> None:
-        partition = event.partition
+    def _lose(self, partition: Partition, reason: str) -> None:
         if not self._handover.owned(partition):
             return
         zombies = self._engine.lose(partition)
@@ -274,10 +288,10 @@ class Running:
             "%s: %s lost (%s); %d handlers of it still run and will not count",
             self._name,
             partition.id,
-            event.reason,
+            reason,
             len(zombies),
         )
-        self._tap.lost(partition)
+        self._tap.lost(partition, reason)
         self._workers.cancel(partition)
         self._settler.give_up(partition)
         # A drain of it has nothing more to wait for.
@@ -299,7 +313,7 @@ class Running:
             now = self._clock()
             self._engine.due(now)
             for stall in self._stalls.due(now):
-                self._stalled(stall)
+                report(stall, self._name, self._settings.max_ahead, now)
             # Not the next handler that ends: where all hang, only the timer can have the clients paused.
             self.after()
 
@@ -369,23 +383,6 @@ class Running:
         self._settler.wake()
         self._stalls.reached(effect.partition, self._clock())
         self._timer_wake.set()
-
-    def _stalled(self, stall: Stall) -> None:
-        oldest = stall.oldest
-        if oldest is None:
-            until = f"the broker has confirmed position {stall.floor}: a commit is not answered, or fails"
-        else:
-            until = (
-                f"position {oldest.position} is finished: key {key_hash(oldest.key)}, attempt {oldest.attempt}, "
-                f"{self._clock() - oldest.received:.1f} s old"
-            )
-        log.warning(
-            "%s: %s: max_ahead=%d is reached and nothing more of it is taken until %s",
-            self._name,
-            stall.partition.id,
-            self._settings.max_ahead,
-            until,
-        )
 
     def _blocked(self, effect: fx.Blocked) -> None:
         message, error = effect.message, effect.failure.error

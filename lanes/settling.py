@@ -9,7 +9,7 @@ import anyio.lowlevel
 
 from lanes.clock import Clock
 from lanes.core.engine import INFINITY, Engine
-from lanes.core.types import Partition, Settlement
+from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import SourceError
 from lanes.source import Source
 from lanes.tap import Tap
@@ -26,6 +26,9 @@ class Shell(Protocol):
 
     def confirmed(self) -> None:
         """Commits were made: what stood at ``max_ahead`` may have moved on."""
+
+    def overdue(self, partition: Partition) -> bool:
+        """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
 
     def stop_because(self, error: BaseException) -> None:
         """Stop in order; ``error`` is raised when everything has been drained."""
@@ -180,8 +183,15 @@ class Settler:
         return [settlement for settlement in settlements if settlement not in gone]
 
     async def _try_to_send(self, settlements: list[Settlement]) -> bool:
-        engine, tap = self._engine, self._tap
-        tap.settling(settlements)
+        engine, tap, now = self._engine, self._tap, self._clock()
+        late = [settlement for settlement in settlements if now >= settlement.partition.deadline]
+        if late:
+            for settlement in late:
+                self._shell.overdue(settlement.partition)
+            settlements = [settlement for settlement in settlements if settlement not in late]
+            if not settlements:
+                return True
+        tap.settling(settlements, now)
         try:
             await self._source.settle(settlements)
         except Exception as error:
@@ -208,6 +218,9 @@ class Settler:
         period = interval / 2
         while True:
             await anyio.sleep(period)
+            for partition in list(self._engine.partitions.values()):
+                if partition.deadline != NEVER:
+                    self._shell.overdue(partition)
             messages = self._engine.held_since(self._clock() - period)
             if messages:
                 await self._source.extend(messages)

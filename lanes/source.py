@@ -18,6 +18,7 @@ __all__ = [
     "DeadLetters",
     "Delivered",
     "Exhausted",
+    "Generation",
     "Lagging",
     "Lost",
     "Progressed",
@@ -38,8 +39,11 @@ class SourceTraits:
     above the floor, for the next owner. ``extend_interval``: seconds after which a held message must be kept alive by
     ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
     allows; None = it does not care. ``redelivers``: it may deliver a position again within one assignment.
+    ``remembers``: but none that was given to ``settle`` there, whatever came of that, so nobody else has to know.
     ``drain_within``: seconds after which the broker takes a partition away that is being revoked; None = it waits.
-    ``partitions``: how many there are, those of other processes included; None = that is not known.
+    ``partitions``: how many there are, those of other processes included; None = that is not known. ``plans``: it says
+    by ``Generation`` what the group's plan is, the first time as soon as its assignment is known. ``ordered``: False
+    where several processes take from one consumer at once, so that no order can be kept.
     """
 
     name: str
@@ -49,13 +53,19 @@ class SourceTraits:
     extend_interval: float | None = None
     max_in_flight: int | None = None
     redelivers: bool = False
+    remembers: bool = False
     drain_within: float | None = None
     partitions: int | None = None
+    plans: bool = False
+    ordered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """This process owns the partition from now on. The ``Partition`` is new for every assignment."""
+    """This process owns the partition from now on. The ``Partition`` is new for every assignment.
+
+    With a ``deadline`` it is owned until then at most: nothing starts and nothing is settled from there on.
+    """
 
     partition: Partition
 
@@ -82,7 +92,11 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition is to be handed over: drain it and ``release`` it within ``timeout`` seconds."""
+    """The partition is to be handed over: drain it and ``release`` it within ``timeout`` seconds.
+
+    Infinity: nobody takes it before it is released, so its handlers are let end, however long they take. Any other time
+    is cut to ``Settings.drain_timeout``.
+    """
 
     partition: Partition
     timeout: float
@@ -97,11 +111,19 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """The group has a plan, number ``number``; ``standby``: by that plan this process owns nothing, and waits."""
+
+    number: int
+    standby: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Exhausted:
     """A finite source has delivered everything; the last event it sends."""
 
 
-SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Exhausted
+SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
 
 
 class Source(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NamedTuple
 
 from lanes.core.committer import Committer
 from lanes.core.engine import INFINITY
 from lanes.core.lane import FINISHED
 from lanes.core.types import Message, Partition
+from lanes.history import key_hash
+
+log = logging.getLogger("lanes")
 
 NAMED_AFTER: Final = 1.0
 """Seconds that a partition stands at ``max_ahead``, with nothing confirmed meanwhile, before that is worth a word."""
@@ -74,6 +78,25 @@ class Stalls:
         # One that drains is held up by nobody: it is given back.
         for partition in [each for each in self._waits if each not in self._committer.ahead or not each.steady]:
             del self._waits[partition]
+
+
+def report(stall: Stall, name: str, max_ahead: int, now: float) -> None:
+    """Say in the log of the source ``name`` what holds a partition up."""
+    oldest = stall.oldest
+    if oldest is None:
+        until = f"the broker has confirmed position {stall.floor}: a commit is not answered, or fails"
+    else:
+        until = (
+            f"position {oldest.position} is finished: key {key_hash(oldest.key)}, attempt {oldest.attempt}, "
+            f"{now - oldest.received:.1f} s old"
+        )
+    log.warning(
+        "%s: %s: max_ahead=%d is reached and nothing more of it is taken until %s",
+        name,
+        stall.partition.id,
+        max_ahead,
+        until,
+    )
 
 
 def _confirmed(partition: Partition) -> int:

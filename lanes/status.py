@@ -27,11 +27,12 @@ class Oldest:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
-    """One partition. ``floor``: below it nothing delivered is unfinished. ``holes``: deliveries at or above it that are
-    not finished. ``confirmed``: the position the broker has, and ``ahead`` how many messages were delivered above it,
-    both None where the source settles each message by itself. ``ahead_reached``: nothing more of it is taken. ``lag``:
-    how much the broker has of it that is not settled, as its own tools count it; None where the source cannot tell, or
-    not yet. ``oldest``: its unfinished message that was delivered first.
+    """One partition. ``epoch``: what its handlers get as their fencing token. ``floor``: below it nothing delivered is
+    unfinished. ``holes``: deliveries at or above it that are not finished. ``confirmed``: the position the broker has,
+    and ``ahead`` how many messages were delivered above it, both None where the source settles each message by itself.
+    ``ahead_reached``: nothing more of it is taken. ``lag``: how much the broker has of it that is not settled, as its
+    own tools count it; None where the source cannot tell, or not yet. ``oldest``: its unfinished message that was
+    delivered first.
     """
 
     epoch: int
@@ -128,7 +129,7 @@ def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> Pa
     if commits is not None and isinstance(ledger, OffsetLedger):
         ahead = ledger.next_ordinal - commits.confirmed_ordinal
     return PartitionStatus(
-        epoch=partition.epoch,
+        epoch=partition.token,
         floor=_floor(partition),
         holes=ledger.holes(),
         confirmed=None if commits is None else commits.confirmed,

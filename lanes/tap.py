@@ -12,17 +12,24 @@ from lanes.clock import Clock
 from lanes.core.effects import Redelivered
 from lanes.core.lane import ARCHIVING
 from lanes.core.types import Message, Partition, Settlement
+from lanes.events import GroupEvent, OnEvent
 from lanes.history import History
 from lanes.observe import Telemetry
 
 
 class Tap:
-    """What one consumer tells; ``history`` and ``telemetry`` may both be None. Nothing blocks or raises."""
+    """What one consumer tells; ``history`` and ``telemetry`` may both be None. Nothing blocks or raises.
 
-    __slots__ = ("_clock", "history", "telemetry")
+    ``on_event`` gets what is told to the user; it may not raise either.
+    """
 
-    def __init__(self, clock: Clock, history: History | None, telemetry: Telemetry | None) -> None:
+    __slots__ = ("_clock", "_on_event", "history", "telemetry")
+
+    def __init__(
+        self, clock: Clock, history: History | None, telemetry: Telemetry | None, on_event: OnEvent | None = None
+    ) -> None:
         self._clock = clock
+        self._on_event = on_event
         self.history = history
         self.telemetry = telemetry
 
@@ -92,12 +99,11 @@ class Tap:
 
     # --- settling
 
-    def settling(self, settlements: Sequence[Settlement]) -> None:
+    def settling(self, settlements: Sequence[Settlement], now: float) -> None:
         """These are about to leave for the broker: in the history's file before, so that it can be proven."""
         history = self.history
         if history is None:
             return
-        now = self._clock()
         for settlement in settlements:
             if settlement.floor is None:
                 history.acks(settlement.messages, now)
@@ -132,6 +138,8 @@ class Tap:
         """This process owns the partition from now on."""
         if self.history is not None:
             self.history.assigned(partition, self._clock())
+        if self._on_event is not None:
+            self._on_event(GroupEvent.of("assigned", partition))
 
     def revoking(self, partition: Partition, timeout: float) -> None:
         """Its drain begins, and may take ``timeout`` seconds."""
@@ -152,11 +160,22 @@ class Tap:
         """It was handed over."""
         if self.history is not None:
             self.history.revoked(partition, self._clock())
+        if self._on_event is not None:
+            self._on_event(GroupEvent.of("revoked", partition))
 
-    def lost(self, partition: Partition) -> None:
+    def lost(self, partition: Partition, reason: str) -> None:
         """It is owned no more, without having been handed over."""
         if self.history is not None:
             self.history.lost(partition, self._clock())
+        if self._on_event is not None:
+            self._on_event(GroupEvent.of("lost", partition, reason))
+
+    def planned(self, generation: int, *, standby: bool) -> None:
+        """The group has a plan, by which this process may have nothing."""
+        if self._on_event is not None:
+            self._on_event(GroupEvent(name="generation", generation=generation))
+            if standby:
+                self._on_event(GroupEvent(name="standby", generation=generation))
 
     def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
         """Intake stopped or went on."""

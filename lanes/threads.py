@@ -48,6 +48,10 @@ class _NotRun(BaseException):
     """In place of a handler's error: its thread found that everything ends, and did not call it."""
 
 
+class _Overdue(BaseException):
+    """In place of a handler's error: its thread found that the lease had run out, and did not call it."""
+
+
 class _Worker:
     """A thread; ``now`` is what it runs and since when (seconds of the clock), written by the thread alone."""
 
@@ -170,6 +174,8 @@ class ThreadWorkers:
                     handling.end(RESULTS[message.state])
             elif isinstance(error, _NotRun):
                 self._endings.finish(message, ABANDON, "cancelled", None, None)
+            elif isinstance(error, _Overdue):
+                self._endings.give_up(message, handling)
             else:
                 self._endings.failed(message, error, handling)
 
@@ -181,8 +187,12 @@ class ThreadWorkers:
             taken.append(message)
         if not taken:
             return
+        now = self._clock()
+        late = [message for message in taken if now >= message.partition.deadline]
+        if late:
+            taken = [message for message in taken if message not in late]
+            self._endings.give_back(late)
         if history is not None:
-            now = self._clock()
             for message in taken:
                 history.started(message, now)
             history.flush()
@@ -284,11 +294,17 @@ class ThreadWorkers:
     def _work(self, worker: _Worker) -> None:
         get, append, clock = self._queue.get, self._results.append, self._clock
         while (message := get()) is not None:
-            worker.now = (message, clock())
+            now = clock()
+            worker.now = (message, now)
             handling = None if self._telemetry is None else self._telemetry.handling(message)
             # After ``now`` is set: the loop sets ``_ending`` first and looks at ``now`` then, so that one of the two
             # sees the other.
-            error = _NotRun() if self._ending else self._call(message, handling)
+            if self._ending:
+                error: BaseException | None = _NotRun()
+            elif now >= message.partition.deadline:
+                error = _Overdue()
+            else:
+                error = self._call(message, handling)
             worker.now = None
             append((message, error, handling))
             # An idle thread keeps none of them alive.

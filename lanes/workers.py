@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.types import ABANDON, ACK, Message, Partition
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.endings import Endings
 from lanes.handlers import AsyncHandler
 from lanes.observe import Handling
@@ -178,6 +178,7 @@ class Workers:
         engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
         telemetry, timed, endings = self._telemetry, self._timeout is not None, self._endings
         handling: Handling | None = None
+        now = 0.0
         while not worker.cancelled:
             message = engine.take()
             if message is None:
@@ -186,6 +187,13 @@ class Workers:
                 await worker.wake.wait()
                 self._woken()
                 continue
+            leased = message.partition.deadline != NEVER
+            if leased:
+                now = self._clock()
+                if now >= message.partition.deadline:
+                    endings.give_back([message])
+                    shell.after()
+                    continue
             worker.message = message
             self._latest = worker
             if timed:
@@ -194,10 +202,15 @@ class Workers:
                 handling = telemetry.handling(message)
             try:
                 if history is not None:
-                    row = history.started(message, self._clock())
+                    row = history.started(message, now if leased else self._clock())
                     await anyio.lowlevel.checkpoint()
                     if history.written < row:
                         history.flush()
+                    if leased and self._clock() >= message.partition.deadline:
+                        worker.message = None
+                        endings.give_up(message, handling)
+                        shell.after()
+                        continue
                 if message.broken is not None:
                     raise message.broken
                 if handling is None:

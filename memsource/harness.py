@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
-from lanes.source import Assigned, Delivered, Progressed, Source, SourceEvent, SourceTraits
+from lanes.source import Assigned, Delivered, Generation, Progressed, Source, SourceEvent, SourceTraits
 
 __all__ = ["Ability", "ContractBroken", "Harness", "Sample", "Session", "expect", "messages_of", "numbered", "opened"]
 
@@ -141,7 +141,11 @@ class Session:
         """The next events. Cancel-safe if the source is."""
         events: Sequence[SourceEvent] = ()
         with anyio.move_on_after(TIMEOUT):
-            events = await self.source.receive(room)
+            received: Sequence[SourceEvent] = [Generation(0, standby=False)]
+            while received and not events:
+                # What the plan of a group is may be said at any time.
+                received = await self.source.receive(room)
+                events = [event for event in received if not isinstance(event, Generation)]
         expect(len(events) > 0, f"receive({room}) brought no event within {TIMEOUT:g} s")
         for event in events:
             if isinstance(event, Assigned):

@@ -47,7 +47,10 @@ _USUAL: Final = re.compile(
     rf'"partition":{_TEXT},"epoch":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
     rf'"attempt":{_COUNT}(?(3),"result":"(ok)")(?(4),"size":{_COUNT})}}\n'
 )
-_OWNERSHIP: Final = frozenset({"assigned", "revoking", "hastened", "drained", "revoked", "lost", "ahead_left"})
+_OWNERSHIP: Final = frozenset(
+    {"assigned", "leased", "revoking", "hastened", "drained", "revoked", "lost", "ahead_left"}
+)
+_LEASE: Final = frozenset({"leased", "lost"})
 _DRAIN: Final = frozenset({"revoking", "hastened"})
 _COMMIT: Final = frozenset({"commit_sent", "commit_ok", "commit_failed"})
 _OTHER: Final[dict[str, tuple[str, str]]] = {
@@ -85,7 +88,8 @@ class Row(NamedTuple):
     """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
 
     ``text`` is the cause, result, reason or incarnation, or ``asked`` of a retry; ``number`` the size, delay, count,
-    runs completed or in flight, or the timeout of a drain, -1 where that is unknown. ``floor`` is the next position to
+    runs completed or in flight, the timeout of a drain, -1 where that is unknown, or the deadline of a lease, 0 where
+    there is none. ``floor`` is the next position to
     read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and last
     positions.
     """
@@ -166,6 +170,8 @@ class RowParser:
             incarnation = self.text(fields.get("incarnation", ""))
             floor = whole_number(fields["floor"]) if "floor" in fields else -1
             number = _timeout(fields) if event in _DRAIN else 0
+            if event in _LEASE and "deadline" in fields:
+                number = _quantity(fields["deadline"])
             return Row(n, event, mono, self._partition(fields), epoch, text=incarnation, number=number, floor=floor)
         if event in _COMMIT:
             epoch, floor = whole_number(fields["epoch"]), whole_number(fields["floor"])

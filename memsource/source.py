@@ -28,9 +28,9 @@ from typing import Final
 import anyio
 
 from lanes.clock import Clock, monotonic
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
-from lanes.source import Assigned, Delivered, Exhausted, Lost, Revoking, SourceEvent, SourceTraits
+from lanes.source import Assigned, Delivered, Exhausted, Generation, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.broker import Delivery, MemoryBroker
 from memsource.calls import Call, CallName, Faults
 from memsource.topic import RecordReader
@@ -43,8 +43,8 @@ class MemorySource:
 
     ``assigned``: the partitions it owns from the start, None = all. ``batch``: messages of one partition
     delivered at once, at most. ``extend_interval``: see ``SourceTraits``; None = a third of the broker's
-    ``ack_wait``. ``clock``: seconds, for the deadlines of deliveries; they are acted upon by
-    ``broker.expire(now)`` alone.
+    ``ack_wait``. ``plans``: see ``SourceTraits``. ``clock``: seconds, for the deadlines of deliveries; they are acted
+    upon by ``broker.expire(now)`` alone.
 
     ``calls`` is what was called so far. Every method but those of the contract is plain and does not block.
     """
@@ -57,6 +57,7 @@ class MemorySource:
         assigned: Iterable[int] | None = None,
         batch: int = 100,
         extend_interval: float | None = None,
+        plans: bool = False,
         clock: Clock = monotonic,
     ) -> None:
         if batch < 1:
@@ -67,6 +68,7 @@ class MemorySource:
         self._initial = tuple(broker.partitions if assigned is None else assigned)
         self._batch = batch
         self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
+        self._plans = plans
         self._clock = clock
         self._faults = Faults()
         self._owned: dict[int, Partition] = {}
@@ -81,18 +83,27 @@ class MemorySource:
 
     # --- what a test does in place of a broker
 
-    def assign(self, partition: int) -> None:
-        """Give it a partition: what is unacknowledged of it is delivered first.
+    def assign(self, partition: int, *, deadline: float = NEVER, fencing_token: int | None = None) -> None:
+        """Give it a partition: what is unacknowledged of it is delivered first. See ``lanes.Partition`` for the rest.
 
         Raises ``ValueError`` when it owns it already: revoked is owned until it is released.
         """
         if partition in self._owned:
             raise ValueError(f"partition {partition} is owned: wait for its release, or lose() it, first")
         self.broker.requeue(partition)
-        owned = Partition(PartitionId(self.broker.name, partition), _READER)
+        identity = PartitionId(self.broker.name, partition)
+        owned = Partition(identity, _READER, deadline=deadline, fencing_token=fencing_token)
         self._owned[partition] = owned
         self._delivering.append(partition)
         self._tell(Assigned(owned))
+
+    def renew(self, partition: int, deadline: float) -> None:
+        """Have the lease of a partition hold until then. Raises ``KeyError`` when it does not own it."""
+        self._owned[partition].deadline = deadline
+
+    def plan(self, number: int, *, standby: bool = False) -> None:
+        """Say that the group has a plan of this number, by which it owns nothing if it is a ``standby``."""
+        self._tell(Generation(number, standby))
 
     def revoke(self, partition: int, timeout: float = 30.0) -> None:
         """Ask for a partition back within ``timeout`` seconds; nothing more of it is delivered.
@@ -158,6 +169,7 @@ class MemorySource:
                 extend_interval=self._extend_interval,
                 max_in_flight=self.broker.max_unacked,
                 redelivers=True,
+                plans=self._plans,
             )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:

@@ -41,7 +41,8 @@ class Timeline:
 
     ``taken``: (member, partition, epoch) of assignments of which the broker says that it has taken them away, whatever
     their members have heard of it; as an attribute the assignments. A file alone never says that of a process that has
-    died, or stood still, before it heard of its loss.
+    died, or stood still, before it heard of its loss. ``deadlines``: of the assignments under a lease, when it ran out
+    at last, as ``mono``.
     """
 
     def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
@@ -52,6 +53,8 @@ class Timeline:
             for segment in segments
             if segment.member == member
         }
+        self.deadlines: dict[Assignment, float] = {}
+        self._find_leases()
         self.incomparable: dict[str, str] = {}
         self.recreated: set[str] = set()
         self.committing: set[Assignment] = {
@@ -97,6 +100,12 @@ class Timeline:
 
     def _end(self, segment: Segment) -> float:
         return max(row.mono for row in segment.rows) + self._shift[segment]
+
+    def _find_leases(self) -> None:
+        for segment in self.segments:
+            for row in segment.rows:
+                if row.event in ("leased", "lost") and row.number:
+                    self.deadlines[segment, row.partition, row.epoch] = row.number
 
     def _find_incomparable(self) -> None:
         incarnations: dict[str, set[str]] = defaultdict(set)

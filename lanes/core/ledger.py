@@ -4,6 +4,9 @@ It answers one question, for a position that comes again: is it still held here,
 unknown? Held messages are a dict by position; settled positions are sorted runs, so that a long stretch of
 finished work costs two numbers. The number of runs is bounded: beyond ``RUNS_LIMIT`` the lowest are forgotten,
 and a forgotten position that comes again is handled again (at least once, never lost).
+
+Where the source itself passes over what was settled, nothing of that is kept: its partitions may be sparse, such as
+one of 64 on one stream, where no settled position has a neighbour and every one would be a run.
 """
 
 from __future__ import annotations
@@ -30,12 +33,15 @@ class AckLedger:
     """The ledger of one assignment of a partition.
 
     ``held``: position -> message, for everything delivered and not settled, in order of delivery.
-    ``highest``: the highest position delivered so far, -1 before the first.
+    ``highest``: the highest position delivered so far, -1 before the first. ``knows_settled``: whether settled
+    positions are remembered.
     """
 
-    __slots__ = ("_ends", "_loose", "_loose_limit", "_runs_limit", "_starts", "held", "highest")
+    __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "held", "highest")
 
-    def __init__(self, runs_limit: int = RUNS_LIMIT, loose_limit: int = LOOSE_LIMIT) -> None:
+    def __init__(
+        self, runs_limit: int = RUNS_LIMIT, loose_limit: int = LOOSE_LIMIT, *, knows_settled: bool = True
+    ) -> None:
         self.held: dict[int, Message] = {}
         self.highest: int = -1
         self._starts: list[int] = []
@@ -43,6 +49,7 @@ class AckLedger:
         self._loose: set[int] = set()  # settled, and in no run yet
         self._runs_limit = runs_limit
         self._loose_limit = loose_limit
+        self._knows_settled = knows_settled
 
     def is_settled(self, position: int) -> bool:
         """Whether the position was settled in this assignment and is still remembered."""
@@ -69,8 +76,10 @@ class AckLedger:
                 size += message.size
             elif known is not None:
                 held[position] = known
-        positions.sort()
         count = len(positions)
+        if not self._knows_settled:
+            return count, size
+        positions.sort()
         if count and positions[-1] - positions[0] == count - 1:
             # Different positions without a gap are one run: the usual case.
             self._add(positions[0], positions[-1] + 1)

@@ -46,7 +46,7 @@ class Ownership:
         partition.live = True
         partition.steady = True
         if partition.floor is None:
-            partition.ledger = AckLedger()
+            partition.ledger = AckLedger(knows_settled=self.policy.knows_settled)
         else:
             self.committer.assign(partition, partition.floor)
         # Shared with a fenced predecessor: its running handlers are the tails this assignment waits behind.

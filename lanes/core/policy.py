@@ -29,7 +29,8 @@ class Policy:
     ``lanes``: keys are folded onto so many lanes a partition; 0 = a lane for every key.
     For sources that commit: ``max_ahead`` messages are delivered above the confirmed floor at most; a commit follows
     a change after ``commit_interval`` seconds, or after ``commit_count`` finished messages. ``pause_after``: seconds
-    a bound is reached before the client is paused.
+    a bound is reached before the client is paused. For sources that settle each message by itself: ``knows_settled``,
+    whether the engine has to know what was settled when it comes again; False where the source passes that over.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Policy:
         "commit_interval",
         "concurrency",
         "keyless",
+        "knows_settled",
         "lanes",
         "max_ahead",
         "max_bytes",
@@ -62,6 +64,7 @@ class Policy:
         commit_interval: float = 1.0,
         commit_count: int = 5_000,
         pause_after: float = 1.0,
+        knows_settled: bool = True,
     ) -> None:
         self.concurrency = concurrency
         self.max_in_flight = max_in_flight
@@ -75,3 +78,4 @@ class Policy:
         self.commit_interval = commit_interval
         self.commit_count = commit_count
         self.pause_after = pause_after
+        self.knows_settled = knows_settled

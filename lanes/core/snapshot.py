@@ -337,7 +337,7 @@ def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[M
         if state.owned:
             engine.committer.partitions[partition] = ledger
     else:
-        partition.ledger = _restore_acks(state.ledger, held)
+        partition.ledger = _restore_acks(state.ledger, held, engine.policy)
     if state.ahead:
         engine.committer.ahead.add(partition)
     if state.owned:
@@ -361,8 +361,8 @@ def _restore_message(partition: Partition, state: MessageState) -> Message:
     return message
 
 
-def _restore_acks(state: AckLedgerState, held: list[Message]) -> AckLedger:
-    ledger = AckLedger()
+def _restore_acks(state: AckLedgerState, held: list[Message], policy: Policy) -> AckLedger:
+    ledger = AckLedger(knows_settled=policy.knows_settled)
     ledger.highest = state.highest
     ledger._starts.extend(start for start, _ in state.settled)
     ledger._ends.extend(end for _, end in state.settled)

@@ -26,6 +26,9 @@ Runs: TypeAlias = list[tuple[int, int]]
 
 KEY_INT_BYTES: Final = 16
 
+NEVER: Final = float("inf")
+"""The deadline of what is owned without a lease."""
+
 
 def key_bytes(key: PartitionKey) -> bytes:
     """The bytes that identify a key.
@@ -78,14 +81,21 @@ class Partition:
     ``incarnation`` tells two streams or topics of the same name apart (a recreated one), and goes into the ids
     of dead letters. ``floor`` is None for a source that settles each message by itself; a source that commits says
     where it begins to read, and hands over what its predecessor had ``completed`` above that.
+
+    ``deadline``: until when a lease certainly holds, in seconds of ``lanes.clock.monotonic``; infinite without one. The
+    source raises it at each renewal, but never one that has passed: from then on the assignment is lost, for the
+    source and for the engine's shell alike, whoever notices first. ``fencing_token``: the number of this ownership
+    across processes, rising for each partition; None = ``epoch``, which rises within this process alone.
     """
 
     __slots__ = (
         "commits",
         "completed",
+        "deadline",
         "dirty",
         "draining",
         "epoch",
+        "fencing_token",
         "finished",
         "floor",
         "id",
@@ -107,12 +117,16 @@ class Partition:
         *,
         floor: int | None = None,
         completed: Sequence[tuple[int, int]] = (),
+        deadline: float = NEVER,
+        fencing_token: int | None = None,
     ) -> None:
         self.id = partition_id
         self.reader = reader
         self.incarnation = incarnation
         self.floor = floor
         self.completed = completed
+        self.deadline = deadline
+        self.fencing_token = fencing_token
         self.epoch: int = 0
         self.live: bool = False
         self.draining: bool = False
@@ -124,6 +138,11 @@ class Partition:
         self.resettle: list[Message] = []
         self.ledger: AckLedger | OffsetLedger
         self.commits: Commits | None = None
+
+    @property
+    def token(self) -> int:
+        """What handlers get as the epoch: the fencing token, or the epoch of this process."""
+        return self.epoch if self.fencing_token is None else self.fencing_token
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else "live" if self.live else "fenced"
@@ -196,8 +215,11 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The assignment's number; pass it along with effects as a fencing token."""
-        return self.partition.epoch
+        """The assignment's number; pass it along with effects as a fencing token.
+
+        In a cohort it rises across its processes, else within this one.
+        """
+        return self.partition.token
 
     def __repr__(self) -> str:
         # Neither key nor payload: a repr ends up in logs, and both are the user's data.

@@ -10,7 +10,7 @@ from memsource.checkers.deadlines import Drain, timeout_of
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
 from memsource.history import Segment
 from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.timeline import Assignment, Timeline
 
 _Start = tuple[Segment, Row]
 
@@ -21,7 +21,9 @@ class NoOverlap:
     A handler runs from ``started`` to ``ended``, or to its process's last row when the process crashed. Within a
     member handlers of a key never overlap, across its assignments neither. Across members they may only where
     the assignment of the one that started first was *lost*: its handlers run on until they are cancelled; or where
-    the broker had taken that of either, and its process had not heard of that when it started. A
+    the broker had taken that of either, and its process had not heard of that when it started. Where the assignment
+    that started first had a lease, they may only from its deadline on, whatever its process knew, and nothing starts
+    or is acknowledged in an assignment behind its own deadline or its loss. A
     message without a key, and every message under the order ``none``, is only kept from running beside itself, and not
     after its assignment was lost. Where keys share a lane, their own promises are judged, not the lane's.
 
@@ -43,12 +45,17 @@ class NoOverlap:
             if row.event == "lost"
         }
         self._taken = timeline.taken
+        self._deadlines = timeline.deadlines
+        # What the process knew of its leases so far.
+        self._leases: dict[Assignment, float] = {}
         self._drains = Assignments(Drain) if late else None
         self._outlived: set[tuple[Segment, str, int, int]] = set()
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
+            "leased": self._leased,
             "started": self._started,
+            "ack": self._ack,
             "ended": self._ended,
             "zombie": self._ended,
             "revoking": self._revoking,
@@ -63,21 +70,40 @@ class NoOverlap:
 
     def _started(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
+        if row.mono >= self._leases.get((segment, row.partition, row.epoch), inf):
+            self._findings.violation(segment, row, "started when its own lease had run out")
         name = _name(segment, row)
         running = self._running.setdefault(name, [])
         unaware = self._unaware(segment, row)
         for other, start in running:
             # A lane waits for a handler of a lost assignment, but a message without a lane has none.
             same = other is segment and (isinstance(name[1], str) or row.epoch == start.epoch)
-            if same or (not unaware and self._exclusive(other, start)):
+            leased = other is not segment and self._leased_at(other, start, row)
+            if same or leased or (not unaware and self._exclusive(other, start)):
                 what = f"started while position {start.position} of its key was running"
                 self._findings.violation(segment, row, f"{what} ({at(other, start)})")
                 break
         running.append((segment, row))
 
+    def _leased(self, segment: Segment, row: Row) -> None:
+        self._leases[segment, row.partition, row.epoch] = row.number
+
+    def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
+        """Whether the lease of an assignment certainly held when a message was started elsewhere."""
+        deadline = self._deadlines.get((other, start.partition, start.epoch), 0.0)
+        return row.mono < deadline and start.partition not in self._incomparable
+
+    def _ack(self, segment: Segment, row: Row) -> None:
+        assignment = segment, row.partition, row.epoch
+        deadline = self._deadlines.get(assignment)
+        if deadline is not None and (row.mono >= deadline or row.n > self._lost.get(assignment, inf)):
+            self._findings.violation(segment, row, "acknowledged when its lease had run out or was lost")
+
     def _exclusive(self, other: Segment, start: Row) -> bool:
         """Whether a handler of another member or assignment may certainly not run beside this one."""
-        if start.partition in self._incomparable or other.gaps:
+        if (other, start.partition, start.epoch) in self._deadlines or start.partition in self._incomparable:
+            return False
+        if other.gaps:
             # A gap may hide that the partition was lost, even one that comes later.
             return False
         if (other, start.partition, start.epoch, start.position) in self._outlived:

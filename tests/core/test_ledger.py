@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanes.core.lane import SETTLED
 from lanes.core.ledger import AckLedger
 from lanes.core.types import Message, Partition
 from tests.core.builders import new_message, new_partition
@@ -71,6 +72,16 @@ def test_settling_again_counts_nothing() -> None:
     assert ledger.settle(messages) == (0, 0)
     assert ledger.settle([messages[0], *admit(ledger, 3), messages[1]]) == (1, 4)
     assert settled(ledger, 5) == [0, 1, 3]
+
+
+def test_nothing_settled_is_kept_where_the_source_remembers() -> None:
+    ledger = AckLedger(knows_settled=False)
+    messages = admit(ledger, 0, 1, 2, 64)
+    assert ledger.settle([messages[3], *messages[:2]]) == (3, 68)
+    assert ledger.settle(messages[:1]) == (0, 0)
+    assert settled(ledger, 100) == []
+    assert (list(ledger.held), ledger._starts, ledger._loose) == ([2], [], set())
+    assert messages[0].state == SETTLED
 
 
 def test_twice_in_one_settlement_counts_once() -> None:

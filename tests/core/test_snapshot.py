@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanes.core.engine import Engine
+from lanes.core.ledger import AckLedger
 from lanes.core.snapshot import MessageId, message_id, restore, snapshot
 from lanes.core.types import ABANDON, ACK, Message, Partition
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
@@ -50,6 +51,19 @@ def test_taking_a_snapshot_changes_nothing_and_equal_engines_have_equal_snapshot
     other.due(99.0)
     effects(other)
     assert snapshot(other) != state
+
+
+@pytest.mark.parametrize("knows_settled", [True, False])
+def test_a_restored_engine_knows_what_was_settled_where_its_policy_says_so(knows_settled: bool) -> None:
+    engine = new_engine()
+    engine.policy.knows_settled = knows_settled
+    deliver(engine, assigned(engine), 3)
+    restored = again(engine)
+    restored.finish(take(restored), ACK, 0.0)
+    restored.settled(restored.collect(0.0))
+    ledger = only(restored).ledger
+    assert isinstance(ledger, AckLedger)
+    assert ledger.is_settled(3) == knows_settled
 
 
 def test_a_restored_engine_has_partitions_and_messages_of_its_own() -> None:

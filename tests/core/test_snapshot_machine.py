@@ -44,10 +44,10 @@ def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 KNOWN = {
-    Partition: "commits completed dirty draining epoch finished floor id incarnation ledger live reader resettle "
-    "steady tails unended",
+    Partition: "commits completed deadline dirty draining epoch fencing_token finished floor id incarnation ledger "
+    "live reader resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
-    AckLedger: "_ends _loose _loose_limit _runs_limit _starts held highest",
+    AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts held highest",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     Commits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
     Committer: "_chains _effects _policy ahead partitions",

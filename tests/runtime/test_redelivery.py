@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from lanes import Message
+from lanes import Message, SourceTraits
 from lanes.clock import monotonic
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
@@ -90,6 +92,27 @@ async def test_a_settled_message_is_settled_again_and_not_run() -> None:
     assert handler.started == [0, 1]
     assert settled(source).count(0) == 2
     assert broker.stale == 0
+
+
+class Remembering(MemorySource):
+    """A source that says it passes over what was settled, and does not."""
+
+    async def open(self) -> SourceTraits:
+        return dataclasses.replace(await super().open(), remembers=True)
+
+
+@pytest.mark.anyio
+async def test_where_the_source_remembers_what_was_settled_nobody_else_does() -> None:
+    broker = published("a", "a")
+    source = Remembering(broker)
+    handler = Gated(free=[b"a"])
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: broker.unfinished == 0)
+        source.redeliver([0])
+        await until(lambda: run.consumer.status().redelivered == {"late": 1})
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    assert handler.started == [0, 1, 0]
 
 
 @pytest.mark.anyio

@@ -1,0 +1,76 @@
+"""What a user hears of ownership: the fencing token with every message, and an event for whatever changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes import Consumer, GroupEvent, Message, Nak, PartitionId
+from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.runtime.support import Gated, consumer_of, publish, started, until
+
+ONE, OTHER = PartitionId("memory", 0), PartitionId("memory", 1)
+
+
+@pytest.mark.anyio
+async def test_the_fencing_token_is_the_epoch_that_handlers_get() -> None:
+    broker, epochs = MemoryBroker(2), list[int]()
+    source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
+
+    async def handler(message: Message) -> None:
+        epochs.append(message.epoch)
+        raise Nak
+
+    async with started(consumer_of(source, handler, dead_letters=letters)) as run:
+        await until(lambda: run.consumer.ready)
+        publish(broker, ["a"], partition=1)
+        await until(lambda: len(epochs) == 1)
+        source.assign(0, fencing_token=1 << 50)
+        publish(broker, ["a"], partition=0)
+        await until(lambda: broker.unfinished == 0)
+        assert run.consumer.status().partitions["memory/0"].epoch == 1 << 50
+        assert await run.stop() is None
+    assert epochs == [1, 1 << 50]
+    assert [letter.epoch for letter in broker.dead_letters] == epochs
+
+
+@pytest.mark.anyio
+async def test_the_user_hears_what_becomes_of_ownership() -> None:
+    broker, told = MemoryBroker(2), list[GroupEvent]()
+    source = MemorySource(broker, assigned=[], plans=True)
+    async with started(Consumer(source, Gated(), on_event=told.append)) as run:
+        await until(lambda: source.called("receive"))
+        # Joined, but nobody knows for what.
+        assert not run.consumer.ready
+        source.plan(7, standby=True)
+        await until(lambda: run.consumer.ready)
+        assert not run.consumer.active
+        source.plan(8)
+        source.assign(0, fencing_token=5)
+        await until(lambda: run.consumer.active)
+        source.assign(1)
+        source.lose(1)
+        source.revoke(0)
+        await until(lambda: source.owned == [])
+        assert await run.stop() is None
+    assert told == [
+        GroupEvent(name="generation", generation=7),
+        GroupEvent(name="standby", generation=7),
+        GroupEvent(name="generation", generation=8),
+        GroupEvent(name="assigned", partition=ONE, epoch=5),
+        GroupEvent(name="assigned", partition=OTHER, epoch=2),
+        GroupEvent(name="lost", partition=OTHER, epoch=2, reason="lost by the test"),
+        GroupEvent(name="revoked", partition=ONE, epoch=5),
+    ]
+
+
+@pytest.mark.anyio
+async def test_what_hears_of_ownership_and_raises_stops_the_consumer() -> None:
+    source = MemorySource(MemoryBroker())
+
+    def on_event(event: GroupEvent) -> None:
+        raise RuntimeError("no")
+
+    async with started(Consumer(source, Gated(), on_event=on_event)) as run:
+        error = await run.end()
+    assert isinstance(error, RuntimeError)
+    assert [call.partition for call in source.called("release")] == [0]

@@ -1,0 +1,391 @@
+"""Ownership under a lease: behind its deadline nothing starts and nothing is sent, whoever notices it first."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
+from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
+from tests.runtime.grouped import ONCE, HandClock
+from tests.runtime.support import TIMEOUT, Gated, consumer_of, publish, settled, started, turns, until
+
+UNTIL = 1_010.0
+"""The deadline of the leases; the clock begins at 1,000."""
+
+LEASED = PartitionId("memory", 0)
+
+
+class Jobs:
+    """The same handler in every way that handlers are called. The first message, which has no lease, runs until
+    ``gate`` is set; ``started`` are all that were called."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.started: list[tuple[int, int]] = []
+        self.gate = threading.Event()
+        self.opened = anyio.Event()
+
+    def let(self) -> None:
+        self.gate.set()
+        self.opened.set()
+
+    def handler(self) -> Any:
+        def note(message: Message) -> bool:
+            self.started.append((message.partition.id.number, message.position))
+            return self.started[-1] == (1, 0)
+
+        async def one(message: Message) -> None:
+            if note(message):
+                await self.opened.wait()
+
+        async def several(batch: list[Message]) -> None:
+            await one(batch[0])
+
+        def plain(message: Message) -> None:
+            if note(message):
+                assert self.gate.wait(TIMEOUT)
+
+        def plain_batch(batch: list[Message]) -> None:
+            plain(batch[0])
+
+        return {"async": one, "thread": plain, "batch": several, "batch thread": plain_batch}[self.kind]
+
+    def consumer(self, source: MemorySource, clock: Callable[[], float], **arguments: Any) -> Consumer:
+        batch = 1 if self.kind.startswith("batch") else None
+        settings = Settings(concurrency=1, retry=ONCE, batch=batch)
+        return Consumer(source, self.handler(), settings=settings, clock=clock, **arguments)
+
+
+def leased(source: MemorySource, *keys: str) -> None:
+    """Partition 1 without a lease and with one message, partition 0 with a lease and one for each key."""
+    publish(source.broker, ["first"], partition=1)
+    source.assign(0, deadline=UNTIL, fencing_token=77)
+    publish(source.broker, keys, partition=0)
+
+
+@pytest.fixture(params=["async", "thread", "batch", "batch thread"])
+def jobs(request: pytest.FixtureRequest) -> Jobs:
+    return Jobs(request.param)
+
+
+@pytest.mark.anyio
+async def test_behind_the_deadline_nothing_starts(jobs: Jobs, tmp_path: Path) -> None:
+    clock, told = HandClock(), list[GroupEvent]()
+    source = MemorySource(MemoryBroker(2), assigned=[1])
+    consumer = jobs.consumer(source, clock, on_event=told.append, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready)
+        leased(source, "a", "a", "b")
+        await until(lambda: run.consumer.status().in_flight == 4)
+        # Frozen: the clock has gone on, and no timer has run.
+        clock.now = UNTIL
+        jobs.let()
+        await until(lambda: "memory/0" not in run.consumer.status().floors)
+        publish(source.broker, ["later"], partition=1)
+        await until(lambda: source.broker.acked(1) == [0, 1])
+        # The source reports it too, later: it is lost once.
+        source.lose(0)
+        await turns()
+        assert run.consumer.status().in_flight == 0
+        assert run.consumer.status().zombies == 0
+        assert await run.stop() is None
+    assert jobs.started == [(1, 0), (1, 1)]
+    # Nor does the history say that anything had.
+    begun = [row.partition for row in read([tmp_path])[0].rows if row.event == "started"]
+    assert begun == ["memory/1", "memory/1"]
+    lost = [event for event in told if event.name == "lost"]
+    assert lost == [GroupEvent(name="lost", partition=LEASED, epoch=77, reason="its lease has run out")]
+
+
+@pytest.mark.anyio
+async def test_a_deadline_that_is_raised_lets_everything_start(jobs: Jobs) -> None:
+    clock = HandClock()
+    source = MemorySource(MemoryBroker(2), assigned=[1])
+    async with started(jobs.consumer(source, clock)) as run:
+        await until(lambda: run.consumer.ready)
+        leased(source, "a", "a")
+        await until(lambda: run.consumer.status().in_flight == 3)
+        source.renew(0, UNTIL + 5.0)
+        clock.now = UNTIL
+        jobs.let()
+        await until(lambda: source.broker.acked(0) == [0, 1])
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_what_was_frozen_while_its_row_was_written_does_not_start(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, history = HandClock(), History(tmp_path)
+    source = MemorySource(MemoryBroker(2), assigned=[1])
+    write = History.flush
+    frozen = False
+
+    def flush(self: History) -> None:
+        write(self)
+        if frozen:
+            clock.now = UNTIL
+
+    monkeypatch.setattr(History, "flush", flush)
+    async with started(jobs.consumer(source, clock, history=history)) as run:
+        await until(lambda: run.consumer.ready)
+        leased(source, "a")
+        await until(lambda: run.consumer.status().in_flight == 2 and jobs.started)
+        # What is settled before it would write too.
+        source.block("settle")
+        jobs.let()
+        await until(lambda: source.called("settle"))
+        frozen = True
+        publish(source.broker, ["a"], partition=0)
+        await until(lambda: "memory/0" not in run.consumer.status().floors)
+        frozen = False
+        source.unblock("settle")
+        publish(source.broker, ["b"], partition=1)
+        await until(lambda: source.broker.acked(1) == [0, 1])
+        assert await run.stop() is None
+    assert (0, 1) not in jobs.started
+    segment = read([tmp_path])[0]
+    assert [verdict.name for verdict in check([segment]) if verdict.status == "violated"] == []
+    found = [row for row in segment.rows if (row.partition, row.position) == ("memory/0", 1)]
+    rows = [(row.event, row.text) for row in found if row.event in ("started", "ended")]
+    # Where it was started as far as the history knows, it ended.
+    assert rows in ([], [("started", ""), ("ended", "cancelled")])
+    assert all(row.mono < UNTIL for row in found if row.event == "started")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_thread_looks_at_the_deadline_itself(*, renewed: bool) -> None:
+    clock, broker, ran = HandClock(), MemoryBroker(), list[int]()
+    main, times = threading.current_thread(), 0
+
+    def late_in_threads() -> float:
+        nonlocal times
+        if threading.current_thread() is not main:
+            times += 1
+            if times == 1:
+                if not renewed:
+                    clock.now = UNTIL
+                return UNTIL
+        return clock.now
+
+    source = MemorySource(broker, assigned=[])
+
+    def handler(message: Message) -> None:
+        ran.append(message.position)
+
+    async with started(consumer_of(source, handler, clock=late_in_threads)) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        publish(broker, ["a"])
+        if renewed:
+            # As the loop sees it the lease holds: what the thread gave back is taken again.
+            await until(lambda: broker.acked(0) == [0])
+        else:
+            await until(lambda: times == 1 and not run.consumer.active)
+        assert await run.stop() is None
+    assert ran == ([0] if renewed else [])
+
+
+@pytest.mark.anyio
+async def test_what_finishes_behind_the_deadline_is_not_settled(jobs: Jobs) -> None:
+    clock, broker = HandClock(), MemoryBroker(2)
+    source = MemorySource(broker, assigned=[])
+    async with started(jobs.consumer(source, clock)) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(1, deadline=UNTIL)
+        publish(broker, ["first"], partition=1)
+        await until(lambda: jobs.started)
+        clock.now = UNTIL
+        jobs.let()
+        await until(lambda: not run.consumer.active)
+        assert run.consumer.status().in_flight == 0
+        assert await run.stop() is None
+    assert settled(source) == []
+
+
+@pytest.mark.anyio
+async def test_of_a_batch_that_ends_behind_the_deadline_only_what_began_has_rows(tmp_path: Path) -> None:
+    clock, broker = HandClock(), MemoryBroker()
+    source = MemorySource(broker, assigned=[])
+
+    async def handler(batch: list[Message]) -> None:
+        assert [message.position for message in batch] == [0, 1, 2]
+        clock.now = UNTIL
+
+    settings = Settings(batch=3, linger=TIMEOUT, retry=ONCE)
+    async with started(Consumer(source, handler, settings=settings, clock=clock, history=History(tmp_path))) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        publish(broker, ["a", "a", "b"])
+        await until(lambda: source.called("receive") and run.consumer.status().zombies)
+        assert await run.stop() is None
+    rows = [row for row in read([tmp_path])[0].rows if row.event == "started"]
+    assert [row.position for row in rows] == [0, 2]
+    assert settled(source) == []
+
+
+@pytest.mark.anyio
+async def test_what_was_finished_before_is_not_settled_behind_the_deadline() -> None:
+    clock, broker = HandClock(), MemoryBroker(2)
+    source, handler = MemorySource(broker, assigned=[1]), Gated(free=[b"a"])
+    source.fail("settle", SourceError("no answer", retryable=True), times=1)
+    async with started(consumer_of(source, handler, clock=clock)) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        publish(broker, ["a"], partition=0)
+        await until(lambda: source.called("settle"))
+        clock.now = UNTIL
+        await until(lambda: "memory/0" not in run.consumer.status().floors)
+        publish(broker, ["a"], partition=1)
+        await until(lambda: broker.acked(1) == [0])
+        assert await run.stop() is None
+    assert broker.acked(0) == []
+
+
+@pytest.mark.anyio
+async def test_behind_the_deadline_nothing_is_kept_alive_and_handlers_are_cancelled() -> None:
+    clock, broker = HandClock(), MemoryBroker(2)
+    source, handler = MemorySource(broker, assigned=[1], extend_interval=0.02), Gated(free=[b"x"])
+    async with started(consumer_of(source, handler, clock=clock)) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        publish(broker, ["a"], partition=0)
+        publish(broker, ["x", "b"], partition=1)
+        await until(lambda: len(handler.started) == 3)
+        clock.now = UNTIL
+        await until(lambda: len(handler.cancelled) == 1 and len(source.called("extend")) > 1)
+        assert [call.positions for call in source.called("extend")][-1] == [1]
+        assert handler.cancelled == [0]
+        assert run.consumer.status().zombies == 1
+        handler.let(1)
+        await until(lambda: broker.acked(1) == [0, 1])
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_behind_the_deadline_no_dead_letter_is_written() -> None:
+    clock, broker = HandClock(), MemoryBroker(2)
+    source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
+    gate = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.key == b"poison":
+            await gate.wait()
+            raise ValueError("never")
+
+    async with started(consumer_of(source, handler, clock=clock, dead_letters=letters)) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        publish(broker, ["poison"], partition=0)
+        await until(lambda: run.consumer.status().running == 1)
+        clock.now = UNTIL
+        gate.set()
+        await until(lambda: "memory/0" not in run.consumer.status().floors)
+        assert await run.stop() is None
+    assert letters.called("put") == []
+
+
+@pytest.mark.anyio
+async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    source, handler = MemorySource(broker), Gated()
+    consumer = consumer_of(source, handler, drain_timeout=0.0, grace=0.01, history=History(tmp_path))
+    publish(broker, ["a"])
+    async with started(consumer) as run:
+        await until(lambda: handler.started)
+        source.revoke(0, timeout=math.inf)
+        # Its limit of nothing would have passed long ago.
+        with anyio.move_on_after(0.1):
+            await until(lambda: handler.cancelled)
+        assert handler.cancelled == [] and source.called("release") == []
+        handler.let(0)
+        await until(lambda: source.owned == [])
+        assert await run.stop() is None
+    assert broker.acked() == [0]
+    assert [row.number for row in read([tmp_path])[0].rows if row.event == "revoking"] == [1e9]
+
+
+@pytest.mark.anyio
+async def test_a_drain_without_a_limit_does_not_wait_for_ever_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.handover._SETTLE_LIMIT", 0.01)
+    broker = MemoryBroker()
+    source, handler = MemorySource(broker), Gated()
+    publish(broker, ["a"])
+    async with started(consumer_of(source, handler, grace=0.01)) as run:
+        await until(lambda: handler.started)
+        source.block("settle")
+        source.revoke(0, timeout=math.inf)
+        handler.let(0)
+        await until(lambda: source.called("release"))
+        source.unblock("settle")
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stop_first", [False, True])
+async def test_a_stop_limits_a_drain_that_has_no_limit(tmp_path: Path, *, stop_first: bool) -> None:
+    broker = MemoryBroker()
+    source, handler = MemorySource(broker), Gated()
+    publish(broker, ["a"])
+    consumer = consumer_of(source, handler, drain_timeout=0.05, grace=0.01, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: handler.started)
+        if stop_first:
+            run.consumer.stop()
+        source.revoke(0, timeout=math.inf)
+        await turns()
+        assert await run.stop() is None
+    assert handler.cancelled == [0]
+    # Infinity is no JSON, and would be a gap.
+    assert read([tmp_path])[0].gaps == []
+
+
+@pytest.mark.anyio
+async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
+    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
+    source = MemorySource(broker, assigned=[])
+    settings = Settings(concurrency=1, grace=0.001)
+    consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        await until(lambda: told == ["assigned"])
+        source.block("release")
+        source.revoke(0)
+        await until(lambda: source.called("release"))
+        # The grace is over.
+        with anyio.move_on_after(0.05):
+            await until(lambda: len(told) > 1)
+        assert told == ["assigned"]
+        source.unblock("release")
+        await until(lambda: len(told) > 1)
+        assert await run.stop() is None
+    assert told == ["assigned", "revoked"]
+    assert source.owned == []
+
+
+@pytest.mark.anyio
+async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
+    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
+    source = MemorySource(broker, assigned=[])
+    settings = Settings(concurrency=1, grace=0.001)
+    consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=clock.now + 0.05)
+        await until(lambda: told == ["assigned"])
+        source.block("release")
+        source.revoke(0)
+        await until(lambda: source.called("release"))
+        clock.now += 0.05
+        await until(lambda: len(told) > 1)
+        assert await run.stop() is None
+    assert told == ["assigned", "lost"]
