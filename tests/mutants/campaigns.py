@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from memsource.sim.plan import PersonalityName
+from tests.cohort.slices import campaign as cohort_campaign
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
 from tests.sim.slices import campaign
@@ -73,9 +74,21 @@ def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> Fou
     return Found()
 
 
+def _cohort(found_by: Collection[str]) -> Found:
+    found = Found()
+    for seed in count():
+        for run in cohort_campaign(seed).each():
+            found.runs += 1
+            found.checks = run.findings | found.checks
+            if found.checks.keys() & set(found_by) or found.runs >= RUNS:
+                return found
+    raise AssertionError("there are seeds for ever")
+
+
 CAMPAIGNS: Final[dict[str, Campaign]] = {
     "jetstream": partial(_simulated, personality="jetstream"),
     "kafka": partial(_simulated, personality="kafka"),
+    "cohort": _cohort,
     "engine": partial(_machine, machine=EngineMachine),
     "modes": partial(_machine, machine=ModesMachine),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants import Mutant
+from tests.mutants.table_cohort import COHORT
 from tests.mutants.table_runtime import RUNTIME
 
 _ORDER: Final = (
@@ -322,4 +323,6 @@ _OWNERSHIP: Final = (
     ),
 )
 
-MUTANTS: Final = {mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME}
+MUTANTS: Final = {
+    mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COHORT
+}

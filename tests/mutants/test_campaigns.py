@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.mutants import Mutant
 from tests.mutants.hunted import Hunted, hunted
@@ -20,8 +21,16 @@ def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
     return hunted([call.id for call in calls if isinstance(call.params.get("hidden"), Mutant)])
 
 
-@pytest.mark.timeout(900)  # the first one waits for all
-@pytest.mark.parametrize("hidden", MUTANTS.values(), ids=MUTANTS)
+def _cases() -> list[ParameterSet]:
+    """Those of the cohort take hundreds of runs each."""
+    return [
+        pytest.param(mutant, id=name, marks=[pytest.mark.slow] if mutant.campaign == "cohort" else [])
+        for name, mutant in MUTANTS.items()
+    ]
+
+
+@pytest.mark.timeout(1800)  # the first one waits for all
+@pytest.mark.parametrize("hidden", _cases())
 def test_a_mutant_is_found(hidden: Mutant, found: dict[str, Hunted]) -> None:
     this = found[hidden.name]
     print(this.line(hidden))

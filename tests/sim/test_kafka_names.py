@@ -9,7 +9,7 @@ from typing import Any, get_args
 import anyio
 import pytest
 
-from lanes import Message, Nak, Retry, Settings, running
+from lanes import Message, Nak, Retry, Settings, running, stalls
 from lanes.config import Poison
 from lanes.core.offset_map import decode
 from lanes.dead_letter import DeadLetter
@@ -152,7 +152,8 @@ class Heard:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the consumers warn of."""
     heard = Heard()
-    monkeypatch.setattr(running, "log", heard)
+    for module in (running, stalls):
+        monkeypatch.setattr(module, "log", heard)
     return heard.said
 
 

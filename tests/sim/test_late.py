@@ -26,8 +26,8 @@ def late(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Run:
     """A run of a consumer that says it commits within a second, and lets a minute pass."""
     policy = Consumer._policy
 
-    def slower(consumer: Consumer, max_in_flight: int) -> Policy:
-        made = policy(consumer, max_in_flight)
+    def slower(consumer: Consumer, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
+        made = policy(consumer, max_in_flight, knows_settled=knows_settled)
         made.commit_interval = 60.0
         return made
 

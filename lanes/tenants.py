@@ -1,0 +1,296 @@
+"""The actor of one cohort partition: it performs what the partition's tenure asks for, one thing after the other."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+import anyio
+
+from lanes.clock import Clock
+from lanes.core.cohort.actions import (
+    Action,
+    Consumer,
+    CreateConsumer,
+    DeleteConsumer,
+    FindConsumers,
+    Found,
+    Lost,
+    Overlapping,
+    Read,
+    Refused,
+    Revoked,
+    Taken,
+    TenureEvent,
+    Unknown,
+    Wait,
+    Write,
+)
+from lanes.core.cohort.ledger import Done
+from lanes.core.cohort.tenure import Tenure
+from lanes.errors import SourceError
+from lanes.leases import Conflict, ConsumerExists, EpochConsumers, LeaseStore, UnknownResult
+
+__all__ = ["Bell", "Tenant"]
+
+log = logging.getLogger("lanes")
+
+_ECHOES: Final = (0.0, 0.01, 0.05)
+"""Seconds after a hint at which to look: it may come before what it is about is applied."""
+
+
+class Bell:
+    """What a task waits for: to be called, a time, or a hint, which calls more than once."""
+
+    __slots__ = ("_clock", "_echoes", "_event")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = anyio.Event()
+        self._echoes: deque[float] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Bell: {'rung' if self._event.is_set() else 'silent'}, {len(self._echoes)} echoes>"
+
+    def arm(self) -> None:
+        """Whatever rings from now on ends the next ``wait``, also when it comes before it."""
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        """End the wait. Does not block. Idempotent."""
+        self._event.set()
+
+    def hint(self) -> None:
+        """End the wait now, and the next ones a little later. Does not block."""
+        now = self._clock()
+        self._echoes = deque(now + echo for echo in _ECHOES)
+        self._event.set()
+
+    async def wait(self, until: float) -> bool:
+        """Wait for a call since ``arm``, a hint or a time, infinity = none; whether a hint is due. Cancel-safe."""
+        until = min(until, self._echoes[0]) if self._echoes else until
+        if until < math.inf:
+            with anyio.move_on_after(max(0.0, until - self._clock())):
+                await self._event.wait()
+        else:
+            await self._event.wait()
+        hinted = False
+        while self._echoes and self._echoes[0] <= self._clock():
+            self._echoes.popleft()
+            hinted = True
+        return hinted
+
+
+class Tenant:
+    """The actor of cohort partition ``partition``, which is ``named`` in logs.
+
+    ``happened`` is called with each event of the tenure, ``changed`` behind them, and when the deadline has moved. All
+    methods but ``serve`` return at once, and end what it waits for.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_clock",
+        "_consumers",
+        "_drain_by",
+        "_drain_within",
+        "_drained",
+        "_force",
+        "_happened",
+        "_named",
+        "_nonce",
+        "_partition",
+        "_revoked",
+        "_seen",
+        "_store",
+        "bell",
+        "tenure",
+    )
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        store: LeaseStore,
+        consumers: EpochConsumers,
+        *,
+        named: str,
+        happened: Callable[[int, TenureEvent], None],
+        changed: Callable[[], None],
+        clock: Clock,
+        nonce: Callable[[], str],
+        drain_within: float,
+        force: bool,
+    ) -> None:
+        self.tenure = tenure
+        self.bell = Bell(clock)
+        self._partition = tenure.partition
+        self._store = store
+        self._consumers = consumers
+        self._named = named
+        self._happened = happened
+        self._changed = changed
+        self._clock = clock
+        self._nonce = nonce
+        self._drain_within = drain_within
+        self._force = force
+        self._drain_by = math.inf
+        self._revoked: Literal["no", "asked", "answered"] = "no"
+        self._drained: Done | None = None
+        self._seen = -math.inf  # the deadline that was told
+
+    def __repr__(self) -> str:
+        return f"<Tenant of {self._partition}: {self.tenure.phase}>"
+
+    # --- what it is told
+
+    def planned(self, *, mine: bool) -> None:
+        """See ``Tenure.planned``."""
+        self.tenure.planned(mine, self._clock())
+        self._tell()
+
+    def stop(self) -> None:
+        """See ``Tenure.stop``."""
+        self.tenure.stop(self._clock())
+        self._tell()
+
+    def drained(self, done: Done) -> None:
+        """See ``Tenure.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
+        if self._revoked == "no":
+            self._drained = done
+        elif self._revoked == "asked":
+            self._answer(done)
+        self._tell()
+
+    def checkpoint(self, done: Done) -> None:
+        """See ``Tenure.checkpoint``."""
+        self.tenure.checkpoint(done, self._clock())
+        self._tell()
+
+    def takeover(self, done: Done) -> None:
+        """See ``Tenure.takeover``."""
+        self.tenure.takeover(done, self._clock())
+        self._tell()
+
+    def seen(self, consumers: Iterable[tuple[int, int]]) -> None:
+        """See ``Tenure.seen``."""
+        self.tenure.seen(consumers, self._clock())
+        self._tell()
+
+    def gone(self, reason: str) -> None:
+        """See ``Tenure.gone``."""
+        self.tenure.gone(reason, self._clock())
+        self._tell()
+
+    def ended(self) -> None:
+        """See ``Tenure.ended``."""
+        self.tenure.ended(self._clock())
+        self._tell()
+
+    def hint(self) -> None:
+        """The lease was written, or is about to be."""
+        if self.tenure.deadline == -math.inf:
+            self.bell.hint()
+
+    # --- at work
+
+    async def serve(self, over: Callable[[], bool]) -> None:
+        """Perform until ``over``, and the tenure is idle. Cancelling it leaves everything as it is, as a crash does.
+
+        Raises ``SourceError`` when the store is gone for good, or holds what no member has written.
+        """
+        tenure = self.tenure
+        while not (over() and tenure.idle):
+            self.bell.arm()
+            action = tenure.next(self._clock(), self._nonce())
+            self._pass_on()
+            if over() and tenure.idle:
+                return
+            if isinstance(action, Wait):
+                if await self.bell.wait(min(action.until, self._drain_by)):
+                    tenure.hinted(self._clock())
+                self._overdue()
+                continue
+            sent = self._clock()
+            result: object = Unknown
+            wait = tenure.deadline - sent
+            # Nobody is to hear late of what is lost at the deadline, whatever becomes of the action.
+            with anyio.move_on_after(wait if 0 < wait < math.inf else math.inf):
+                result = await self._perform(action)
+            try:
+                tenure.apply(action, result, self._clock(), sent)
+            except ValueError as error:
+                raise SourceError(f"{self._named}: {error}") from error
+            finally:
+                self._pass_on()
+
+    async def _perform(self, action: Action) -> object:
+        try:
+            match action:
+                case Read():
+                    return await self._store.read(action.key)
+                case Write():
+                    return await self._store.write(
+                        action.key, action.value, revision=action.revision, ttl=action.ttl, fence=action.fence
+                    )
+                case FindConsumers():
+                    found, server_ms = await self._consumers.found(self._partition)
+                    known = tuple(Consumer(each.epoch, each.sub, each.nonce, each.floor) for each in found)
+                    return Found(known, server_ms)
+                case CreateConsumer():
+                    await self._consumers.create(
+                        self._partition, action.epoch, action.sub, nonce=action.nonce, start=action.start
+                    )
+                case DeleteConsumer():
+                    await self._consumers.delete(self._partition, action.epoch, action.sub)
+        except Conflict:
+            return Refused
+        except UnknownResult:
+            return Unknown
+        except ConsumerExists as error:
+            return Overlapping if error.nonce is None else Taken(error.nonce)
+        return None
+
+    def _answer(self, done: Done) -> None:
+        self._revoked, self._drained = "answered", None
+        self._drain_by = math.inf
+        self.tenure.drained(done, self._clock())
+
+    def _tell(self) -> None:
+        self._pass_on()
+        self.bell.ring()
+
+    def _pass_on(self) -> None:
+        """What has come of the last call of the tenure."""
+        tenure = self.tenure
+        changed = bool(tenure.events)
+        while tenure.events:
+            event = tenure.events.pop(0)
+            self._happened(self._partition, event)
+            self._revoked, self._drain_by = "no", math.inf
+            done = self._drained
+            if isinstance(event, Revoked):
+                self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
+                if done is not None:
+                    self._answer(done)
+            elif isinstance(event, Lost):
+                self._drained = None
+        if changed or tenure.deadline != self._seen:
+            self._seen = tenure.deadline
+            self._changed()
+
+    def _overdue(self) -> None:
+        if self._clock() < self._drain_by:
+            return
+        self._drain_by = math.inf
+        if self._force:
+            self.gone(f"it was not drained within {self._drain_within:g} s")
+        else:
+            log.warning(
+                "%s: partition %d is to move and is not drained after %g s; whoever is to get it waits",
+                self._named,
+                self._partition,
+                self._drain_within,
+            )

@@ -1,0 +1,191 @@
+"""A cohort under everything that may happen to it, drawn from the seed of a plan, and what must hold all the while."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from lanes import Message, Nak
+from memsource.cohort_broker import CohortBroker
+from memsource.sim.loop import GROUP
+from memsource.sim.traffic import Traffic
+from memsource.sim.waiting import until
+from memsource.sim.worker import App, Worker
+from memsource.sim.world import TAIL, World
+from memsource.way import TIMEOUT, Fate
+from tests.cohort.cases import BRIEF, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
+
+__all__ = ["app"]
+
+_LATE: Final = (0.05, 1.0, 4.0, 15.0)
+"""Seconds by which a write lands late."""
+
+_CHANGES: Final = {"join": 1, "leave": 1, "stop": 2, "drain": 1}
+"""Plans that an action may bring about."""
+
+_SETTLES: Final = 900.0
+"""Virtual seconds within which everything is done: who stands still longest, twice, and what is left."""
+
+_CONVERGES: Final = 120.0
+"""Virtual seconds without a fault within which every partition has its one owner."""
+
+
+async def app(world: World) -> None:
+    """Everything at once, and in the end all of it is done and every partition is owned once."""
+    await _Cohort(world, case_of(world.plan.seed)).run()
+
+
+class _Cohort:
+    def __init__(self, world: World, case: Case) -> None:
+        assert isinstance(world.broker, CohortBroker)
+        self.world = world
+        self.broker = world.broker
+        self.case = case
+        self.clean = not world.plan.faults and not len(world.plan.schedule)
+        self.leaving: set[str] = set()
+        self.handled: Counter[tuple[int, int]] = Counter()
+        self.done: set[tuple[str, object, int]] = set()
+        self.published = 0
+        self.app = App(handler=self.handle, settings=case.settings)
+        n = case.n if world.plan.limit is None else min(case.n, world.plan.limit)
+        self.items = Traffic(n=n, keys=case.keys, skew=1.0).items(world.plan.seed, case.partitions)
+        self.broker.before = self.before
+
+    # --- the run
+
+    async def run(self) -> None:
+        world, case = self.world, self.case
+        world.workers(case.members, self.app)
+        if case.retention == "interest":
+            # What comes before the durables are there is nobody's.
+            await self.set_up()
+        wave = len(self.items) // (len(case.actions) + 1)
+        for delay, action, number in case.actions:
+            # What moves is to move in the middle of the work.
+            self.publish(wave)
+            await anyio.sleep(delay)
+            self.act(action, number)
+        self.publish(len(self.items))
+        await world.settled(_SETTLES)
+        await self.converge()
+        self.rise()
+        if self.clean:
+            self.settle()
+        world.check(state=lambda: sorted(self.handled))
+
+    async def set_up(self) -> None:
+        await until(lambda: len(self.broker.stream.created) >= self.case.partitions, TAIL)
+
+    def publish(self, count: int) -> None:
+        for item in self.items[self.published : self.published + count]:
+            self.world.publish(bytes([self.case.kinds[item.index]]), key=item.key, partition=item.partition)
+        self.published = min(len(self.items), self.published + count)
+
+    def workers(self) -> list[Worker]:
+        """Those that run and were not told to stop."""
+        return [
+            worker
+            for worker in self.world.members
+            if not (worker.gone or worker.ended.is_set() or worker.name in self.leaving)
+        ]
+
+    def act(self, action: str, number: int) -> None:
+        workers = self.workers()
+        if action == "publish":
+            self.publish(number)
+        elif action == "join":
+            if len(workers) < 4:
+                self.world.workers(1, self.app)
+        elif action == "drain":
+            self.broker.rebalance(self.world.now)
+        elif workers and (action == "stop" or len(workers) > 1):
+            worker = workers[number % len(workers)]
+            self.leaving.add(worker.name)
+            with worker.acting():
+                worker.consumer.stop()
+            if action == "stop":
+                self.world.workers(1, self.app)
+
+    async def converge(self) -> None:
+        """Without a fault every partition comes to have one owner, and one durable."""
+        awake = max((worker.frozen_until for worker in self.workers()), default=0.0)
+        if await until(lambda: not self.apart(), max(0.0, awake - self.world.now) + _CONVERGES):
+            return
+        self.world.find("Converges", f"{_CONVERGES:g} s without a fault: {self.apart()}")
+
+    def rise(self) -> None:
+        """Every ownership of a partition has a token above all before it."""
+        highest: dict[int, int] = {}
+        for number, token, member in self.broker.owned:
+            if token <= highest.get(number, 0):
+                self.world.find("EpochsRise", f"partition {number}: {member} got {token} behind {highest[number]}")
+            highest[number] = token
+
+    def settle(self) -> None:
+        """Nobody plans but for who comes, goes or is to be drained: what nothing asks for does not move."""
+        generation = max(source.membership.generation for source in self.broker.members)
+        most = self.case.members + sum(_CHANGES.get(action, 0) for _, action, _ in self.case.actions)
+        if generation > most:
+            self.world.find("PlansSettle", f"{generation} plans for {most} changes")
+
+    def apart(self) -> str:
+        """What is not as it should be when nothing moves any more; "" = nothing."""
+        alive = {worker.name for worker in self.workers()}
+        sources = [source for source in self.broker.members if source.member in alive and source.alive]
+        owned = Counter(number for source in sources for number in source.owned)
+        wrong = {number: owned[number] for number in self.broker.partitions if owned[number] != 1}
+        durables = {number: names for number in owned if len(names := self.broker.stream.names(number)) != 1}
+        said = [f"owners of partitions: {wrong}"] if wrong else []
+        return "; ".join([*said, f"durables: {durables}"] if durables else said)
+
+    # --- what goes wrong on the way to the servers
+
+    async def before(self, member: str, writes: bool) -> Fate | None:
+        world = self.world
+        worker = next(each for each in reversed(world.members) if each.name == member)
+        await worker.reach()
+        if worker.slow_until > world.now:
+            # What takes longer than anybody waits comes late.
+            return Fate("late", worker.slow) if worker.slow > TIMEOUT else None
+        if not writes:
+            return None
+        failing = world.injection.take("commit_fails", member)
+        if failing is not None:
+            world.happens(failing, member)
+            return Fate("reply lost" if failing.amount >= 1 else "request lost")
+        late = world.strikes("io_fails", member)
+        return None if late is None else Fate("late", _LATE[late.target % len(_LATE)])
+
+    # --- the handler
+
+    async def handle(self, message: Message) -> None:
+        number, member = message.partition.id.number, GROUP.get() or ""
+        self.starts(member, number, message)
+        kind = message.value[0]
+        if kind == STEPS:
+            for _ in range(message.position % 4):
+                await anyio.lowlevel.checkpoint()
+        elif kind == BRIEF:
+            await anyio.sleep(0.2)
+        elif kind == SLOW:
+            await anyio.sleep(1.5)
+        elif kind == VERY_SLOW:
+            await anyio.sleep(12.0)
+        elif kind == FAILS_ONCE and message.attempt == 1:
+            raise Nak(delay=0.5)
+        self.done.add((member, message.partition, message.position))
+        self.handled[number, message.position] += 1
+        if self.clean and self.case.calm and self.handled[number, message.position] > 1:
+            self.world.find("RepeatsNothing", f"{number}/{message.position} ran twice, and nothing had gone wrong")
+
+    def starts(self, member: str, number: int, message: Message) -> None:
+        """Nothing starts in a tenure behind which there is a newer one, whoever knows of it."""
+        newest, owner = max((token, member) for at, token, member in self.broker.owned if at == number)
+        if message.epoch != newest:
+            what = f"partition {number}: {member} starts position {message.position} under epoch {message.epoch}"
+            self.world.find("NewestOwner", f"{what}, and {owner} owns it under {newest}")
+        if (member, message.partition, message.position) in self.done:
+            self.world.find("RunsOnce", f"{number}/{message.position} runs again where it had ended")

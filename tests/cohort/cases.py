@@ -1,0 +1,99 @@
+"""What the seed of a cohort's run stands for, and the broker it is run on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from lanes import Retry, Settings
+from lanes.membership import CohortSettings
+from memsource.cohort_broker import CohortBroker
+from memsource.epoch_consumers import Retention
+from memsource.pull_consumer import ConsumerSettings
+from memsource.sim.plan import Plan
+
+__all__ = ["Case", "broker", "case_of"]
+
+QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW = range(6)
+"""What becomes of a message: its value says so."""
+
+_CALM = (QUICK, STEPS, STEPS, BRIEF, BRIEF, SLOW, SLOW)
+_TROUBLE = (*_CALM, FAILS_ONCE, VERY_SLOW)
+_ACTIONS = ("stop", "join", "join", "leave", "publish", "drain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a seed stands for. ``calm``: every handler ends within any drain, and no clock is wrong."""
+
+    calm: bool
+    partitions: int
+    members: int
+    retention: Retention
+    cohort: CohortSettings
+    drift: tuple[float, ...]
+    latency: tuple[float, ...]
+    hints: bool
+    markers: bool
+    in_flight: int
+    ack_wait: float
+    settings: Settings
+    n: int
+    keys: int
+    kinds: tuple[int, ...]
+    actions: tuple[tuple[float, str, int], ...]
+
+
+def case_of(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(f"cohort {seed}")
+    calm = rng.random() < 0.4
+    concurrency = rng.randint(1, 4)
+    bound = concurrency + rng.randint(0, 6)
+    n = rng.randint(6, 30)
+    kinds = _CALM if calm else _TROUBLE
+    return Case(
+        calm=calm,
+        partitions=rng.randint(1, 3),
+        members=rng.randint(1, 3),
+        retention=rng.choice(["limits", "workqueue", "interest"]),
+        cohort=CohortSettings(lease=rng.choice([3.0, 3.0, 4.0, 10.0]), target=rng.choice([None, None, None, 1, 2])),
+        drift=(0.0,) if calm else tuple(rng.choice([0.0, 0.05, -0.05, 0.1, -0.1]) for _ in range(4)),
+        latency=tuple(rng.choice([0.0, 0.0, 0.002, 0.03, 0.2]) for _ in range(4)),
+        hints=rng.random() < 0.7,
+        markers=rng.random() < 0.5,
+        in_flight=rng.choice([2, 5, 1000]),
+        ack_wait=rng.choice([6.0, 30.0]),
+        settings=Settings(
+            concurrency=concurrency,
+            max_in_flight=bound,
+            retry=Retry(attempts=3, backoff=rng.choice([0.1, 1.0])),
+            poison="block",
+            drain_timeout=30.0 if calm else rng.choice([1.0, 5.0]),
+            grace=0.5,
+        ),
+        n=n,
+        keys=rng.choice([1, 2, 3, 6]),
+        kinds=tuple(rng.choice(kinds) for _ in range(n)),
+        actions=tuple(
+            (rng.choice([0.05, 0.3, 0.8, 1.5, 4.0]), rng.choice(_ACTIONS), rng.randrange(8))
+            for _ in range(rng.randint(0, 4))
+        ),
+    )
+
+
+def broker(plan: Plan) -> CohortBroker:
+    """The broker of a plan's case."""
+    case = case_of(plan.seed)
+    return CohortBroker(
+        case.partitions,
+        retention=case.retention,
+        settings=ConsumerSettings(ack_wait=case.ack_wait),
+        cohort=case.cohort,
+        drift=case.drift,
+        latency=case.latency,
+        hints=case.hints,
+        markers=case.markers,
+        in_flight=case.in_flight,
+        seed=plan.seed,
+    )

@@ -1,0 +1,114 @@
+"""Members of a cohort without a consumer around them, on servers in memory and in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+
+from lanes.core.cohort.actions import Lost, Owned, Revoked
+from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
+from lanes.leases import LeaseStore
+from lanes.membership import CohortSettings, Membership
+from memsource.epoch_consumers import EpochStream, MemoryEpochConsumers
+from memsource.lease_store import Bucket, MemoryLeaseStore
+from memsource.sim.choosers import Fifo
+from memsource.sim.loop import current
+from memsource.sim.virtual import run
+from memsource.way import Way
+
+__all__ = ["CONFIG", "Servers", "config_of", "never", "once", "serve", "virtual"]
+
+CONFIG: Final = CohortConfig(
+    cohort="orders",
+    partitions=2,
+    choice="created",
+    detail="",
+    tokens=(1,),
+    incarnation="1",
+    retention="limits",
+    start="beginning",
+)
+
+
+class Servers:
+    """A bucket and a stream, and members of cohorts on them, in virtual time."""
+
+    def __init__(self, retention: Any = "limits", partitions: int = 2) -> None:
+        self.clock = current().time
+        self.bucket = Bucket()
+        self.stream = EpochStream(partitions, retention=retention)
+
+    def member(
+        self,
+        name: str,
+        config: CohortConfig = CONFIG,
+        make: Callable[[Bucket, Way], LeaseStore] = MemoryLeaseStore,
+        **settings: Any,
+    ) -> Membership:
+        way = Way(self.clock, never)
+        made = Membership(
+            make(self.bucket, way),
+            MemoryEpochConsumers(self.stream, way),
+            config,
+            member=name,
+            settings=CohortSettings(lease=4.0, **settings),
+            changed=lambda: None,
+            clock=self.clock,
+            wall=lambda: self.clock() + 1e9,
+        )
+        self.bucket.watch(made.hint)
+        return made
+
+    def plan(self) -> PlanRecord:
+        value = self.bucket.read(PLAN_KEY, self.clock()).value
+        assert value is not None
+        return decode(PlanRecord, PLAN_KEY, value)
+
+
+def never(at: float, act: Callable[[float], None]) -> None:
+    raise AssertionError("nothing lands late")
+
+
+def virtual(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test in virtual time."""
+    run(test, chooser=Fifo())
+
+
+def config_of(**changed: Any) -> CohortConfig:
+    return CohortConfig(**{name: getattr(CONFIG, name) for name in CohortConfig.__slots__} | changed)
+
+
+async def serve(member: Membership) -> None:
+    """Run a member whose partitions are drained as soon as they are asked for."""
+    done = {}
+
+    def changed() -> None:
+        for partition, event in member.take():
+            if isinstance(event, Owned):
+                done[partition] = event.done
+            elif isinstance(event, Revoked):
+                member.drained(partition, done[partition])
+            elif isinstance(event, Lost):
+                member.ended(partition)
+
+    with anyio.CancelScope():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_told, changed)
+            await member.run()
+            tasks.cancel_scope.cancel()
+
+
+async def _told(changed: Callable[[], None]) -> None:
+    while True:
+        changed()
+        await anyio.sleep(0.02)
+
+
+async def once(member: Membership) -> None:
+    """Let a member set up, join and die."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(member.run)
+        await member.joined.wait()
+        tasks.cancel_scope.cancel()

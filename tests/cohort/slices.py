@@ -1,0 +1,106 @@
+"""The campaign of the cohort in slices of seeds, each in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Final
+
+from memsource.sim.campaign import Campaign
+from memsource.sim.faults import faults
+from memsource.sim.run import Conditions, Run, collect_garbage
+from memsource.sim.token import encode
+from tests.cohort.app import app
+from tests.cohort.cases import broker
+
+__all__ = ["BUDGET", "RUNS_A_SEED", "Tally", "campaign", "slice_of", "tally"]
+
+RUNS_A_SEED: Final = 6
+SEEDS_A_SLICE: Final = 20
+PROCESSES: Final = 2
+
+BUDGET: Final = faults(
+    crash=2,  # a member is gone, and another comes
+    freeze=1,  # up to far past its lease
+    rebalance=1,  # an operator has a member drained
+    lost=1,  # the bucket is lost
+    redeliver=2,  # a delivery or an acknowledgement is lost
+    slow=1,  # writes land when nobody waits any more
+    commit_fails=2,  # a request or its reply is lost
+    io_fails=2,  # a write lands late
+    clock_jump=1,
+    restart=1,
+)
+
+CONDITIONS: Final = Conditions(test=app, broker=broker)
+
+SOMETIMES: Final = (
+    "abandoned",
+    "leased",
+    "lost",
+    "redelivered",
+    "zombie",
+    *(f"fault: {kind}" for kind in ("crash", "freeze", "rebalance", "lost", "redeliver", "slow")),
+    *(f"fault: {kind}" for kind in ("commit_fails", "io_fails", "clock_jump", "restart")),
+)
+"""Rare branches: a campaign in which one of them was never taken proves little."""
+
+
+@dataclass
+class Tally:
+    """What was run. ``found``: a line for each run that found something, with the token that repeats it."""
+
+    runs: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+    found: list[str] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.happened += run.happened
+        if run.findings:
+            self.found.append(f"seed {run.plan.seed}: {run.findings}: {encode(run.plan)}")
+
+    def missing(self) -> list[str]:
+        """What should happen sometimes and never did."""
+        return [name for name in SOMETIMES if not self.happened[name]]
+
+    def __iadd__(self, other: Tally) -> Tally:
+        self.runs += other.runs
+        self.happened += other.happened
+        self.found += other.found
+        return self
+
+
+def campaign(seed: int, runs: int = RUNS_A_SEED) -> Campaign:
+    """The campaign of one seed: its clean run, and others with faults."""
+    return Campaign(CONDITIONS, runs=runs, budget=BUDGET, personalities=("jetstream",), seed=seed)
+
+
+def slice_of(job: tuple[int, int]) -> Tally:
+    """Run the seeds from the one to the other, this one not included; the last run of each slice twice."""
+    result = Tally()
+    # What is here by now stays, and need not be gone through at every collection.
+    collect_garbage()
+    gc.freeze()
+    for seed in range(*job):
+        collect_garbage()
+        made = campaign(seed)
+        for run in made.each():
+            result.add(run)
+        if seed == job[1] - 1:
+            made.recheck(run)
+    return result
+
+
+def tally(seeds: range) -> Tally:
+    """The same by several processes at once. Blocks."""
+    jobs = [(begin, min(begin + SEEDS_A_SLICE, seeds.stop)) for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)]
+    result = Tally()
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        for part in pool.map(slice_of, jobs):
+            result += part
+    return result

@@ -1,0 +1,123 @@
+"""A stage for scenes with a cohort: real members in virtual time, whose handlers wait where the scene wants them to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from lanes import Message, Retry, Settings
+from memsource.cohort_broker import CohortBroker
+from memsource.cohort_source import CohortMemberSource
+from memsource.sim.loop import GROUP
+from memsource.sim.plan import Plan
+from memsource.sim.run import Conditions, Run, run_plan
+from memsource.sim.waiting import until
+from memsource.sim.worker import App, Worker
+from memsource.sim.world import World
+
+__all__ = ["PATIENT", "Stage", "staged"]
+
+PATIENT: Final = Settings(concurrency=8, drain_timeout=600.0, retry=Retry(attempts=3, backoff=0.1), poison="block")
+"""Nobody is cancelled while a scene holds something back."""
+
+LONG: Final = 200.0
+
+
+class Handled(NamedTuple):
+    """A run of a handler: by whom, of what, under which token, which attempt, and whether it began or ended."""
+
+    what: str
+    member: str
+    partition: int
+    position: int
+    epoch: int
+    attempt: int
+
+
+class Stage:
+    """What a scene is given. ``log``: what the handlers did; ``closed``: positions whose handlers wait until they are
+    not in it any more; ``failing``: those whose handlers fail then."""
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        assert isinstance(world.broker, CohortBroker)
+        self.world = world
+        self.broker = world.broker
+        self.log: list[Handled] = []
+        self.closed: set[int] = set()
+        self.failing: set[int] = set()
+        self._settings = settings
+
+    async def handle(self, message: Message) -> None:
+        """The handler of all members."""
+        about = (GROUP.get() or "", message.partition.id.number, message.position, message.epoch, message.attempt)
+        self.log.append(Handled("start", *about))
+        await until(lambda: message.position not in self.closed, LONG * 10)
+        if message.position in self.failing:
+            raise ValueError("no")
+        self.log.append(Handled("end", *about))
+
+    def join(self, settings: Settings | None = None) -> tuple[Worker, CohortMemberSource]:
+        """Start one more member."""
+        (worker,) = self.world.workers(1, App(handler=self.handle, settings=settings or self._settings))
+        return worker, self.broker.members[-1]
+
+    def publish(self, *partitions: int, key: str | None = None) -> list[int]:
+        """Publish a message to each of these partitions, each of a key of its own unless one is given."""
+        return [
+            self.world.publish("x", key=key or f"key {number}", partition=partition).position
+            for number, partition in enumerate(partitions, len(self.broker.records))
+        ]
+
+    async def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something that has to come."""
+        assert await until(lambda: bool(condition()), LONG), f"{LONG:g} virtual seconds, and not: {what}"
+
+    async def owns(self, source: CohortMemberSource, *partitions: int) -> None:
+        """Wait until a member owns exactly these."""
+        await self.wait(lambda: sorted(source.owned) == sorted(partitions), f"{source} owns {partitions}")
+
+    async def pass_time(self, seconds: float) -> None:
+        """Nothing is awaited: what is not to happen has so much time to."""
+        await anyio.sleep(seconds)
+
+    def stop(self, worker: Worker) -> None:
+        """Have a member stop in order."""
+        with worker.acting():
+            worker.consumer.stop()
+
+    def crash(self, worker: Worker) -> None:
+        """A member dies, and nobody comes in its place."""
+        worker.stopped = True
+        self.world._crash(worker, 0.0)
+
+    def freeze(self, worker: Worker, seconds: float) -> None:
+        """A member stands still."""
+        worker.frozen_until = self.world.now + seconds
+        self.world._loop.freeze(worker.name, worker.frozen_until)
+
+    def starts(self, member: str | None = None) -> list[int]:
+        """The positions that were started, by this member."""
+        return [each.position for each in self.log if each.what == "start" and member in (None, each.member)]
+
+    def ends(self) -> list[int]:
+        """The positions that ended well."""
+        return [each.position for each in self.log if each.what == "end"]
+
+
+def staged(
+    scene: Callable[[Stage], Awaitable[None]], *, partitions: int = 1, settings: Settings = PATIENT, **broker: Any
+) -> Run:
+    """Play a scene on a new cohort, and have all checkers judge it. Returns the run; what was found fails the test."""
+
+    async def test(world: World) -> None:
+        await scene(Stage(world, settings))
+
+    run = run_plan(
+        Plan("jetstream", 1), Conditions(test=test, broker=lambda plan: CohortBroker(partitions, seed=1, **broker))
+    )
+    if run.causes:
+        raise run.causes[0]
+    assert run.findings == {}
+    return run

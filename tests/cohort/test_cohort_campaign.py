@@ -1,0 +1,26 @@
+"""The campaign of the cohort: the real runtime, membership and tenures under every fault, and nothing is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cohort.slices import RUNS_A_SEED, slice_of, tally
+
+SCHEDULES = 10_000
+QUICK_SEEDS = 30
+
+
+@pytest.mark.timeout(600)
+def test_no_schedule_of_a_cohort_breaks_a_promise() -> None:
+    result = slice_of((0, QUICK_SEEDS))
+    assert result.found == []
+    assert result.runs == QUICK_SEEDS * RUNS_A_SEED
+    assert result.missing() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_schedule_of_ten_thousand_breaks_a_promise() -> None:
+    result = tally(range(QUICK_SEEDS, QUICK_SEEDS + SCHEDULES // RUNS_A_SEED + 1))
+    assert result.found == []
+    assert result.runs >= SCHEDULES

@@ -1,0 +1,351 @@
+"""Who is a member: joining, leaving, identities, what is refused, and the plan that they agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from lanes import ConfigError, Retry, Settings, SourceError
+from lanes.core.cohort.records import (
+    CONFIG_KEY,
+    LEASE_PREFIX,
+    MEMBER_PREFIX,
+    PLAN_KEY,
+    Lease,
+    decode,
+    member_key,
+    state_key,
+)
+from lanes.leases import Entry
+from lanes.membership import CohortSettings, Membership
+from memsource.epoch_consumers import Durable, MemoryEpochConsumers
+from memsource.lease_store import MemoryLeaseStore
+from memsource.sim.waiting import until
+from memsource.way import Way
+from tests.cohort.members import CONFIG, Servers, config_of, never, once, serve, virtual
+from tests.cohort.stage import Stage, staged
+
+SERIAL: Final = Settings(order="serial", poison="block", drain_timeout=600.0, retry=Retry(attempts=2, backoff=0.1))
+
+
+# --- named
+
+
+def test_serial_two_racing_members_only_one_gets_work() -> None:
+    async def scene(stage: Stage) -> None:
+        before = stage.publish(0, 0, 0)
+        joined = [stage.join() for _ in range(2)]
+        await stage.world.settled()
+        assert stage.ends() == before
+        (winner,) = {each.member for each in stage.log}
+        first, second = joined if winner == "w-1" else joined[::-1]
+        assert (first[1].owned, second[1].owned) == ([0], [])
+        assert second[0].consumer.ready
+        more = stage.publish(0, 0)
+        await stage.world.settled()
+        assert {each.member for each in stage.log} == {winner}
+        stage.stop(first[0])
+        await stage.owns(second[1], 0)
+        last = stage.publish(0)
+        await stage.world.settled()
+        assert stage.ends() == before + more + last
+        assert stage.starts(second[0].name) == last
+
+    staged(scene, settings=SERIAL)
+
+
+def test_serial_refuses_skip() -> None:
+    with pytest.raises(ConfigError, match=r'order="serial" with poison="skip"'):
+        Settings(order="serial", poison="skip")
+
+    async def scene(stage: Stage) -> None:
+        worker, _ = stage.join()
+        await worker.ended.wait()
+
+    with pytest.raises(ConfigError, match=r'order="serial".*partition'):
+        staged(scene, settings=SERIAL, partitions=2)
+
+
+def test_unblock_resumes_head_with_attempts_kept() -> None:
+    async def scene(stage: Stage) -> None:
+        worker, first = stage.join()
+        await stage.owns(first, 0)
+        head = stage.publish(0, key="one")
+        behind = stage.publish(0, key="one")
+        stage.failing.update(head)
+        await stage.wait(lambda: worker.consumer.status().blocked, "its head is blocked")
+        assert [(each.position, each.attempt) for each in stage.log] == [(head[0], attempt) for attempt in (1, 2, 3)]
+        stage.failing.clear()
+        with worker.acting():
+            assert worker.consumer.unblock("one") == 1
+        await stage.world.settled()
+        starts = [(each.position, each.attempt) for each in stage.log if each.what == "start"]
+        assert starts == [*[(head[0], attempt) for attempt in (1, 2, 3, 4)], (behind[0], 1)]
+
+    staged(scene)
+
+
+def test_same_member_id_in_two_groups_is_two_identities() -> None:
+    async def test() -> None:
+        orders, billing = Servers(), Servers()
+        async with anyio.create_task_group() as tasks:
+            members = [each.member("a") for each in (orders, billing)]
+            for member in members:
+                tasks.start_soon(serve, member)
+            assert await until(lambda: all(member.deadline(1) > 0 for member in members), 5.0)
+            members[0].stop()
+            assert await until(lambda: members[0].deadline(0) < 0, 5.0)
+            await anyio.sleep(20.0)
+            # The other one of this name has heard of nothing.
+            assert [member.deadline(0) > orders.clock() for member in members] == [False, True]
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_second_cohort_is_refused() -> None:
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            first = servers.member("a")
+            tasks.start_soon(first.run)
+            await first.joined.wait()
+            other = servers.member("b", config=config_of(cohort="billing"))
+            with pytest.raises(ConfigError, match=r"'orders' was set up otherwise.*'billing'.*another namespace"):
+                await other.run()
+            assert first.generation == servers.plan().generation == 1
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+# --- joining
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("partitions", 3), ("choice", "transform"), ("tokens", (2,)), ("incarnation", "2")]
+)
+def test_what_a_cohort_never_changes_is_compared_at_every_join(field: str, value: Any) -> None:
+    async def test() -> None:
+        servers = Servers(partitions=3)
+        await once(servers.member("a"))
+        with pytest.raises(ConfigError, match=field):
+            await servers.member("b", config=config_of(**{field: value})).run()
+
+    virtual(test)
+
+
+def test_a_member_id_of_somebody_who_lives_is_refused() -> None:
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(servers.member("a").run)
+            await until(lambda: servers.bucket.writes > 5, 5.0)
+            began = servers.clock()
+            with pytest.raises(ConfigError, match="member id 'a' is used by another process of cohort 'orders'"):
+                await servers.member("a").run()
+            # It sees the next heartbeat.
+            assert servers.clock() - began <= 4.0 / 3 + 0.5
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_a_member_id_of_somebody_who_died_is_taken_over_when_its_heartbeat_is() -> None:
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            first = servers.member("a")
+            tasks.start_soon(first.run)
+            assert await until(lambda: first.deadline(0) > 0, 5.0)
+            tasks.cancel_scope.cancel()
+        began = servers.clock()
+        async with anyio.create_task_group() as tasks:
+            second = servers.member("a")
+            tasks.start_soon(second.run)
+            assert await until(lambda: second.deadline(0) > 0 and second.deadline(1) > 0, 10.0)
+            assert 2.0 < servers.clock() - began < 8.0
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_who_wakes_where_its_id_was_taken_stops() -> None:
+    async def test() -> None:
+        servers = Servers()
+        first, second = servers.member("a"), servers.member("a")
+        async with anyio.create_task_group() as tasks:
+            # Its heartbeat is lost while it does not look, and somebody else is faster.
+            tasks.start_soon(_refused, first)
+            await first.joined.wait()
+            servers.bucket.drop(member_key("a"), servers.clock())
+            tasks.start_soon(second.run)
+            await anyio.sleep(30.0)
+            assert second.deadline(0) > servers.clock()
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+async def _refused(member: Membership) -> None:
+    with pytest.raises(ConfigError, match="member id 'a' is used by another process"):
+        await member.run()
+
+
+def test_the_first_set_up_writes_the_state_and_a_lost_bucket_gets_none() -> None:
+    async def test() -> None:
+        servers = Servers()
+        await once(servers.member("a"))
+        states = [servers.bucket.read(state_key(partition), servers.clock()).value for partition in (0, 1)]
+        assert all(states)
+        servers.bucket.lose(servers.clock())
+        async with anyio.create_task_group() as tasks:
+            second = servers.member("b")
+            tasks.start_soon(second.run)
+            await second.joined.wait()
+            began = servers.clock()
+            assert servers.bucket.read(CONFIG_KEY, began).value
+            assert servers.bucket.read(state_key(0), began).value is None
+            assert await until(lambda: second.deadline(0) > 0, 20.0)
+            # An owner may believe in a lease that is gone with the bucket.
+            assert servers.clock() - began >= 4.0 + 0.5
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_a_durable_of_somebody_else_on_a_work_queue_is_refused() -> None:
+    class Foreign(MemoryEpochConsumers):
+        async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+            self.stream.create(Durable(partition, epoch, sub), 0.0, nonce=nonce, start=start)
+
+        async def found(self, partition: int) -> Any:
+            return [], 1
+
+    async def test() -> None:
+        servers = Servers(retention="workqueue")
+        servers.stream.create(Durable(1, 7, 0), 0.0, nonce="x", start=None)
+        way = Way(servers.clock, never)
+        member = Membership(
+            MemoryLeaseStore(servers.bucket, way),
+            Foreign(servers.stream, way),
+            CONFIG,
+            member="a",
+            changed=lambda: None,
+            clock=servers.clock,
+        )
+        with pytest.raises(ConfigError, match="partition 1 cannot have a durable of its own"):
+            await member.run()
+
+    virtual(test)
+
+
+# --- leaving
+
+
+def test_who_is_told_to_stop_while_it_joins_or_takes_leaves_all_the_same() -> None:
+    async def test() -> None:
+        for steps in range(80):
+            servers = Servers()
+            member = servers.member("a")
+            with anyio.fail_after(10.0):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(serve, member)
+                    for _ in range(steps):
+                        await anyio.lowlevel.checkpoint()
+                    member.stop()
+            now = servers.clock()
+            assert not servers.bucket.read(member_key("a"), now).value
+            leases = servers.bucket.entries(LEASE_PREFIX, now).items()
+            assert all(decode(Lease, key, entry.value or b"").released for key, entry in leases)
+
+    virtual(test)
+
+
+# --- the plan
+
+
+def test_the_generation_rises_with_changes_alone() -> None:
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            first, second = servers.member("a"), servers.member("b")
+            tasks.start_soon(first.run)
+            await first.joined.wait()
+            assert servers.plan().generation == 1
+            await anyio.sleep(30.0)
+            assert servers.plan().generation == 1
+            tasks.start_soon(second.run)
+            await second.joined.wait()
+            assert servers.plan().generation == 2
+            assert sorted(map(str, servers.plan().owners)) == ["a", "b"]
+            # The bucket is lost, and what is known goes on.
+            servers.bucket.lose(servers.clock())
+            await anyio.sleep(30.0)
+            assert (servers.plan().generation, set(servers.plan().members)) == (2, {"a", "b"})
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_an_old_view_of_who_lives_is_not_written_over_a_newer_plan() -> None:
+    class Slow(MemoryLeaseStore):
+        async def entries(self, prefix: str) -> Mapping[str, Entry]:
+            found = await super().entries(prefix)
+            if prefix == MEMBER_PREFIX and slow:
+                await anyio.sleep(1.0)
+            return found
+
+    slow: list[None] = []
+
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            first = servers.member("a", make=Slow)
+            tasks.start_soon(first.run)
+            await first.joined.wait()
+            slow.append(None)
+            # In the middle of the first one's look another member comes, and plans.
+            await until(lambda: first.deadline(0) > 0, 5.0)
+            first.hint(PLAN_KEY)
+            await anyio.sleep(0.5)
+            second = servers.member("b")
+            tasks.start_soon(second.run)
+            await second.joined.wait()
+            assert (servers.plan().generation, servers.plan().members) == (2, ("a", "b"))
+            await anyio.sleep(20.0)
+            assert (servers.plan().generation, servers.plan().members) == (2, ("a", "b"))
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+@pytest.mark.parametrize(("key", "said"), [(PLAN_KEY, "'plan'"), (member_key("x"), "'m.x'"), (CONFIG_KEY, "'config'")])
+def test_what_no_member_has_written_stops_it_with_the_key(key: str, said: str) -> None:
+    async def test() -> None:
+        servers = Servers()
+        servers.bucket.write(key, b"\xff nonsense", 0.0, revision=0)
+        with pytest.raises(SourceError, match=f"the key {said} of the cohort's bucket holds"):
+            await servers.member("a").run()
+
+    virtual(test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lease": 2.0}, "lease=2.0: must be whole seconds, 3 or more"),
+        ({"lease": 3.5}, r"lease=3.5: must be whole seconds"),
+        ({"lease": float("inf")}, "lease=inf"),
+        ({"weight": 0}, "weight=0: must be a whole number, 1 or more"),
+        ({"target": 0}, "target=0: must be a whole number, 1 or more"),
+        ({"drain_within": 0.0}, "drain_within=0.0: must be more than 0 seconds"),
+        ({"overdue": "never"}, 'overdue=\'never\': use "keep" or "force"'),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CohortSettings(**settings)

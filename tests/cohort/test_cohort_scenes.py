@@ -1,0 +1,305 @@
+"""Moves, losses and what is left to the next owner, with real members in virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final, Literal
+
+import pytest
+
+from lanes import Retry
+from lanes.membership import CohortSettings
+from memsource.epoch_consumers import Retention
+from memsource.topic import Record
+from memsource.way import Fate
+from tests.cohort.stage import PATIENT, Stage, staged
+
+RETENTIONS: Final[tuple[Retention, ...]] = ("limits", "workqueue", "interest")
+LEASE: Final = CohortSettings().lease
+
+
+def _position(record: Record) -> int:
+    return record.position
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_reassign_drains_before_new_owner_consumes(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0)
+        held = stage.publish(0, 0, 0)
+        stage.closed.update(held)
+        await stage.wait(lambda: stage.starts() == held, "three are held")
+        _, second = stage.join()
+        stage.broker.rebalance(stage.world.now)
+        (partition,) = first.announced.values()
+        await stage.wait(lambda: partition.draining, "it is asked for")
+        later = stage.publish(0)
+        for position in held:
+            await stage.pass_time(4 * LEASE)
+            assert (stage.starts("w-2"), second.owned) == ([], [])
+            stage.closed.discard(position)
+        await stage.owns(second, 0)
+        await stage.wait(lambda: stage.starts("w-2") == later, "what came later is the next owner's")
+        await stage.world.settled()
+        assert stage.ends() == held + later
+
+    staged(scene, retention=retention)
+
+
+def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0)
+        held = stage.publish(0, 0, 0)
+        stage.closed.update(held)
+        await stage.wait(lambda: stage.starts() == held, "three are held")
+        _, second = stage.join()
+        stage.broker.rebalance(stage.world.now)
+        stage.failing.add(held[2])
+        stage.closed.difference_update(held[:2])
+        await stage.pass_time(4 * LEASE)
+        assert (stage.starts("w-2"), second.owned) == ([], [])
+        stage.closed.clear()
+        await stage.owns(second, 0)
+        # What had failed for good and was not parked runs again there, and nothing else does.
+        await stage.wait(lambda: stage.starts("w-2") == held[2:], "the third runs again")
+        stage.failing.clear()
+
+    staged(scene, settings=dataclasses.replace(PATIENT, retry=Retry(attempts=1)))
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0)
+        held = stage.publish(0, 0, 0)
+        stage.closed.update(held)
+        await stage.wait(lambda: stage.starts() == held, "three are held")
+        first.way.cut = True
+        _, second = stage.join()
+        (partition,) = first.announced.values()
+        while not stage.starts("w-2"):
+            deadline = partition.deadline
+            assert (not second.owned) or stage.world.now >= deadline
+            await stage.pass_time(0.1)
+        assert stage.world.now >= partition.deadline
+        assert first.owned == []
+        first.way.cut = False
+        stage.closed.clear()
+        await stage.world.settled()
+        assert sorted(stage.starts("w-2")) == held
+        assert sorted(stage.ends()) == held
+
+    staged(scene, retention=retention)
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_dead_owner_does_not_wedge_a_partition(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        worker, first = stage.join()
+        await stage.owns(first, 0, 1)
+        _, second = stage.join()
+        await stage.wait(lambda: len(second.owned) == 1, "both own one")
+        (dead,) = first.owned
+        held = stage.publish(dead, dead)
+        stage.closed.update(held)
+        await stage.wait(lambda: stage.starts("w-1") == held, "both are held")
+        began = stage.world.now
+        stage.crash(worker)
+        stage.closed.clear()
+        await stage.owns(second, 0, 1)
+        assert stage.world.now - began <= LEASE + 1.0
+        await stage.world.settled()
+        assert stage.starts("w-2") == held
+
+    staged(scene, partitions=2, retention=retention)
+
+
+def test_move_drains_only_what_moves() -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0, 1, 2, 3)
+        kept = {number: partition for (number, _), partition in first.announced.items()}
+        _, second = stage.join()
+        await stage.wait(lambda: len(second.owned) == 2, "two have moved")
+        stays = sorted(first.owned)
+        assert sorted(second.owned) == sorted({0, 1, 2, 3} - set(stays))
+        # Not given up and taken again, but kept: it is the same assignment, and no other token was given out.
+        for number in stays:
+            assert kept[number].live
+            assert [at for at, _ in first.announced].count(number) == 1
+        positions = stage.publish(*stays)
+        await stage.world.settled()
+        assert sorted(stage.starts("w-1")) == positions
+
+    run = staged(scene, partitions=4)
+    assert run.happened["drained"] == 2 + 4  # those that moved, and all of them at the end
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0, 1)
+        stuck = stage.publish(1)
+        stage.closed.update(stuck)
+        await stage.wait(lambda: stage.starts() == stuck, "one is stuck")
+        # Behind it of its own key, so that they wait; the last one is done.
+        stage.publish(1, 1, key=f"key {len(stage.broker.records) - 1}")
+        done = stage.publish(1, key="another")
+        await stage.wait(lambda: stage.ends() == done, "what is behind them is done")
+        stage.publish(0)
+        _, second = stage.join()
+        await stage.pass_time(2.0)
+        stage.closed.clear()
+        await stage.wait(lambda: len(second.owned) == 1, "one has moved")
+        await stage.world.settled()
+        assert sorted(stage.ends()) == [record.position for record in sorted(stage.broker.records, key=_position)]
+
+    staged(scene, partitions=2, retention=retention)
+
+
+def test_one_partition_makes_standbys() -> None:
+    async def scene(stage: Stage) -> None:
+        joined = [stage.join() for _ in range(3)]
+        await stage.wait(lambda: sum(len(source.owned) for _, source in joined) == 1, "one owns it")
+        await stage.wait(lambda: all(worker.consumer.ready for worker, _ in joined), "all are ready")
+        (owner,) = [pair for pair in joined if pair[1].owned]
+        others = [source for worker, source in joined if worker is not owner[0]]
+        assert [worker.consumer.active for worker, _ in joined] == [pair is owner for pair in joined]
+        assert [source.membership.standby for source in others] == [True, True]
+        assert not owner[1].membership.standby
+        stage.stop(owner[0])
+        await stage.wait(lambda: any(source.owned for source in others), "a standby takes it")
+
+    staged(scene)
+
+
+def test_reconnect_keeps_partitions() -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0, 1)
+        held = stage.publish(0, 1)
+        stage.closed.update(held)
+        await stage.wait(lambda: sorted(stage.starts()) == held, "both are held")
+        before = dict(first.announced)
+        stage.broker.restart(stage.world.now)
+        names = {number: stage.broker.stream.names(number) for number in (0, 1)}
+        await stage.wait(
+            lambda: all(stage.broker.stream.names(number)[0].sub == 1 for number in (0, 1)),
+            "it has taken over from itself",
+        )
+        stage.closed.clear()
+        stage.publish(0, 1)
+        await stage.world.settled()
+        assert first.announced == before
+        # The same epoch, with a number of its own; and nothing that was held began again.
+        for number, (name,) in names.items():
+            assert [each.epoch for each in stage.broker.stream.names(number)] == [name.epoch]
+        assert sorted(stage.starts()) == sorted({*stage.starts()})
+
+    staged(scene, partitions=2)
+
+
+@pytest.mark.parametrize("seconds", [LEASE / 4, 3 * LEASE])
+def test_kv_blackout_does_not_overlap_owners(seconds: float) -> None:
+    async def scene(stage: Stage) -> None:
+        joined = [stage.join()[1] for _ in range(2)]
+        await stage.wait(lambda: [len(source.owned) for source in joined] == [1, 1], "both own one")
+        tokens = sorted(token for source in joined for _, token in source.announced)
+        for source in joined:
+            source.way.cut = True
+        await stage.pass_time(seconds)
+        owned = [len(source.owned) for source in joined]
+        assert owned == ([1, 1] if seconds < LEASE / 2 else [0, 0])
+        for source in joined:
+            source.way.cut = False
+        stage.publish(0, 1)
+        await stage.world.settled()
+        await stage.wait(lambda: sorted(n for source in joined for n in source.owned) == [0, 1], "all is owned")
+        again = sorted(token for source in joined for _, token in source.announced)
+        assert (again == tokens) == (seconds < LEASE / 2)
+
+    staged(scene, partitions=2)
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        worker, first = stage.join()
+        await stage.owns(first, 0)
+        stage.publish(0)
+        await stage.world.settled()
+        ((_, old),) = first.announced
+        partition = first.announced[0, old]
+        # It hears nothing of it, and believes in its lease for as long as that lasts.
+        first.way.cut = True
+        lost = stage.world.now
+        stage.broker.lose(0, lost)
+        _, second = stage.join()
+        while first.owned:
+            assert second.owned == []
+            await stage.pass_time(0.1)
+        stage.crash(worker)
+        await stage.owns(second, 0)
+        assert partition.deadline <= stage.world.now <= lost + 3 * LEASE
+        ((_, new),) = second.announced
+        assert new > max(token for _, token in first.announced)
+        stage.publish(0)
+        await stage.world.settled()
+
+    staged(scene, retention=retention)
+
+
+@pytest.mark.parametrize("kind", ["request lost", "reply lost"])
+def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
+    """Whichever write of an acquisition, of renewals and of a release has no answer: nothing is lost by it."""
+
+    async def scene(stage: Stage, number: int) -> None:
+        worker, first = stage.join()
+        first.way.fates.extend([*[None] * number, Fate(kind)])
+        await stage.owns(first, 0)
+        positions = stage.publish(0, 0)
+        await stage.pass_time(LEASE)
+        assert first.owned == [0], "the answer to a renewal is missing, and the lease is not"
+        _, second = stage.join()
+        stage.stop(worker)
+        await stage.owns(second, 0)
+        stage.publish(0)
+        await stage.world.settled()
+        assert sorted(stage.starts("w-1")) == positions
+        assert len(stage.starts("w-2")) == 1
+
+    for number in range(30):
+        staged(lambda stage, number=number: scene(stage, number))  # type: ignore[misc]
+
+
+def test_frozen_past_lease_believes_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        worker, first = stage.join()
+        await stage.owns(first, 0)
+        _, second = stage.join()
+        await stage.wait(lambda: second.membership.generation > 0, "it stands by")
+        held = stage.publish(0)
+        stage.closed.update(held)
+        await stage.wait(lambda: stage.starts() == held, "one is held")
+        queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
+        await stage.pass_time(0.5)
+        (old,) = first.announced.values()
+        acknowledged = stage.broker.stream.stale
+        stage.freeze(worker, 4 * LEASE)
+        await stage.owns(second, 0)
+        assert first.owned == [0], "it sleeps, and has heard of nothing"
+        stage.closed.clear()
+        await stage.world.settled()
+        await stage.wait(lambda: not old.live, "it wakes")
+        await stage.pass_time(LEASE)
+        assert stage.starts("w-1") == held
+        assert sorted(stage.starts("w-2")) == sorted(held + queued)
+        assert stage.broker.stream.stale == acknowledged, "it has sent nothing, and pulled nothing"
+        assert (first.owned, first.membership.deadline(0)) == ([], -math.inf)
+
+    staged(scene)

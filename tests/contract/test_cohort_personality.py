@@ -1,0 +1,96 @@
+"""The source of a cohort's member in memory keeps the contract of a source, over the real membership."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+import anyio.lowlevel
+import pytest
+
+from lanes.core.cohort.records import PLAN_KEY, Drain, Heartbeat, PlanRecord, decode, drain_key, encode, member_key
+from lanes.core.types import Partition
+from lanes.membership import CohortSettings
+from lanes.source import Source
+from memsource.cohort_broker import CohortBroker
+from memsource.cohort_source import CohortMemberSource
+from memsource.contract import Ability, Check, Sample, checks
+from memsource.pull_consumer import ConsumerSettings
+
+EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
+LEASE: Final = 10_000.0
+"""Longer than all that elapses: what comes of a lease that runs out is not for every source."""
+
+
+class CohortHarness:
+    """A broker whose clock moves by ``elapse`` alone."""
+
+    can: Collection[Ability] = EVERYTHING
+    patience = 0.02
+    ack_wait = 3.0
+
+    def __init__(self, partitions: int) -> None:
+        self.now = 0.0
+        self.broker = CohortBroker(
+            partitions, settings=ConsumerSettings(ack_wait=self.ack_wait), cohort=CohortSettings(lease=LEASE)
+        )
+        self._newest: CohortMemberSource
+        self._sources = 0
+
+    async def publish(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            record = self.broker.publish(sample.value, key=sample.key, headers=sample.headers)
+            self.broker.skip(record.position % 3)
+
+    def source(self) -> Source:
+        self._sources += 1
+        self._newest = self.broker.source(f"member-{self._sources}", lambda: self.now)
+        return self._newest
+
+    async def unsettled(self) -> int:
+        stream = self.broker.stream
+        names = [stream.names(number)[-1] for number in self.broker.partitions]
+        return sum(len(stream.consumer(name).unacknowledged) for name in names)
+
+    async def elapse(self, seconds: float) -> None:
+        self.now += seconds
+        self.broker.advance(self.now)
+
+    async def revoke(self, partition: Partition) -> None:
+        """Another member comes, and the plan gives it the partition."""
+        bucket, key = self.broker.bucket, member_key("another")
+        asked, quiet = -1, 0
+        while quiet < 10:
+            # Not in the middle of a look: it would plan without who is coming.
+            quiet = quiet + 1 if asked == self._newest.way.asked else 0
+            asked = self._newest.way.asked
+            await anyio.lowlevel.checkpoint()
+        entry = bucket.read(PLAN_KEY, self.now)
+        plan = decode(PlanRecord, PLAN_KEY, entry.value or b"")
+        owners = tuple("another" if n == partition.id.number else owner for n, owner in enumerate(plan.owners))
+        count = owners.count("another")
+        # So much that nothing else moves, and nothing back.
+        beat = encode(Heartbeat(nonce="x", weight=count, target=None, session=0))
+        if count == len(owners):
+            bucket.write(drain_key(self._newest.member), encode(Drain(since=0)), self.now, revision=0)
+        bucket.write(key, beat, self.now, revision=bucket.read(key, self.now).revision, ttl=LEASE)
+        value = encode(replace(plan, generation=plan.generation + 1, owners=owners))
+        bucket.write(PLAN_KEY, value, self.now, revision=entry.revision)
+
+    async def lose(self, partition: Partition) -> None:
+        """An acknowledgement finds nobody."""
+        self._newest.membership.gone(partition.id.number, "its durable is gone")
+
+    async def finish(self) -> None:
+        self._newest.finish()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("check", checks(EVERYTHING), ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_the_cohort_personality_keeps_the_contract(check: Check, partitions: int) -> None:
+    if check.__name__ == "check_start_is_cancel_safe":
+        # It throws away what it is told meanwhile, and a member of a cohort is told of each partition by itself.
+        partitions = 1
+    await check(CohortHarness(partitions))

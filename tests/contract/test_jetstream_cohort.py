@@ -1,0 +1,109 @@
+"""A member of a cohort keeps the contract of a source, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any, Final
+
+import anyio
+import nats
+import pytest
+from nats.aio.client import Client
+
+from lanes.core.cohort.records import Lease, encode
+from lanes.core.types import Partition
+from lanes.source import Source
+from lanes_jetstream import Cohort, JetStreamSource, subject_token
+from lanes_jetstream.cohort import bucket_name
+from memsource.contract import Ability, Check, Sample, checks
+from tests.components import NatsServer
+
+ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "lose")
+
+
+class CohortHarness:
+    """A stream of one cohort partition, on the session's server; each source is a member of its own."""
+
+    can: Collection[Ability] = ABILITIES
+    patience = 0.3
+    ack_wait = 1.0  # the least a source allows
+
+    def __init__(self, client: Client, url: str, name: str) -> None:
+        self._client = client
+        self._url = url
+        self._name = name
+        self._members = itertools.count()
+
+    async def api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        request = b"" if body is None else json.dumps(body).encode()
+        answer: dict[str, Any] = json.loads((await self._client.request(f"$JS.API.{subject}", request, timeout=5)).data)
+        assert "error" not in answer, answer
+        return answer
+
+    async def create(self) -> None:
+        transform = {"src": f"{self._name}.*", "dest": f"{self._name}.{{{{partition(1,1)}}}}.{{{{wildcard(1)}}}}"}
+        # Of what was acknowledged before a crash the server itself remembers every message here.
+        config: dict[str, Any] = {"name": self._name, "subjects": [f"{self._name}.*"], "subject_transform": transform}
+        config["retention"] = "workqueue"
+        await self.api(f"STREAM.CREATE.{self._name}", config)
+
+    async def delete(self) -> None:
+        for stream in (bucket_name(self._name, "lanes"), self._name):
+            await self._client.request(f"$JS.API.STREAM.DELETE.{stream}", b"", timeout=5)
+            await self._client.request(f"$JS.API.STREAM.DELETE.KV_{stream}", b"", timeout=5)
+
+    async def publish(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            headers = {name: value.decode() for name, value in sample.headers}
+            await self._client.request(
+                f"{self._name}.{sample.key.decode()}", sample.value, headers=headers or None, timeout=5
+            )
+
+    def source(self) -> Source:
+        cohort = Cohort("contract", member=f"m{next(self._members)}", lease=3)
+        return JetStreamSource(
+            self._url, stream=self._name, cohort=cohort, key=subject_token(2), ack_wait=self.ack_wait
+        )
+
+    async def _durables(self) -> list[str]:
+        return (await self.api(f"CONSUMER.NAMES.{self._name}")).get("consumers") or []
+
+    async def unsettled(self) -> int:
+        infos = [await self.api(f"CONSUMER.INFO.{self._name}.{durable}") for durable in await self._durables()]
+        return sum(info["num_ack_pending"] for info in infos)
+
+    async def elapse(self, seconds: float) -> None:
+        # The server's own clock: time can only be waited for.
+        await anyio.sleep(seconds)
+
+    async def revoke(self, partition: Partition) -> None:
+        raise NotImplementedError("a partition moves by the plan, for another member")
+
+    async def lose(self, partition: Partition) -> None:
+        lease = encode(Lease("somebody", "else"))
+        await self._client.request(f"$KV.{bucket_name(self._name, 'lanes')}.l.0", lease, timeout=5)
+
+    async def finish(self) -> None:
+        raise NotImplementedError("a stream has no end")
+
+
+@pytest.fixture
+async def harness(nats_server: NatsServer) -> AsyncIterator[CohortHarness]:
+    client = await nats.connect(nats_server.url)
+    harness = CohortHarness(client, nats_server.url, f"contract-{uuid.uuid4().hex[:12]}")
+    await harness.create()
+    try:
+        yield harness
+    finally:
+        await harness.delete()
+        await client.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("check", checks(ABILITIES), ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_a_member_of_a_cohort_keeps_the_contract(check: Check, harness: CohortHarness) -> None:
+    await check(harness)

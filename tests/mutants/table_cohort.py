@@ -1,0 +1,132 @@
+"""The mutants of the cohort: mistakes in its protocol, and in the source that keeps it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import Mutant
+
+
+def _mutant(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
+    return Mutant(name, module, old, new, breaks, "cohort", found_by)
+
+
+_STEPS: Final = "lanes.core.cohort.steps"
+_ACQUIRING: Final = "lanes.core.cohort.acquiring"
+_SOURCE: Final = "memsource.cohort_source"
+
+COHORT: Final = (
+    _mutant(
+        "no_barrier",
+        _ACQUIRING,
+        '        if self._lease(value) is None:\n            self._step("free")',
+        '        if True:\n            self._step("free")',
+        "whoever the plan names takes the partition while its owner still holds the lease",
+        "Livelock",
+        "NewestOwner",
+        "NoOverlap",
+    ),
+    _mutant(
+        "watch_as_loss_signal",
+        "lanes.core.cohort.holding",
+        "        self.expires = max(self.expires, sent + self._ttl - self._margin)\n        self.renew_at",
+        "        self.expires = sent + 1e9\n        self.renew_at",
+        "an owner believes in its lease until it is told otherwise",
+        "NewestOwner",
+        "NoOverlap",
+    ),
+    _mutant(
+        "no_epoch_bump",
+        _ACQUIRING,
+        "            self._epoch = max(known, found.server_ms) + 1\n",
+        "            self._epoch = known - 1 if known else found.server_ms\n",
+        "a new owner works under an epoch that is not above that of the former one",
+        "EpochsRise",
+        "NewestOwner",
+        "CaughtUp",
+        "Converges",
+    ),
+    _mutant(
+        "release_before_drain",
+        _SOURCE,
+        "                slot.revoked = True\n",
+        "                slot.revoked = True\n"
+        "                self.membership.drained(number, slot.ledger.snapshot())\n",
+        "the next owner starts while handlers of the former one run",
+        "NoOverlap",
+    ),
+    _mutant(
+        "done_set_not_written",
+        _STEPS,
+        "        value = encode(State(self._epoch, done))\n",
+        "        value = encode(State(self._epoch, Done(done.floor, ())))\n",
+        "what was done above the floor is run again by the next owner",
+        "NoDuplicateCleanly",
+        "RepeatsNothing",
+        "RedeliveryNotRun",
+    ),
+    _mutant(
+        "renewed_after_loss",
+        _STEPS,
+        '            self._give_up("the lease was not renewed in time")\n',
+        "            self._holding.expires = now + self._ttl - self._margin\n",
+        "a lease that has run out is renewed as if nothing had happened",
+        "CaughtUp",
+        "Converges",
+        "NewestOwner",
+        "NoOverlap",
+    ),
+    _mutant(
+        "gained_in_place",
+        _ACQUIRING,
+        "                start = None if self._alone else self._done.floor + 1\n",
+        "                start = None if self._alone else self._done.highest + 1\n",
+        "the durable of a gained partition begins behind its backlog",
+        "NothingLost",
+        "AtLeastOnce",
+        "CaughtUp",
+        "FaultDifferential",
+    ),
+    _mutant(
+        "ttl_rounded_down",
+        "lanes.tenants",
+        "action.key, action.value, revision=action.revision, ttl=action.ttl, fence=action.fence",
+        "action.key, action.value, revision=action.revision, ttl=action.ttl and action.ttl - 1, fence=action.fence",
+        "the server lets the lease expire before its owner stops believing in it",
+        "NewestOwner",
+        "NoOverlap",
+    ),
+    _mutant(
+        "no_grace",
+        _ACQUIRING,
+        "        self._not_before = now + self._ttl + self._margin\n",
+        "        self._not_before = now\n",
+        "a bucket that was lost takes the lease from an owner that does not know it yet",
+        "NewestOwner",
+        "NoOverlap",
+    ),
+    _mutant(
+        "gap_passed_over",
+        _SOURCE,
+        "            if delivery.token != slot.count:\n",
+        "            if False:\n",
+        "what was lost on its way comes again behind newer messages of its key",
+        "PerKeyOrder",
+        "CaughtUp",
+    ),
+    _mutant(
+        "old_view_planned",
+        "lanes.roster",
+        "        entry = await self._store.read(PLAN_KEY)\n"
+        "        heartbeats = {\n"
+        "            key.removeprefix(MEMBER_PREFIX): self._decode(Heartbeat, key, entry.value)\n"
+        "            for key, entry in self._note(await self._store.entries(MEMBER_PREFIX)).items()\n",
+        "        living = await self._store.entries(MEMBER_PREFIX)\n"
+        "        entry = await self._store.read(PLAN_KEY)\n"
+        "        heartbeats = {\n"
+        "            key.removeprefix(MEMBER_PREFIX): self._decode(Heartbeat, key, entry.value)\n"
+        "            for key, entry in self._note(living).items()\n",
+        "who has read too early who lives plans others away",
+        "PlansSettle",
+    ),
+)
