@@ -7,11 +7,12 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from lanes.errors import ConfigError, SourceError
@@ -33,6 +34,17 @@ RECONNECT_WAIT: Final = 0.25
 FLUSH_PATIENCE: Final = 86_400
 """Seconds the client itself waits for a flush: longer than any server stays frozen. See ``Connection.flush``."""
 
+OLDEST_SERVER: Final = (2, 11)
+"""The oldest nats-server this was tested with, as major and minor version."""
+
+_DENIED_LOOK: Final = 0.1
+"""Seconds between two looks at whether the server has refused a request for want of a permission: it says so, but not
+as the answer."""
+
+_DISABLED: Final = frozenset({10039, 10076})
+"""What the server answers where there is no JetStream, with the same code as what is over in a moment."""
+
+_DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
 _SCHEME: Final = re.compile(r"(nats|tls|ws|wss)://")
 _SERVER: Final = re.compile(
@@ -42,15 +54,27 @@ _SERVER: Final = re.compile(
 
 
 class ApiError(Exception):
-    """The JetStream API refused a request. ``err_code`` is the server's own number for it."""
+    """The JetStream API refused a request. ``err_code`` is the server's own number for it.
 
-    def __init__(self, err_code: int, description: str) -> None:
+    ``temporary``: it may do the same later, as when there is no leader or no room.
+    """
+
+    def __init__(self, err_code: int, description: str, code: int = 0) -> None:
         super().__init__(f"{description} ({err_code})")
         self.err_code = err_code
+        self.temporary = code == 503 and err_code not in _DISABLED
 
 
 class NoAnswer(Exception):
     """The JetStream API did not answer: no connection, no leader, or no permission."""
+
+
+class NoJetStream(NoAnswer):
+    """Nobody is there to answer: JetStream is off, on the server or for the account."""
+
+
+class NotPermitted(NoAnswer):
+    """The server has said that this client may not ask."""
 
 
 class Connection:
@@ -147,6 +171,35 @@ class Connection:
         """Whether it was opened here."""
         return self._url is not None
 
+    @property
+    def server_version(self) -> tuple[int, int]:
+        """Major and minor version of the server that the client is connected to; (0, 0) where that is not known."""
+        version = self.client.connected_server_version
+        try:
+            return version.major, version.minor
+        except ValueError:
+            return 0, 0
+
+    def check_server(self) -> None:
+        """Raise ``ConfigError`` for a server older than ``OLDEST_SERVER``. One that does not say is let pass."""
+        found = self.server_version
+        if (0, 0) < found < OLDEST_SERVER:
+            raise ConfigError(
+                f"{self.servers}: nats-server {found[0]}.{found[1]} is too old: lanes needs "
+                f"{OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer; upgrade the server"
+            )
+
+    def denied(self, seen: Exception | None, ours: Callable[[str], bool]) -> str | None:
+        """What the server has said since ``client.last_error`` was ``seen``, if it denies a subject that is ``ours``.
+
+        ``ours`` is asked with the subject in small letters: that is all that the client leaves of it.
+        """
+        error = self.client.last_error
+        if error is None or error is seen:
+            return None
+        found = _DENIED.search(str(error))
+        return str(error).removeprefix("nats: ") if found is not None and ours(found[1].casefold()) else None
+
     async def reopen(self) -> None:
         """Connect anew after the client gave up, as it does when the server hangs up on a message. See ``open``."""
         del self.client
@@ -187,14 +240,15 @@ class Connection:
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One request to the JetStream API.
 
-        Raises ``ApiError`` for a refusal, ``NoAnswer`` when nothing answers in time, and ``SourceError`` when the
-        connection is closed for good or JetStream is not there.
+        Raises ``ApiError`` for a refusal, ``NoAnswer`` when nothing answers in time (``NoJetStream`` when nobody is
+        there to, ``NotPermitted`` as soon as the server denies it), and ``SourceError`` when the connection is closed
+        for good.
         """
         body = json.dumps(request).encode() if request is not None else b""
         try:
-            answer = await self.client.request(f"{self._prefix}.{subject}", body, timeout=API_TIMEOUT)
+            answer = await self._request(self.api_subject(subject), body)
         except nats.errors.NoRespondersError:
-            raise NoAnswer(
+            raise NoJetStream(
                 f"{self.servers}: JetStream does not answer: enable it on the server (-js) and for this account"
             ) from None
         except nats.errors.ConnectionClosedError:
@@ -209,9 +263,30 @@ class Connection:
             raise SourceError(f"{self.servers}: the answer to {subject} is no JSON object")
         refusal = fields.get("error")
         if refusal:
-            raise ApiError(int(refusal.get("err_code", 0)), str(refusal.get("description", "unknown error")))
+            raise ApiError(
+                int(refusal.get("err_code", 0)),
+                str(refusal.get("description", "unknown error")),
+                int(refusal.get("code", 0)),
+            )
         return fields
+
+    async def _request(self, subject: str, body: bytes) -> Msg:
+        seen = self.client.last_error
+        request = asyncio.create_task(self.client.request(subject, body, timeout=API_TIMEOUT))
+        try:
+            while not request.done():
+                await asyncio.wait([request], timeout=_DENIED_LOOK)
+                denied = self.denied(seen, subject.casefold().__eq__)
+                if denied is not None and not request.done():
+                    raise NotPermitted(f"{self.servers}: {denied}: permit it")
+            return request.result()
+        finally:
+            request.cancel()
+
+    def api_subject(self, name: str) -> str:
+        """Where requests of this name to the JetStream API go."""
+        return f"{self._prefix}.{name}"
 
     def next_subject(self, stream: str, durable: str) -> str:
         """Where pull requests of a consumer go."""
-        return f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")

@@ -7,7 +7,9 @@ writing them back would erase those on the server.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +17,8 @@ import anyio
 
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
+from lanes_jetstream.fitting import ack_waits, misfits
+from lanes_jetstream.stream_state import StreamState, read_stream
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -24,8 +28,8 @@ MANAGED: Final = "lanes-managed"
 ORIGINAL_ACK_WAIT: Final = "lanes-original-ack-wait"
 """Metadata that holds the real ack_wait (nanoseconds) while it is shrunk; a start that finds it restores it."""
 
-LEAST_ACK_WAIT: Final = 1.0
-"""Seconds: with less, keeping messages alive would be most of the traffic."""
+ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
+"""The same for a BackOff: a JSON list of nanoseconds."""
 
 SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 
@@ -35,22 +39,45 @@ SHRINK_SECONDS: Final = 0.4
 _LOOK: Final = 0.05
 """Seconds between two looks at whether an update is in force."""
 
-_CONSUMER_NOT_FOUND: Final = 10014
-_STREAM_NOT_FOUND: Final = 10059
+KEEPS_CREATED: Final = (2, 12)
+"""The first nats-server whose consumers have the same creation time after a restart."""
+
+CONSUMER_NOT_FOUND: Final = 10014
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What a consumer had delivered and not seen acknowledged."""
+    """What a consumer had delivered and not seen acknowledged.
+
+    ``deliveries``: how many there were, repeated ones included. ``settled_above_floor``: whether something above the
+    lowest unacknowledged message may be acknowledged. ``left``: what it has not delivered yet.
+    """
 
     count: int
     waiting_pulls: int
     highest: int
     """The highest stream sequence that was ever delivered."""
+    deliveries: int
+    settled_above_floor: bool
+    left: int
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """A consumer at one moment, and the stream a moment before."""
+
+    stream: StreamState
+    config: Mapping[str, Any]
+    pending: Pending
 
 
 class Durable:
-    """One durable pull consumer. Every method raises ``NoAnswer`` when the server does not answer in time."""
+    """One durable pull consumer. Every method raises ``NoAnswer`` when the server does not answer in time.
+
+    ``start``: the fields of ``start_fields``, for one that is made here. ``modify``: its timers may be changed whoever
+    made it; ``hold_back``: they may not, whoever made it.
+    """
 
     def __init__(
         self,
@@ -61,6 +88,9 @@ class Durable:
         filter_subject: str | None,
         ack_wait: float,
         max_ack_pending: int,
+        start: Mapping[str, Any],
+        modify: bool,
+        hold_back: bool,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -70,27 +100,38 @@ class Durable:
             "name": name,
             "ack_policy": "explicit",
             "ack_wait": int(ack_wait * 1e9),
-            "deliver_policy": "all",
             "replay_policy": "instant",
             "max_deliver": -1,
             "max_ack_pending": max_ack_pending,
             "metadata": {MANAGED: "1"},
+            **start,
         }
         if filter_subject is not None:
             self._wanted["filter_subject"] = filter_subject
         self._filter_subject = filter_subject
+        self._modify = modify
+        self._hold_back = hold_back
         self.config: dict[str, Any] = {}
-        self.incarnation = ""
+        self.state: StreamState
+        self._created: str | None = None
 
     def __str__(self) -> str:
         return f"{self._stream}/{self._name}"
 
     @property
-    def ack_wait(self) -> float:
-        """Seconds; the original one while it is shrunk."""
-        original = self._metadata.get(ORIGINAL_ACK_WAIT)
-        # Absent where nothing is acknowledged; such a consumer is refused.
-        return int(original if original is not None else self.config.get("ack_wait", 0)) / 1e9
+    def tokens(self) -> str:
+        """Its stream and its name, as they stand in subjects."""
+        return f"{self._stream}.{self._name}"
+
+    @property
+    def incarnation(self) -> str:
+        """Which stream it was when it was found: its creation time."""
+        return self.state.incarnation
+
+    @property
+    def ack_waits(self) -> tuple[float, float]:
+        """The shortest and the longest, in seconds; the original ones while they are shrunk."""
+        return ack_waits(self._original)
 
     @property
     def max_ack_pending(self) -> int | None:
@@ -99,80 +140,155 @@ class Durable:
         return bound if bound > 0 else None
 
     @property
-    def managed(self) -> bool:
-        """Whether ``lanes`` made it."""
-        return MANAGED in self._metadata
+    def modifiable(self) -> bool:
+        """Whether its timers may be changed: ``lanes`` made it, or the user permits it."""
+        return self._modify or (MANAGED in self._metadata and not self._hold_back)
+
+    @property
+    def drops_acknowledged(self) -> bool:
+        """Whether the stream drops what is acknowledged, so that it cannot come again."""
+        return self.state.retention == "workqueue"
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a server that is killed forgets the last acknowledgements: one copy."""
+        return self.state.forgets or int(self.config.get("num_replicas", 0)) == 1
 
     @property
     def _metadata(self) -> dict[str, str]:
         return self.config.get("metadata") or {}
 
+    @property
+    def _original(self) -> dict[str, Any]:
+        """The configuration as it is when nothing is shrunk."""
+        metadata = dict(self._metadata)
+        ack_wait, backoff = metadata.pop(ORIGINAL_ACK_WAIT, None), metadata.pop(ORIGINAL_BACKOFF, None)
+        if ack_wait is None:
+            return self.config
+        try:
+            original = {**self.config, "ack_wait": int(ack_wait), "metadata": metadata}
+            if backoff is not None:
+                original["backoff"] = [int(wait) for wait in json.loads(backoff)]
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"consumer {self}: its metadata {ORIGINAL_ACK_WAIT!r} or {ORIGINAL_BACKOFF!r} cannot be read: set "
+                "ack_wait and backoff as they should be, and remove both"
+            ) from None
+        return original
+
     async def ensure(self) -> None:
         """Find or make the consumer, and check it. Raises ``ConfigError`` naming what does not fit, and the remedy."""
-        self.incarnation, _ = await self._stream_state()
+        self.state = await read_stream(self._connection, self._stream)
         try:
             await self.refresh()
         except ApiError as error:
-            if error.err_code != _CONSUMER_NOT_FOUND:
-                raise SourceError(f"consumer {self}: {error}") from None
+            if error.err_code != CONSUMER_NOT_FOUND:
+                raise SourceError(f"consumer {self}: {error}", retryable=error.temporary) from None
             await self._create()
-        self._check()
+        else:
+            if self._wanted["deliver_policy"] != "all":
+                log.info("%s: start=… is for the first run; the consumer is there and goes on where it stands", self)
+        wrong = self.misfits(self._original)
+        if wrong:
+            raise ConfigError(f"consumer {self} does not fit: {wrong}")
+
+    def misfits(self, config: Mapping[str, Any]) -> str:
+        """What of a configuration does not fit, each with the remedy; empty when it fits."""
+        return "; ".join(misfits(config, filter_subject=self._filter_subject, may_modify=self._modify))
 
     async def refresh(self) -> Pending:
-        """Read configuration and state anew."""
-        info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
-        self.config = dict(info["config"])
-        return Pending(
-            int(info.get("num_ack_pending", 0)),
-            int(info.get("num_waiting", 0)),
-            int((info.get("delivered") or {}).get("stream_seq", 0)),
-        )
+        """Read configuration and state anew. Raises ``ApiError`` too."""
+        self.config, pending = await self._info()
+        return pending
 
-    async def check_stream(self, highest: int) -> None:
+    async def look(self, highest: int) -> Look:
+        """Check the stream, read the consumer, change nothing here. Raises like ``check_stream`` and ``refresh``."""
+        # The stream first: what it has lost by then and the consumer has not delivered later was not delivered.
+        stream = await self.check_stream(highest)
+        config, pending = await self._info()
+        return Look(stream, config, pending)
+
+    async def check_stream(self, highest: int) -> StreamState:
         """Raise ``SourceError`` when the stream is not the one this source started on, or has lost its end.
 
         ``highest``: the highest sequence seen. Sequences that are used again would pass for settled ones.
         """
-        created, last = await self._stream_state()
-        if created != self.incarnation:
+        try:
+            state = await read_stream(self._connection, self._stream)
+        except ConfigError:
+            raise SourceError(
+                f"stream {self._stream!r} was deleted while it was read: make it again, then start again"
+            ) from None
+        if state.incarnation != self.incarnation:
             raise SourceError(
                 f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; "
                 "start again when that was intended"
             )
-        if last < highest:
+        if state.last < highest:
             raise SourceError(
-                f"stream {self._stream!r} ends at sequence {last} and was read up to {highest}: the server has lost "
-                "messages, and new ones take their sequences; check what is missing, then start again"
+                f"stream {self._stream!r} ends at sequence {state.last} and was read up to {highest}: the server has "
+                "lost messages, and new ones take their sequences; check what is missing, then start again"
             )
+        return state
 
     async def restore(self) -> None:
-        """Give a shrunk consumer its own ack_wait back, also one that an earlier process left so. Idempotent."""
-        if ORIGINAL_ACK_WAIT not in self._metadata:
-            return
-        metadata = {k: v for k, v in self._metadata.items() if k != ORIGINAL_ACK_WAIT}
-        await self._update(int(self._metadata[ORIGINAL_ACK_WAIT]), metadata)
+        """Give a shrunk consumer its own timers back, also one that an earlier process left so. Idempotent."""
+        if ORIGINAL_ACK_WAIT in self._metadata:
+            await self._update(self._original)
 
     async def requeue_pending(self) -> None:
         """Make the server queue everything unacknowledged for redelivery, before anything new.
 
-        Shrinks ack_wait for a moment. The original goes into the metadata by the same update, so that a process
-        that dies between the two leaves a consumer that the next start repairs. Finishes the restore even when
-        it is cancelled.
+        Shrinks ack_wait for a moment, without a BackOff, which would replace it. The originals go into the metadata by
+        the same update, so that a process that dies between the two leaves a consumer that the next start repairs.
+        Finishes the restore even when it is cancelled.
         """
-        original = str(self.config["ack_wait"])
+        original = self._original
+        metadata = {**(original.get("metadata") or {}), ORIGINAL_ACK_WAIT: str(original["ack_wait"])}
+        if original.get("backoff"):
+            metadata[ORIGINAL_BACKOFF] = json.dumps(original["backoff"])
+        shrunk = {**original, "ack_wait": SHRUNK_ACK_WAIT_NS, "metadata": metadata}
+        shrunk.pop("backoff", None)
         try:
             # Shielded: a cancelled one would not know whether there is something to restore.
             with anyio.CancelScope(shield=True):
-                await self._update(SHRUNK_ACK_WAIT_NS, {**self._metadata, ORIGINAL_ACK_WAIT: original})
+                await self._update(shrunk)
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
             # Shielded: a cancelled takeover must not leave the shrunk ack_wait behind. Bounded by the API's timeout.
             with anyio.CancelScope(shield=True):
                 await self.restore()
 
-    async def _update(self, ack_wait: int, metadata: dict[str, str]) -> None:
-        """Change ack_wait (nanoseconds) and metadata together, and see that it is so."""
-        config = {**self.config, "ack_wait": ack_wait, "metadata": metadata}
+    async def reset(self) -> None:
+        """Make the server begin again behind the lowest unacknowledged message, in the order of the stream.
+
+        Whatever is acknowledged above that comes again too. Raises ``ApiError`` where the server cannot.
+        """
+        await self._connection.api(f"CONSUMER.RESET.{self._stream}.{self._name}", {})
+
+    async def _info(self) -> tuple[dict[str, Any], Pending]:
+        info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
+        self._created = self._created or str(info["created"])
+        if self._created != str(info["created"]) and self._connection.server_version >= KEEPS_CREATED:
+            raise SourceError(
+                f"consumer {self} was deleted and made anew while it was read: it has forgotten what was acknowledged; "
+                "start again when that was intended"
+            )
+        delivered, floor = info.get("delivered") or {}, info.get("ack_floor") or {}
+        count, deliveries = int(info.get("num_ack_pending", 0)), int(delivered.get("consumer_seq", 0))
+        return dict(info["config"]), Pending(
+            count=count,
+            waiting_pulls=int(info.get("num_waiting", 0)),
+            highest=int(delivered.get("stream_seq", 0)),
+            deliveries=deliveries,
+            # Each unacknowledged message is one delivery above the floor: more of them than that were acknowledged.
+            settled_above_floor=deliveries - int(floor.get("consumer_seq", 0)) > count,
+            left=int(info.get("num_pending", 0)),
+            paused=bool(info.get("paused", False)),
+        )
+
+    async def _update(self, config: Mapping[str, Any]) -> None:
+        """Change ack_wait, BackOff and metadata together, and see that it is so."""
         await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config, "action": "update"},
@@ -181,7 +297,7 @@ class Durable:
         deadline = asyncio.get_running_loop().time() + API_TIMEOUT
         while True:
             await self.refresh()
-            if self.config["ack_wait"] == ack_wait:
+            if all((self.config.get(name) or None) == (config.get(name) or None) for name in ("ack_wait", "backoff")):
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise NoAnswer(f"consumer {self}: the server accepted a new ack_wait and does not show it")
@@ -192,45 +308,11 @@ class Durable:
         try:
             answer = await self._connection.api(f"CONSUMER.CREATE.{self._stream}.{self._name}", request)
         except ApiError as error:
+            if error.temporary:
+                raise SourceError(f"consumer {self}: {error}", retryable=True) from None
             raise ConfigError(
                 f"consumer {self} cannot be created: {error}; correct the setting it names, or create the consumer "
                 "yourself"
             ) from None
         self.config = dict(answer["config"])
         log.info("%s: created a durable pull consumer", self)
-
-    async def _stream_state(self) -> tuple[str, int]:
-        try:
-            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.err_code == _STREAM_NOT_FOUND:
-                raise ConfigError(
-                    f"stream {self._stream!r} does not exist at {self._connection.servers}: create it, or correct "
-                    "stream=…"
-                ) from None
-            raise SourceError(f"stream {self._stream!r}: {error}") from None
-        return str(info["created"]), int(info["state"]["last_seq"])
-
-    def _check(self) -> None:
-        config = self.config
-        wrong: list[str] = []
-        if config.get("deliver_subject"):
-            wrong.append("it is a push consumer; lanes pulls: use another durable")
-        if config.get("ack_policy") != "explicit":
-            wrong.append(f"ack_policy is {config.get('ack_policy')!r}; set it to 'explicit'")
-        if config.get("max_deliver", -1) != -1:
-            wrong.append(
-                f"max_deliver is {config['max_deliver']}: the server would drop messages from their key's order; set "
-                "it to -1, lanes bounds the attempts itself"
-            )
-        if config.get("backoff"):
-            wrong.append("backoff is set: lanes retries inside the lane; remove it")
-        if config.get("priority_groups"):
-            wrong.append("priority_groups are set: they share one consumer among processes; use a durable without")
-        if self.ack_wait < LEAST_ACK_WAIT:
-            wrong.append(f"ack_wait is {self.ack_wait:g} s; set it to {LEAST_ACK_WAIT:g} s or more, minutes are good")
-        if self._filter_subject is not None and config.get("filter_subject") != self._filter_subject:
-            found = config.get("filter_subject") or config.get("filter_subjects") or "everything"
-            wrong.append(f"it filters {found!r}, not {self._filter_subject!r}: use another durable")
-        if wrong:
-            raise ConfigError(f"consumer {self} does not fit: " + "; ".join(wrong))

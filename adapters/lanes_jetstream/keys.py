@@ -13,23 +13,41 @@ KeyFunction = Callable[[Msg], PartitionKey | None]
 """A plain function of the client's message; None means "no key": its order is not claimed."""
 
 
-def subject_token(index: int) -> KeyFunction:
-    """The key is one token of the subject, counted from 0; negative counts from the end.
+class SubjectTokens:
+    """A key function: these ``tokens`` of the subject, joined by dots, which no token has."""
 
-    ``subject_token(1)`` of ``orders.42.paid`` is ``42``. A subject that is too short raises ``LookupError`` at
-    that message.
-    """
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise ConfigError(f"subject_token({index!r}): pass the token's number, 0 for the first, -1 for the last")
+    __slots__ = ("_first", "tokens")
 
-    def key(message: Msg) -> PartitionKey:
-        tokens = message.subject.split(".")
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens = tokens
+        self._first = tokens[0]
+
+    def __call__(self, message: Msg) -> PartitionKey:
+        found = message.subject.split(".")
         try:
-            return tokens[index].encode()
+            if len(self.tokens) == 1:
+                return found[self._first].encode()
+            return ".".join([found[token] for token in self.tokens]).encode()
         except IndexError:
-            raise LookupError(f"subject_token({index}): the subject has {len(tokens)} tokens") from None
+            raise LookupError(f"{self!r}: the subject has {len(found)} tokens") from None
 
-    return key
+    def __repr__(self) -> str:
+        return f"subject_token({', '.join(map(str, self.tokens))})"
+
+
+def subject_token(index: int, *more: int) -> SubjectTokens:
+    """The key is one token of the subject, or several of them, counted from 0; negative counts from the end.
+
+    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. A subject that is
+    too short raises ``LookupError`` at that message.
+    """
+    tokens = (index, *more)
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        raise ConfigError(
+            f"subject_token({', '.join(map(repr, tokens))}): pass the number of each token, 0 for the first, -1 for "
+            "the last"
+        )
+    return SubjectTokens(tokens)
 
 
 def header(name: str) -> KeyFunction:

@@ -1,62 +1,79 @@
-"""A JetStream pull consumer as a source: one durable, one process, the whole stream as one partition."""
+"""A JetStream pull consumer as a source, on a connection of its own or the user's."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import nats.errors
-from nats.aio.msg import Msg
-
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement, key_bytes
-from lanes.errors import ConfigError, MessageError, SourceError
-from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
-from lanes_jetstream.connection import Connection, NoAnswer, Where
-from lanes_jetstream.durable import LEAST_ACK_WAIT, Durable
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.errors import ConfigError
+from lanes.source import SourceEvent, SourceTraits
+from lanes_jetstream.acks import AckMode
+from lanes_jetstream.cohort import Cohort
+from lanes_jetstream.cohort_source import CohortSource
+from lanes_jetstream.connection import Connection, Where
+from lanes_jetstream.durable import Durable
+from lanes_jetstream.durable_source import DurableSource
+from lanes_jetstream.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
+from lanes_jetstream.fitting import LEAST_ACK_WAIT
 from lanes_jetstream.keys import KeyFunction
-from lanes_jetstream.takeover import Mode, Takeover
-from lanes_jetstream.transport import PULL_EXPIRES, Pulls, sequences, size_of
-
-log = logging.getLogger("lanes.jetstream")
+from lanes_jetstream.start import Start, start_fields
+from lanes_jetstream.takeover import Mode
+from lanes_jetstream.watch import OutOfRange
 
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
-
-_LOOK: Final = 0.25
-"""Seconds between two looks at the connection while nothing arrives."""
-
-_OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that pull requests of another process may stay open at the start before this one refuses to run: those of
-a machine that was lost are gone by then."""
-
-_ACKS_KEPT: Final = 10_000
-"""Acknowledgements that are repeated after a reconnect: more than a connection can lose."""
+DEFAULT_START_TIMEOUT: Final = 30.0
 
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
 
 class JetStreamSource:
-    """Wraps the durable pull consumer ``durable`` of ``stream``.
+    """Wraps the durable pull consumer ``durable`` of ``stream``, or is a member of a ``cohort`` on it.
 
-    ``where``: the URL of a server, a connected nats client, or its JetStream context. A connection that is
-    passed in is never closed. ``key``: where the partition key comes from: ``subject_token(n)``,
+    ``cohort``: ``Cohort(name, …)``, or the name alone. Any number of processes share the stream then, and each key is
+    handled by one of them at a time; the durables are made by the cohort, one for each of its partitions, and
+    ``durable``, ``filter_subject``, ``takeover``, ``acks``, ``out_of_range`` and ``shared`` are not for it. ``key``,
+    ``start``, ``ack_wait`` (None = 300 s) and ``max_ack_pending`` (of each partition) are. It needs permission to
+    publish to ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``.
+
+    ``where``: the URL of a server (several with commas), a connected nats client, or its JetStream context. A
+    connection that is passed in is never closed. ``key``: where the partition key comes from: ``subject_token(n)``,
     ``header(name)``, ``whole_subject``, or a function of the client's message; None = no keys, no order. A message that
     it raises at, or returns no key for, is not handled: it goes to the poison policy at once, as a ``MessageError``.
 
     A consumer that does not exist is made with ``filter_subject`` (None = everything), ``ack_wait`` (seconds, 1
-    or more) and ``max_ack_pending``; one that exists is adopted as it is, checked, and refused with the remedy
-    when it does not fit.
+    or more; None = 30) and ``max_ack_pending``, and begins at ``start``: ``"beginning"``, ``"next"``, a stream
+    sequence, or an aware ``datetime``. One that exists is adopted as it is and goes on where it stands; it is checked,
+    and refused with the remedy when it does not fit.
 
     ``takeover``: how messages that an earlier process left unacknowledged come back before anything new. Where
-    ``lanes`` made the consumer, or with ``"modify"``, its ack_wait is shrunk for a moment and restored; else
-    (``"hold-back"``) nothing is taken for one ack_wait, which needs no permission to change the consumer.
+    ``lanes`` made the consumer (``"auto"``), or whoever made it (``"modify"``), it is reset, or its ack_wait and
+    BackOff are shrunk for a moment and restored; else, and with ``"hold-back"``, nothing is taken for one ack_wait,
+    which needs no permission to change the consumer. The log names what was done.
 
-    Per-key order needs exactly one process on a durable: pull requests of another one at the start are refused.
-    asyncio only.
+    ``acks``: ``"fire-and-forget"``, ``"confirmed"`` (each settlement waits for the server) or ``"confirmed-at-drain"``:
+    a release waits until the server has acted on the last acknowledgement and, where the stream has one copy, has
+    written it down, 0.25 s later. What such a server was told in the 0.1 s before it is killed it forgets, in any mode.
+
+    ``out_of_range``: when the stream has dropped messages before they were delivered, because it was purged or by its
+    limits: ``"fail"``, or go on with the ``"earliest"`` there is. Streams that thin themselves out by design (one
+    message a subject, rollups, a time to live for each) are not judged; of a filtered consumer only what happens while
+    it is read.
+
+    ``shared``: other processes pull the same durable. No order can be kept, so only ``Settings(order="none")`` is let
+    pass, and nothing is taken over. Otherwise another process that pulls is waited for at the start, 31 s, and then
+    refused; one that comes later stops the source.
+
+    ``start_timeout``: seconds, 0 or more, in which the stream's and the consumer's leader have to answer at the start;
+    while it runs they are waited for without limit.
+
+    Needs nats-server 2.11 or newer, and permission to publish to ``$JS.API.STREAM.INFO.<stream>``,
+    ``$JS.API.CONSUMER.INFO.<stream>.<durable>``, ``$JS.API.CONSUMER.MSG.NEXT.<stream>.<durable>`` and
+    ``$JS.ACK.<stream>.<durable>.>``; for a consumer that is made or modified also to
+    ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and ``$JS.API.CONSUMER.RESET.<stream>.<durable>``. asyncio only.
+    Raises ``ConfigError`` for arguments that cannot be kept.
     """
 
     def __init__(
@@ -64,247 +81,121 @@ class JetStreamSource:
         where: Where,
         *,
         stream: str,
-        durable: str,
+        durable: str | None = None,
+        cohort: str | Cohort | None = None,
         key: KeyFunction | None,
         filter_subject: str | None = None,
-        ack_wait: float = DEFAULT_ACK_WAIT,
+        ack_wait: float | None = None,
         max_ack_pending: int = DEFAULT_MAX_ACK_PENDING,
+        start: Start = "beginning",
         takeover: Mode = "auto",
+        acks: AckMode = "confirmed-at-drain",
+        out_of_range: OutOfRange = "fail",
+        shared: bool = False,
+        start_timeout: float = DEFAULT_START_TIMEOUT,
     ) -> None:
-        for setting, name in (("stream", stream), ("durable", durable)):
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")
+        _check_name("stream", stream)
+        if (durable is None) == (cohort is None):
+            raise ConfigError(
+                f"durable={durable!r}, cohort={cohort!r}: pass durable=… for one process on a consumer of its own, or "
+                "cohort=… for any number of them"
+            )
         if key is not None and not callable(key):
             raise ConfigError(f"key={key!r}: pass subject_token(n), header(name), whole_subject, a function, or None")
-        if not ack_wait >= LEAST_ACK_WAIT:
+        if ack_wait is not None and not ack_wait >= LEAST_ACK_WAIT:
             raise ConfigError(f"ack_wait={ack_wait!r}: must be {LEAST_ACK_WAIT:g} seconds or more")
-        if takeover not in ("auto", "modify", "hold-back"):
-            raise ConfigError(f'takeover={takeover!r}: use "auto", "modify" or "hold-back"')
-        self._connection = Connection(where)
-        self._name = f"jetstream {stream}/{durable}"
-        self._stream = stream
-        self._durable = Durable(
-            self._connection,
+        if not 0 <= start_timeout < float("inf"):
+            raise ConfigError(f"start_timeout={start_timeout!r}: must be a number of seconds, 0 or more")
+        _one_of("takeover", takeover, ("auto", "modify", "hold-back"))
+        _one_of("acks", acks, ("fire-and-forget", "confirmed", "confirmed-at-drain"))
+        _one_of("out_of_range", out_of_range, ("fail", "earliest"))
+        connection = Connection(where)
+        self._source: DurableSource | CohortSource
+        if cohort is not None:
+            for setting, given in (
+                ("filter_subject", filter_subject is not None),
+                ("takeover", takeover != "auto"),
+                ("acks", acks != "confirmed-at-drain"),
+                ("out_of_range", out_of_range != "fail"),
+                ("shared", shared),
+                ("start_timeout", start_timeout != DEFAULT_START_TIMEOUT),
+            ):
+                if given:
+                    raise ConfigError(f"{setting}=… is of a durable, and a cohort makes its own: leave it out")
+            self._source = CohortSource(
+                connection,
+                stream,
+                cohort if isinstance(cohort, Cohort) else Cohort(cohort),
+                key=key,
+                start=start,
+                ack_wait=COHORT_ACK_WAIT if ack_wait is None else ack_wait,
+                max_ack_pending=max_ack_pending,
+            )
+            return
+        assert durable is not None, "one of both is given"
+        _check_name("durable", durable)
+        consumer = Durable(
+            connection,
             stream,
             durable,
             filter_subject=filter_subject,
-            ack_wait=ack_wait,
+            ack_wait=DEFAULT_ACK_WAIT if ack_wait is None else ack_wait,
             max_ack_pending=max_ack_pending,
+            start=start_fields(start),
+            modify=takeover == "modify",
+            hold_back=takeover == "hold-back",
         )
-        self._next = (stream, durable)
-        self._key = key
-        self._mode: Mode = takeover
-        self._takeover: Takeover
-        self._pulls: Pulls
-        self._partition: Partition | None = None
-        self._assigned = False
-        self._expected: int | None = None
-        self._highest = 0
-        self._waited = False
-        self._taken_over = False
-        self._acks: deque[str] = deque(maxlen=_ACKS_KEPT)
-        self._acks_reconnects = 0
+        self._source = DurableSource(
+            connection,
+            consumer,
+            connection.next_subject(stream, durable),
+            stream=stream,
+            key=key,
+            acks=acks,
+            out_of_range=out_of_range,
+            shared=shared,
+            start_timeout=start_timeout,
+        )
 
     def __repr__(self) -> str:
-        return f"<JetStreamSource {self._name}>"
+        return f"<JetStreamSource over {self._source!r}>"
 
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
         """Connect, find or make the consumer, and check it; see ``lanes.source.Source.open``."""
-        await self._connection.open()
-        try:
-            await self._durable.ensure()
-            await self._refuse_other_pullers()
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
-        client = self._connection.client
-        self._acks_reconnects = client.stats["reconnects"]
-        self._pulls = Pulls(client, self._connection.next_subject(*self._next), self._name)
-        self._takeover = Takeover(
-            self._connection, self._durable, self._pulls, self._mode, self._name, self._resend_acks
-        )
-        self._partition = Partition(PartitionId(self._stream, 0), _READER, self._durable.incarnation)
-        return SourceTraits(
-            name=self._name,
-            system="nats",
-            extend_interval=self._durable.ack_wait / 3,
-            max_in_flight=self._durable.max_ack_pending,
-            redelivers=True,
-            partitions=1,
-        )
+        return await self._source.open()
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for messages; see ``lanes.source.Source.receive``."""
-        partition = self._partition
-        assert partition is not None, "open() comes first"
-        if not self._assigned:
-            self._assigned = True
-            return [Assigned(partition)]
-        while True:
-            if not self._taken_over or self._pulls.check() is not None:
-                # A state of its own: a cancelled takeover is started again, whatever the connection says then.
-                self._taken_over = False
-                self._expected = None
-                collected = await self._takeover.run(room, self._highest)
-                self._taken_over = True
-                if collected:
-                    # By sequence, so not in the order of their deliveries; these end at the highest.
-                    self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
-                    return self._delivered(partition, collected, collected=True)
-            arrived = self._pulls.take()
-            if arrived:
-                events = self._delivered(partition, arrived)
-                if events:
-                    return events
-                continue
-            try:
-                await self._pulls.pull(room)
-            except (nats.errors.Error, OSError) as error:
-                self._pulls.broken = f"pull not sent ({type(error).__name__})"
-            await self._pulls.wait(_LOOK)
+        return await self._source.receive(room)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages; see ``lanes.source.Source.settle``.
-
-        Acknowledgements are sent, not confirmed: one that is lost makes the server deliver the message again,
-        and the engine settles it again without running it.
-        """
-        publish = self._connection.client.publish
-        try:
-            for settlement in settlements:
-                tokens = [str(message.token) for message in settlement.messages]
-                # Before the first of them leaves: all are of finished messages, so none may be repeated too early.
-                self._acks.extend(tokens)
-                for token in tokens:
-                    await publish(token, b"+ACK")
-        except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self._name}: the connection is closed") from None
-        except (nats.errors.Error, OSError) as error:
-            raise SourceError(f"{self._name}: not acknowledged: {type(error).__name__}", retryable=True) from error
+        """Acknowledge messages; see ``lanes.source.Source.settle``."""
+        await self._source.settle(settlements)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        client = self._connection.client
-        if not client.is_connected:
-            # After the reconnect the takeover sorts out what was redelivered meanwhile.
-            return
-        try:
-            for message in messages:
-                await client.publish(str(message.token), b"+WPI")
-        except (nats.errors.Error, OSError) as error:
-            log.debug("%s: in-progress not sent: %s", self._name, error)
+        await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        """Stop pulling and wait until the server has read every acknowledgement."""
-        try:
-            await self._pulls.close()
-        except (nats.errors.Error, OSError) as error:
-            log.debug("%s: inbox not closed: %s", self._name, error)
-        await self._resend_acks()
-        await self._connection.flush()
-
-    async def _resend_acks(self) -> None:
-        """Repeat the last acknowledgements after a reconnect: some may have been lost with the connection.
-
-        An acknowledgement names one delivery of one message, so a repeated one changes nothing.
-        """
-        client = self._connection.client
-        reconnects = client.stats["reconnects"]
-        if reconnects != self._acks_reconnects:
-            for token in list(self._acks):
-                await client.publish(token, b"+ACK")
-            self._acks_reconnects = reconnects
+        """Stop pulling and wait for what ``acks`` asks for; a retryable ``SourceError`` says that it did not come."""
+        await self._source.release(partition)
 
     async def aclose(self) -> None:
-        """Close the inbox, and the connection if it was opened here. Idempotent."""
-        if hasattr(self, "_pulls") and not self._connection.client.is_closed:
-            try:
-                await self._pulls.close()
-            except (nats.errors.Error, OSError) as error:
-                log.debug("%s: inbox not closed: %s", self._name, error)
-        await self._connection.close()
+        """Close the inboxes, and the connection if it was opened here. Idempotent."""
+        await self._source.aclose()
 
-    # --- messages
-
-    def _delivered(self, partition: Partition, arrived: list[Msg], *, collected: bool = False) -> list[SourceEvent]:
-        """One run of messages, up to the first sign that a delivery was lost on the way.
-
-        ``collected``: by a takeover, so not in the order of their deliveries. A message whose key cannot be had has
-        none, and is ``broken``.
-        """
-        run: list[Message] = []
-        size, highest, key = 0, self._highest, self._key
-        expected = None if collected else self._expected
-        for raw in arrived:
-            position, delivery = sequences(raw.reply)
-            if not collected:
-                if expected is not None and delivery != expected:
-                    # Something the server counts as delivered did not arrive and will come back behind newer ones.
-                    # Everything from here on is dropped: the takeover brings it back in order.
-                    self._pulls.broken = f"delivery {expected} missing, got {delivery}"
-                    break
-                expected = delivery + 1
-            lane, broken = None, None
-            if key is not None:
-                try:
-                    found = key(raw)
-                    lane = None if found is None else key_bytes(found)
-                except Exception as error:
-                    broken = MessageError(
-                        f"key=… failed at {self._stream} sequence {position} with {type(error).__name__}: correct the "
-                        "key function, or exclude such messages with filter_subject"
-                    )
-                    broken.__cause__ = error
-            bytes_of = size_of(raw)
-            message = Message(partition, position, lane, bytes_of, raw, raw.reply)
-            if broken is not None:
-                message.broken = broken
-            run.append(message)
-            size += bytes_of
-            if position > highest:
-                highest = position
-        self._highest = highest
-        if not collected:
-            self._expected = expected
-        if not run:
-            return []
-        self._pulls.learn(len(run), size)
-        return [Delivered(partition, run, size)]
-
-    # --- start
-
-    async def _refuse_other_pullers(self) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        while (await self._durable.refresh()).waiting_pulls:
-            if loop.time() - started > _OTHER_PULLER_WAIT:
-                raise ConfigError(
-                    f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
-                    "other one, or use a durable of its own"
-                )
-            if not self._waited:
-                self._waited = True
-                log.warning(
-                    "%s: somebody pulls already; waiting up to %.0f s for that to end", self._name, _OTHER_PULLER_WAIT
-                )
-            await asyncio.sleep(_LOOK)
+    def lag(self, partition: Partition) -> int | None:
+        """See ``lanes.source.Lagging``: what was delivered and not acknowledged, and what was not delivered yet."""
+        return self._source.lag(partition)
 
 
-class _Reader:
-    """Looks into the client's messages; see ``lanes.core.types.Reader``."""
-
-    def value(self, raw: object) -> bytes:
-        assert isinstance(raw, Msg)
-        return raw.data
-
-    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        assert isinstance(raw, Msg)
-        return [(name, value.encode()) for name, value in (raw.headers or {}).items()]
-
-    def subject(self, raw: object) -> str:
-        assert isinstance(raw, Msg)
-        return raw.subject
+def _check_name(setting: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")
 
 
-_READER: Final = _Reader()
+def _one_of(setting: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{setting}={value!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")

@@ -43,17 +43,31 @@ _FATAL: Final = {
 
 
 class Pulls:
-    """The open pull requests of one consumer, and what they brought. asyncio only; one caller."""
+    """The open pull requests of one consumer, and what they brought. asyncio only; one caller.
 
-    def __init__(self, client: Client, next_subject: str, name: str) -> None:
+    ``wake`` is set whenever something has arrived; several may share one. ``expires``: seconds, more than 2 heartbeats,
+    after which the server ends a request that was not filled.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        next_subject: str,
+        name: str,
+        *,
+        wake: asyncio.Event | None = None,
+        expires: float = PULL_EXPIRES,
+    ) -> None:
         self._client = client
+        self._open = 0
         self._next_subject = next_subject
         self._name = name
         self._subscription: Subscription | None = None
         self._inbox = ""
         self._request = 0
         self._arrived: list[Msg] = []
-        self._wake = asyncio.Event()
+        self._wake = wake or asyncio.Event()
+        self._expires = expires
         self._outstanding = 0
         self._average_size = 256.0
         self._oversized = False
@@ -65,6 +79,21 @@ class Pulls:
         self.failure: SourceError | None = None
 
     @property
+    def inbox(self) -> str:
+        """Where what is asked for comes; empty before the first ``renew``."""
+        return self._inbox
+
+    @property
+    def outstanding(self) -> int:
+        """How many messages may still come from what is asked for."""
+        return self._outstanding
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests may be open, at most."""
+        return self._open if self._outstanding else 0
+
+    @property
     def reconnects(self) -> int:
         """How often the client had reconnected when this inbox was made."""
         return self._reconnects
@@ -72,17 +101,21 @@ class Pulls:
     async def renew(self) -> None:
         """Drop everything that is open and start on a fresh inbox. Nothing is requested yet."""
         await self.close()
-        self._arrived = []
-        self._outstanding = 0
-        self._oversized = False
-        self._reconnects = self._client.stats["reconnects"]
-        self._inbox = self._client.new_inbox()
+        self._begin(self._client.new_inbox())
         # No pending limits: with one the client drops messages silently, and they come back out of order. The
         # room bounds what can arrive.
         self._subscription = await self._client.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
         self.broken = None
+
+    def _begin(self, inbox: str) -> None:
+        self._arrived = []
+        self._outstanding = 0
+        self._open = 0
+        self._oversized = False
+        self._reconnects = self._client.stats["reconnects"]
+        self._inbox = inbox
 
     async def close(self) -> None:
         """End the subscription; the server drops the pull requests with it. Idempotent."""
@@ -112,10 +145,12 @@ class Pulls:
         self._request += 1
         if not self._outstanding:
             self._last_sign = monotonic()
+            self._open = 0
+        self._open += 1
         self._outstanding += batch
         request: dict[str, int] = {
             "batch": batch,
-            "expires": int(PULL_EXPIRES * 1e9),
+            "expires": int(self._expires * 1e9),
             "idle_heartbeat": int(HEARTBEAT * 1e9),
         }
         if max_bytes is not None:
@@ -188,6 +223,7 @@ class Pulls:
             self.broken = "no responders"
             return
         # The request is over: give back what it did not bring.
+        self._open = max(0, self._open - 1)
         self._outstanding = max(0, self._outstanding - _count(headers.get("Nats-Pending-Messages")))
         if text.startswith("Message Size Exceeds MaxBytes"):
             self._oversized = True
@@ -219,10 +255,11 @@ def sequences(reply: str) -> tuple[int, int]:
     ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15). Raises ``SourceError``
     for any other.
     """
-    tokens = reply.split(".")
-    count = len(tokens)
-    first = 5 if count == 9 else 7 if count in (11, 12) else 0
-    stream, consumer = tokens[first : first + 2] if first else ("", "")
+    dots = reply.count(".")
+    if dots == 8:
+        _, stream, consumer, _, _ = reply.rsplit(".", 4)
+    else:
+        stream, consumer = reply.split(".")[7:9] if dots in (10, 11) else ("", "")
     # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
     both = stream + consumer
     if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):

@@ -38,7 +38,8 @@ class NatsServer:
     `directory`: an empty or missing folder, or one where such a server runs already; none = a fresh one among
     the system's temporary files. `port`: for clients; none = any free one. Once started, the server keeps its
     ports and data through `kill` and a second `start`. `arguments` are added to the command line, `config` is
-    the text of a configuration file; the command line wins. `seconds` bounds a start.
+    the text of a configuration file; the command line wins. `seconds` bounds a start. `program`: another
+    `nats-server` than the environment's.
     """
 
     name = "nats"
@@ -51,6 +52,7 @@ class NatsServer:
         arguments: Sequence[str] = (),
         config: str = "",
         seconds: float = 30.0,
+        program: Path | None = None,
     ) -> None:
         if isinstance(arguments, str):
             raise TypeError(f"arguments is a sequence of strings, not the string {arguments!r}")
@@ -60,6 +62,7 @@ class NatsServer:
         self._arguments = tuple(arguments)
         self._config = config
         self._seconds = seconds
+        self._program = program
         self._attached = False
 
     def __repr__(self) -> str:
@@ -104,7 +107,8 @@ class NatsServer:
 
     def prepare(self) -> None:
         """See that the program is there; MissingComponent when it is not."""
-        find_program()
+        if self._program is None:
+            find_program()
 
     def start(self) -> None:
         """Start the server and block until it answers. Idempotent.
@@ -157,7 +161,7 @@ class NatsServer:
     def _command(self) -> list[str]:
         folder = self._process.folder
         port, monitor = self._ports or self._wanted
-        command = [find_program(), "-a", _HOST, "-p", str(port), "-m", str(monitor)]
+        command = [str(self._program or find_program()), "-a", _HOST, "-p", str(port), "-m", str(monitor)]
         command += ["-js", "-sd", str(folder / "data"), "--ports_file_dir", str(folder / "run")]
         if self._config:
             config = folder / "nats.conf"

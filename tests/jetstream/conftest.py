@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import nats
 import pytest
 from nats.aio.client import Client
 
 from tests.components import NatsServer
+from tests.jetstream.cohort_workload import CohortStream
 from tests.jetstream.workload import Stream
 
 _numbers = itertools.count(1)
 
 MakeStream = Callable[..., Stream]
+MakeCohortStream = Callable[..., Awaitable[CohortStream]]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,28 @@ async def stream(nats_server: NatsServer, client: Client) -> AsyncIterator[Strea
     await stream.create()
     yield stream
     await client.jetstream().delete_stream(stream.name)
+
+
+@pytest.fixture
+async def make_cohort_stream(nats_server: NatsServer, client: Client) -> AsyncIterator[MakeCohortStream]:
+    """Makes streams that are divided into cohort partitions, on the shared server."""
+    made: list[CohortStream] = []
+
+    async def make(*, partitions: int = 4, **config: object) -> CohortStream:
+        stream = CohortStream(nats_server.url, client, f"C{os.getpid()}x{next(_numbers)}", partitions)
+        await stream.create(**config)
+        made.append(stream)
+        return stream
+
+    yield make
+    for stream in made:
+        await stream.delete()
+
+
+@pytest.fixture
+async def cohort_stream(make_cohort_stream: MakeCohortStream) -> CohortStream:
+    """A stream of four cohort partitions on the shared server."""
+    return await make_cohort_stream()
 
 
 @pytest.fixture

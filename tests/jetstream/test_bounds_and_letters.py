@@ -14,7 +14,7 @@ from nats.aio.client import Client
 import lanes
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, read_letter
 from tests.components import NatsServer
-from tests.jetstream.workload import Recorder, Stream, running
+from tests.jetstream.workload import Recorder, Stream, inner, running
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ async def test_never_more_asked_for_than_max_in_flight(stream: Stream) -> None:
 
     async def handler(message: lanes.Message) -> None:
         nonlocal most
-        pulls = source._pulls
+        pulls = inner(source)._pulls
         most = max(most, consumer._engine.flow.in_flight + pulls._outstanding + len(pulls._arrived))
         await recorder(message)
 

@@ -119,6 +119,12 @@ async def test_jetstream_disabled_for_the_account(fresh_nats: Callable[..., Nats
         await lanes.run(source, handler)
 
 
+async def test_server_that_is_too_old(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.OLDEST_SERVER", (99, 1))
+    with pytest.raises(lanes.ConfigError, match=r"nats-server \d+\.\d+ is too old: .* needs 99\.1 or newer; upgrade"):
+        await lanes.run(stream.source(), handler)
+
+
 async def test_failing_key_function_is_the_outcome_of_that_message(stream: Stream) -> None:
     await stream.publish(5)
     recorder = Recorder()

@@ -12,7 +12,7 @@ import pytest
 import lanes
 from lanes_jetstream.durable import ORIGINAL_ACK_WAIT
 from tests.components import NatsServer
-from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, running
+from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, inner, running
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +62,7 @@ async def test_cancelled_before_a_takeover_knows_that_it_has_begun(stream: Strea
     async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await recorder.reached(20)
     source, changed = stream.source(), anyio.Event()
-    connection = source._connection
+    connection = inner(source)._connection
     ask = connection.api
 
     async def slow_to_hear(subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nats.js.api import ConsumerInfo
 
 import lanes
 from lanes_jetstream import JetStreamSource, subject_token
+from lanes_jetstream.durable_source import DurableSource
 
 DURABLE = "worker"
 
@@ -152,6 +153,12 @@ async def all_done(stream: Stream, recorder: Recorder) -> None:
         await stream.acknowledged()
     assert recorder.violations == []
     assert len(recorder.done) == stream.published
+
+
+def inner(source: JetStreamSource) -> DurableSource:
+    """What a source over a durable is inside."""
+    assert isinstance(source._source, DurableSource)
+    return source._source
 
 
 async def until(condition: Callable[[], bool]) -> None:

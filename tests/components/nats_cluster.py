@@ -1,0 +1,91 @@
+"""Several NATS servers that are one cluster, for streams with more than one copy."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.components.nats_server import NatsServer
+from tests.components.supervised import ComponentError
+
+_HOST = "127.0.0.1"
+
+
+class NatsCluster:
+    """`size` servers, named n1, n2, …; `servers` may be killed and started again one by one.
+
+    Not for use by several threads at once. `seconds` bounds the start of each.
+    """
+
+    def __init__(self, size: int = 3, *, seconds: float = 60.0, program: Path | None = None) -> None:
+        routes = _free_ports(size)
+        urls = ",".join(f"nats://{_HOST}:{port}" for port in routes)
+        self.names: Sequence[str] = [f"n{number}" for number in range(1, size + 1)]
+        self.servers: Sequence[NatsServer] = [
+            NatsServer(
+                arguments=[
+                    *("-n", name, "--cluster_name", "lanes"),
+                    *("--cluster", f"nats://{_HOST}:{port}", "--routes", urls),
+                ],
+                seconds=seconds,
+                program=program,
+            )
+            for name, port in zip(self.names, routes, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<NatsCluster of {len(self.servers)}: {', '.join(map(repr, self.servers))}>"
+
+    def __enter__(self) -> NatsCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect: all servers, with commas."""
+        return ",".join(server.url for server in self.servers)
+
+    def server(self, name: str) -> NatsServer:
+        """The one that the cluster knows by this name."""
+        return self.servers[self.names.index(name)]
+
+    def prepare(self) -> None:
+        """See that the program is there; MissingComponent when it is not."""
+        for server in self.servers:
+            server.prepare()
+
+    def start(self) -> None:
+        """Start all of them and block until each answers, which needs most of them. Idempotent."""
+        try:
+            with concurrent.futures.ThreadPoolExecutor(len(self.servers)) as pool:
+                for started in [pool.submit(server.start) for server in self.servers]:
+                    started.result()
+        except ComponentError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all of them and remove their folders. Idempotent; blocks until done."""
+        for server in self.servers:
+            server.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    try:
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,168 @@
+"""A stream with three copies: whoever leads it or its consumer dies, nothing is lost, repeated, or out of order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import anyio.lowlevel
+import nats.errors
+import nats.js.errors
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from tests.components import MissingComponent, NatsServer
+from tests.components.nats_cluster import NatsCluster
+from tests.conftest import skip_or_fail
+from tests.jetstream.conftest import connect
+from tests.jetstream.workload import DURABLE, Recorder, Stream, inner, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+FAST = lanes.Settings(concurrency=50, drain_timeout=10)
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    """Three servers for the tests of this file."""
+    cluster = NatsCluster()
+    try:
+        cluster.start()
+        yield cluster
+    except MissingComponent as missing:
+        skip_or_fail(missing)
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+async def stream(cluster: NatsCluster) -> AsyncIterator[Stream]:
+    """A stream with three copies; whom the test before has killed is there again."""
+    await anyio.to_thread.run_sync(cluster.start)
+    client = await connect(cluster.url.split(",")[0])
+    stream = Stream(cluster.url, client, f"R{next(_numbers)}")
+    await patiently(stream)
+    yield stream
+    await client.close()
+
+
+async def patiently(stream: Stream) -> None:
+    """Make it as soon as there is somebody to decide where."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await stream.create(num_replicas=3)
+                return
+            except (nats.errors.Error, nats.js.errors.Error):
+                await anyio.sleep(0.2)
+
+
+async def leader(cluster: NatsCluster, client: Client, stream: str, durable: str | None) -> NatsServer:
+    """Who leads the consumer, or the stream; waits for one."""
+    context = client.jetstream(timeout=1)
+    with anyio.fail_after(30):
+        while True:
+            try:
+                info = await (context.consumer_info(stream, durable) if durable else context.stream_info(stream))
+                if info.cluster is not None and info.cluster.leader:
+                    return cluster.server(info.cluster.leader)
+            except (nats.errors.Error, nats.js.errors.Error):
+                pass
+            await anyio.sleep(0.2)
+
+
+async def published(stream: Stream, count: int) -> None:
+    """Published, and confirmed by most of the copies: what the servers may lose is not of this test."""
+    context = stream.client.jetstream(timeout=2)
+    for number in range(count):
+        message_id = f"{stream.published + number}"
+        with anyio.fail_after(30):
+            while True:
+                try:
+                    await context.publish(
+                        f"{stream.name}.{number % 20}", b"x" * 40, headers={"Nats-Msg-Id": message_id}
+                    )
+                    break
+                except (nats.errors.Error, nats.js.errors.Error, OSError):
+                    await anyio.sleep(0.1)
+    stream.published += count
+
+
+async def all_done(stream: Stream, recorder: Recorder) -> None:
+    with anyio.fail_after(40):
+        await recorder.reached(stream.published)
+        while True:
+            try:
+                if not await stream.ack_pending():
+                    break
+            except (nats.errors.Error, nats.js.errors.Error):
+                pass
+            await anyio.sleep(0.1)
+    assert recorder.violations == []
+    assert recorder.repeats == 0
+
+
+@pytest.mark.parametrize("acks", ["fire-and-forget", "confirmed"])
+async def test_r3_consumer_leader_kill_loses_nothing(cluster: NatsCluster, stream: Stream, acks: str) -> None:
+    await published(stream, 600)
+    recorder = Recorder(lambda message: 0.01)
+    source = stream.source(acks=acks)
+    async with running(lanes.Consumer(source, recorder, settings=FAST)):
+        with anyio.fail_after(30):
+            await recorder.reached(200)
+        killed = await leader(cluster, stream.client, stream.name, DURABLE)
+        await anyio.to_thread.run_sync(killed.kill)
+        await published(stream, 50)
+        await all_done(stream, recorder)
+        await anyio.to_thread.run_sync(killed.start)
+        await published(stream, 50)
+        await all_done(stream, recorder)
+
+
+async def test_r3_server_of_the_connection_is_killed(cluster: NatsCluster, stream: Stream) -> None:
+    """The client moves to another server of the cluster, and the source takes over from itself."""
+    await published(stream, 400)
+    recorder = Recorder(lambda message: 0.01)
+    source = stream.source()
+    async with running(lanes.Consumer(source, recorder, settings=FAST)):
+        with anyio.fail_after(30):
+            await recorder.reached(100)
+        url = inner(source)._connection.client.connected_url
+        assert url is not None
+        killed = next(server for server in cluster.servers if server.url.endswith(f":{url.port}"))
+        await anyio.to_thread.run_sync(killed.kill)
+        await all_done(stream, recorder)
+        await anyio.to_thread.run_sync(killed.start)
+
+
+async def test_r3_leader_steps_down_with_a_live_pull(cluster: NatsCluster, stream: Stream) -> None:
+    """Nobody dies and no connection ends: an open pull is answered with a status alone."""
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await published(stream, 50)
+        await all_done(stream, recorder)
+        for what in (f"CONSUMER.LEADER.STEPDOWN.{stream.name}.{DURABLE}", f"STREAM.LEADER.STEPDOWN.{stream.name}"):
+            await stream.client.request(f"$JS.API.{what}", b"", timeout=5)
+            await published(stream, 50)
+            await all_done(stream, recorder)
+
+
+async def test_r3_waits_for_a_majority(cluster: NatsCluster, stream: Stream) -> None:
+    """Two of three are gone: no leader, so nothing is delivered; it goes on when there is one again."""
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await published(stream, 50)
+        await all_done(stream, recorder)
+        gone = cluster.servers[1:]
+        for server in gone:
+            await anyio.to_thread.run_sync(server.kill)
+        await anyio.lowlevel.checkpoint()
+        async with anyio.create_task_group() as tasks:
+            for server in gone:
+                tasks.start_soon(anyio.to_thread.run_sync, server.start)
+        await published(stream, 50)
+        await all_done(stream, recorder)
