@@ -1,0 +1,184 @@
+"""The pull requests of many consumers over one inbox: one subscription, however many cohort partitions there are.
+
+A status comes to the subject that its request named. A message comes with the stream's subject; which consumer it is
+of, the subject for its acknowledgement says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from lanes.core.types import Room
+from lanes_jetstream.connection import Connection
+from lanes_jetstream.transport import Pulls
+
+__all__ = ["ConsumerPulls", "Inbox", "pull_in_turns"]
+
+EXPIRES: Final = 5.0
+"""Seconds until a request that was not filled gives back the room it holds, for a partition that has more to do."""
+
+_IDLE_SHARE: Final = 4
+"""An idle partition asks for a quarter of an even share, so that busy ones have room."""
+
+_CONFIRMATION: Final = "ack"
+
+
+class Inbox:
+    """One subscription, to all below ``subject``, for the pulls of many consumers.
+
+    ``wake`` is set whenever something has arrived for any of them.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.wake = asyncio.Event()
+        self.client = client
+        self.subject = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._numbers = 0
+        self._by_subject: dict[str, ConsumerPulls] = {}
+        self._by_consumer: dict[str, ConsumerPulls] = {}
+
+    async def open(self) -> None:
+        """Subscribe; the client does it again by itself after a reconnect. Idempotent."""
+        if self._subscription is None:
+            # No pending limits: with one the client drops messages silently. The room bounds what can arrive.
+            self._subscription = await self.client.subscribe(
+                f"{self.subject}.>", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+
+    async def close(self) -> None:
+        """Unsubscribe; the server drops the requests with it. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self.client.is_closed:
+            await subscription.unsubscribe()
+
+    def join(self, pulls: ConsumerPulls) -> str:
+        """The subject, without its last token, where statuses of these pulls come from now on."""
+        self._numbers += 1
+        subject = f"{self.subject}.{self._numbers}"
+        self._by_subject[subject] = pulls
+        self._by_consumer[pulls.consumer] = pulls
+        return subject
+
+    def leave(self, pulls: ConsumerPulls, subject: str) -> None:
+        """Pass over what still comes of these pulls. Idempotent."""
+        self._by_subject.pop(subject, None)
+        if self._by_consumer.get(pulls.consumer) is pulls:
+            del self._by_consumer[pulls.consumer]
+
+    async def _receive(self, message: Msg) -> None:
+        # For every message: what can be done once for many is done by ``Tenancy.take``.
+        if message.subject.startswith(self.subject):
+            pulls = self._by_subject.get(message.subject.rpartition(".")[0])
+            if pulls is not None:
+                await pulls.said(message)
+            return
+        tokens = message.reply.split(".")
+        # Or behind a domain and an account, see ``transport.sequences``; any other is nobody's.
+        place = 3 if len(tokens) == 9 else 5
+        pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
+        if pulls is not None:
+            pulls.came(message)
+
+
+class ConsumerPulls(Pulls):
+    """The pull requests of one consumer over a shared inbox. asyncio only; one caller.
+
+    ``caught_up``: the server had nothing more to send when it last said something. ``sent``: the number of its last
+    delivery, as it says while it is idle. ``confirmation``: where it confirms an acknowledgement, or says that nobody
+    was there to read it.
+    """
+
+    def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
+        super().__init__(
+            inbox.client,
+            connection.next_subject(stream, consumer),
+            name,
+            wake=inbox.wake,
+            expires=EXPIRES,
+        )
+        self.consumer = consumer
+        self.caught_up = False
+        self.sent = 0
+        self.confirmation = ""
+        self._shared = inbox
+
+    def begin(self) -> None:
+        """Begin, once. Nothing is requested yet."""
+        self._begin(self._shared.join(self))
+        self.confirmation = f"{self._inbox}.{_CONFIRMATION}"
+        self.broken = None
+
+    def end(self) -> None:
+        """Pass over whatever still comes. Idempotent."""
+        self._shared.leave(self, self._inbox)
+
+    @property
+    def deleted(self) -> bool:
+        """Whether they failed because the consumer is there no more."""
+        return "Consumer Deleted" in str(self.failure)
+
+    def brought(self, token: str) -> bool:
+        """Whether a delivery is of this consumer, and not of one before it."""
+        return f".{self.consumer}." in token
+
+    @property
+    def taken(self) -> int:
+        """How many messages have arrived, or may yet."""
+        return self._outstanding + len(self._arrived)
+
+    def came(self, message: Msg) -> None:
+        """A message of this consumer."""
+        if not self._arrived:
+            self._wake.set()
+            self._heard = True
+            self.caught_up = False
+        self._arrived.append(message)
+        self._outstanding -= 1
+
+    async def said(self, message: Msg) -> None:
+        """A status, or the confirmation of an acknowledgement."""
+        headers = message.headers or {}
+        status = headers.get("Status")
+        if message.subject == self.confirmation:
+            if status == "503":
+                self.broken = self.broken or "no responders"
+                self._wake.set()
+            return
+        # The server shows that it is there only while it has nothing to send.
+        self.caught_up = status == "100"
+        if self.caught_up:
+            last = headers.get("Nats-Last-Consumer", "")
+            self.sent = int(last) if last.isascii() and last.isdigit() and len(last) <= 20 else self.sent
+        await self._receive(message)
+
+
+async def pull_in_turns(
+    pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int
+) -> None:
+    """Request what there is room for: all of it together fits into ``room``.
+
+    ``partitions``: of the whole cohort. Each has an idle share set aside, those that are not pulled too, because they
+    may be on their way here; what is left of the room goes to the ``busy`` ones evenly.
+    """
+    small = max(1, room.messages // (_IDLE_SHARE * partitions)) if partitions > 1 else room.messages
+    large = max(small, (room.messages - small * (partitions - len(busy))) // max(1, len(busy)))
+    size = max(1, room.bytes // max(1, len(pulls)))
+    left = room.messages - sum(each.taken for each in pulls)
+    aside = small * (partitions - len(pulls)) + sum(max(0, small - each.taken) for each in pulls)
+    for each in pulls:
+        taken = each.taken
+        own = max(0, small - taken)
+        share = (
+            min(large, taken + max(min(own, left), left - aside + own)) if each in busy else min(small, taken + left)
+        )
+        if share > 0:
+            await each.pull(room._replace(messages=share, bytes=size))
+            left -= each.taken - taken
+            aside -= min(own, each.taken - taken)

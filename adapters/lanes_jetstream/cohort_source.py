@@ -1,0 +1,409 @@
+"""A member of an exclusive cohort as a source: the cohort partitions that the plan gives it, each on its own durable.
+
+``lanes.membership`` owns and gives up; this file pulls what is owned, and acknowledges it. Whatever shakes a delivery
+(a reconnect, a missing one, a pull that nobody answers) makes it take the partition over from itself: the next consumer
+delivers in order. What is lost is dropped at once, and nothing of it is sent any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import nats.errors
+
+from lanes.clock import monotonic
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.errors import SourceError
+from lanes.membership import Membership
+from lanes.source import SourceEvent, SourceTraits
+from lanes_jetstream.acks import ACK, IN_PROGRESS, send_all
+from lanes_jetstream.cohort import Cohort, bucket_name
+from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox, pull_in_turns
+from lanes_jetstream.cohort_setup import find_place
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.holdings import Holdings
+from lanes_jetstream.keys import KeyFunction
+from lanes_jetstream.lease_store import JetStreamLeaseStore
+from lanes_jetstream.partitioning import KeyWatch
+from lanes_jetstream.start import Start
+from lanes_jetstream.tenancy import Tenancy
+
+__all__ = ["CohortSource"]
+
+log = logging.getLogger("lanes.jetstream")
+
+_LOOK: Final = 0.25
+"""Seconds between two looks at the connection while nothing arrives."""
+
+_BUSY: Final = 1.0
+"""Seconds since its last message for which a partition counts as busy."""
+
+_CONFIRM: Final = 0.5
+"""Seconds between two acknowledgements of a partition whose confirmation is asked for, so that one that nobody reads
+is noticed."""
+
+_FLUSH: Final = 1.0
+"""Seconds a release waits for its acknowledgements to be read: what is not is in the ledger all the same."""
+
+_LEAVING: Final = 4.0
+"""Seconds the last requests of a member that leaves may take."""
+
+_JOINING: Final = 10.0
+"""Seconds beyond a lease in which a member has joined, or the bucket does not answer."""
+
+
+class CohortSource:
+    """See ``JetStreamSource``, which checks the arguments. asyncio only."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        cohort: Cohort,
+        *,
+        key: KeyFunction | None,
+        start: Start,
+        ack_wait: float,
+        max_ack_pending: int,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._cohort = cohort
+        self._key = key
+        self._start: Start = start
+        self._ack_wait = ack_wait
+        self._max_ack_pending = max_ack_pending
+        self._name = f"jetstream {stream}/{cohort.namespace}, member {cohort.member_id}"
+        self._watch: KeyWatch | None = None
+        self._store: JetStreamLeaseStore
+        self._consumers: JetStreamEpochConsumers
+        self._membership: Membership
+        self._inbox: Inbox
+        self._running: asyncio.Task[None] | None = None
+        self._bucket = bucket_name(stream, cohort.namespace)
+        self._holdings: Holdings
+        self._error: Exception | None = None
+        self._partitions = 1
+        self._checkpoints = False
+        self._asking: set[asyncio.Task[None]] = set()
+        self._most = 1
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"<CohortSource {self._name}>"
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Connect, find the stream, and join the cohort; see ``lanes.source.Source.open``."""
+        connection, stream, cohort = self._connection, self._stream, self._cohort
+        await connection.open()
+        found = await find_place(connection, stream, cohort, key=self._key, start=self._start)
+        client = connection.client
+        self._watch = KeyWatch() if found.watched else None
+        self._partitions = found.partitioning.partitions
+        self._checkpoints = found.config.retention != "workqueue"
+        self._error = client.last_error
+        self._inbox = Inbox(client)
+        await self._inbox.open()
+        self._store = found.store
+        self._consumers = JetStreamEpochConsumers(
+            connection,
+            stream,
+            cohort.namespace,
+            incarnation=found.config.incarnation,
+            filters=found.partitioning.filters,
+            highest=lambda: self._holdings.highest,
+            ack_wait=self._ack_wait,
+            max_ack_pending=self._max_ack_pending,
+        )
+        self._holdings = Holdings(
+            stream,
+            found.config.incarnation,
+            pulls=self._pulls_of,
+            check_end=self._consumers.check_end,
+            first=self._start if isinstance(self._start, int) else 0,
+            timeout=cohort.drain_within if cohort.overdue == "force" else math.inf,
+            wake=self._inbox.wake.set,
+        )
+        self._membership = Membership(
+            self._store,
+            self._consumers,
+            found.config,
+            member=cohort.member_id,
+            settings=cohort.settings,
+            start=found.start,
+            changed=lambda: self._holdings.changed(self._membership),
+        )
+        await self._store.watch(self._membership.hint)
+        self._running = asyncio.create_task(self._membership.run())
+        self._running.add_done_callback(lambda _: self._inbox.wake.set())
+        await self._until_joined()
+        return SourceTraits(
+            name=self._name,
+            system="nats",
+            extend_interval=self._ack_wait / 3,
+            max_in_flight=self._max_ack_pending,
+            redelivers=True,
+            remembers=True,
+            partitions=found.partitioning.partitions,
+            plans=True,
+        )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for messages and for what becomes of partitions; see ``lanes.source.Source.receive``."""
+        self._most = max(self._most, room.messages)
+        for number in self._holdings.heard():
+            # Its zombies hold their lanes there.
+            self._membership.ended(number)
+        while True:
+            self._raise_failure()
+            self._inbox.wake.clear()
+            for tenancy in list(self._holdings.tenancies.values()):
+                self._look(tenancy)
+            events = self._holdings.next_events() or self._take()
+            if events:
+                return events
+            try:
+                await self._acknowledge_again()
+                await self._pull(room)
+            except (nats.errors.Error, OSError) as error:
+                log.debug("%s: nothing requested: %s", self._name, type(error).__name__)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._inbox.wake.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages of what is owned; see ``lanes.source.Source.settle``.
+
+        Of what is not owned any more nothing is sent. What cannot be sent now is acknowledged when it comes again.
+        """
+        client, now = self._connection.client, monotonic()
+        tokens: list[str] = []
+        confirmed: list[tuple[str, str]] = []
+        for settlement in settlements:
+            tenancy = self._holdings.of(settlement.partition)
+            if tenancy is None or now >= settlement.partition.deadline:
+                continue
+            settled = tenancy.ledger.settled
+            for message in settlement.messages:
+                settled(message.position)
+            self._save(tenancy)
+            tokens += [str(message.token) for message in settlement.messages]
+            if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.brought(tokens[-1]):
+                tenancy.confirm_at = now + _CONFIRM
+                confirmed.append((tokens.pop(), tenancy.pulls.confirmation))
+        if not client.is_connected:
+            return
+        try:
+            await send_all(client, tokens, ACK)
+            for token, reply in confirmed:
+                await client.publish(token, ACK, reply=reply)
+        except nats.errors.ConnectionClosedError:
+            raise SourceError(f"{self._name}: the connection is closed") from None
+        except (nats.errors.Error, OSError) as error:
+            raise SourceError(f"{self._name}: not acknowledged: {type(error).__name__}", retryable=True) from error
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Tell the server that these are still in progress. Best effort."""
+        client, now = self._connection.client, monotonic()
+        tokens = [
+            str(message.token)
+            for message in messages
+            if self._holdings.of(message.partition) is not None and now < message.partition.deadline
+        ]
+        if not client.is_connected:
+            return
+        try:
+            await send_all(client, tokens, IN_PROGRESS)
+        except (nats.errors.Error, OSError) as error:
+            log.debug("%s: in-progress not sent: %s", self._name, error)
+
+    async def release(self, partition: Partition) -> None:
+        """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled."""
+        tenancy = self._holdings.of(partition)
+        if tenancy is None:
+            return
+        number = tenancy.number
+        tenancy.releasing = True
+        tenancy.rest()
+        if not tenancy.revoked:
+            # Not because of the plan: the consumer stops, and its member leaves.
+            self._membership.stop()
+        self._holdings.release(number)
+        try:
+            try:
+                with suppress(SourceError):
+                    await self._connection.flush(_FLUSH)
+            finally:
+                # However that ended: nobody else would ever give it up.
+                self._membership.drained(number, tenancy.ledger.snapshot())
+            await tenancy.over.wait()
+        finally:
+            self._holdings.released(number)
+
+    async def aclose(self) -> None:
+        """Leave the cohort and close what was opened here. Idempotent.
+
+        With messages that are neither settled nor released it does not leave: its leases run out, as after a crash.
+        """
+        running = self._running
+        if running is not None:
+            self._membership.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING):
+                    await self._leave(running)
+            running.cancel()
+            await asyncio.wait([running])
+            with suppress(nats.errors.Error, OSError):
+                await self._store.aclose()
+                await self._inbox.close()
+        for asking in self._asking:
+            asking.cancel()
+        await self._connection.close()
+
+    def lag(self, partition: Partition) -> int | None:
+        """See ``lanes.source.Lagging``: what was delivered and not finished, and what was not delivered yet."""
+        tenancy = self._holdings.of(partition)
+        return None if tenancy is None else tenancy.lag
+
+    # --- membership
+
+    async def _leave(self, running: asyncio.Task[None]) -> None:
+        """Wait until everything is given up, unless something of it may still run."""
+        while not running.done():
+            self._inbox.wake.clear()
+            for tenancy in list(self._holdings.tenancies.values()):
+                if tenancy.announced and not tenancy.releasing and len(tenancy.ledger):
+                    return
+                if not tenancy.releasing:
+                    # Everything that was delivered of it is settled: nothing of it runs.
+                    tenancy.releasing = True
+                    self._membership.drained(tenancy.number, tenancy.ledger.snapshot())
+            await self._inbox.wake.wait()
+
+    async def _until_joined(self) -> None:
+        running, joined = self._running, asyncio.ensure_future(self._membership.joined.wait())
+        assert running is not None, "it joins once it runs"
+        await asyncio.wait(
+            [running, joined], timeout=self._cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED
+        )
+        joined.cancel()
+        self._raise_failure()
+        if not self._membership.joined.is_set():
+            raise SourceError(
+                f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s: {self._connection.servers} "
+                f"does not answer for the bucket {self._bucket!r}; see that it has a leader, and that this "
+                f'client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
+                retryable=True,
+            )
+
+    def _raise_failure(self) -> None:
+        running = self._running
+        if running is not None and running.done() and not running.cancelled():
+            error = running.exception()
+            if error is not None:
+                raise error
+        if self._holdings.failure is not None:
+            raise self._holdings.failure
+        client = self._connection.client
+        if client.last_error is not self._error:
+            # What is only published is not answered: no other sign is given of what is not permitted any more.
+            denied = self._connection.denied(self._error, self._is_needed)
+            self._error = client.last_error
+            if denied is not None:
+                raise SourceError(f"{self._name}: {denied}: permit it, then start again")
+        if client.is_closed:
+            raise SourceError(f"{self._name}: the connection is closed and does not come back")
+
+    def _is_needed(self, subject: str) -> bool:
+        needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
+        return subject.startswith(tuple(each.casefold() for each in needed))
+
+    def _pulls_of(self, number: int, epoch: int, sub: int) -> ConsumerPulls:
+        consumer = self._consumers.name(number, epoch, sub)
+        return ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name)
+
+    # --- messages
+
+    def _look(self, tenancy: Tenancy) -> None:
+        """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
+        pulls = tenancy.pulls
+        if pulls is None:
+            return
+        if pulls.failure is not None:
+            if not pulls.deleted:
+                raise pulls.failure
+            self._membership.gone(tenancy.number, str(pulls.failure))
+            return
+        broken = pulls.check()
+        if broken is None or not self._connection.client.is_connected:
+            return
+        tenancy.rest()
+        if broken == "no responders":
+            # No leader now, or no consumer any more: the server knows.
+            asking = asyncio.create_task(self._ask_for(tenancy, pulls.consumer))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+            return
+        log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
+        self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+
+    async def _ask_for(self, tenancy: Tenancy, consumer: str) -> None:
+        while self._holdings.tenancies.get(tenancy.number) is tenancy:
+            try:
+                await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
+            except NoAnswer:
+                await asyncio.sleep(_LOOK)
+            except (ApiError, SourceError) as error:
+                self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
+                return
+            else:
+                self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+                return
+
+    def _take(self) -> list[SourceEvent]:
+        """What has arrived. Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing."""
+        events: list[SourceEvent] = []
+        now = 0.0
+        for tenancy in self._holdings.tenancies.values():
+            delivered = tenancy.take(self._key, self._watch)
+            if delivered is not None:
+                now = now or monotonic()
+                tenancy.seen = now
+                events.append(delivered)
+        return events
+
+    async def _acknowledge_again(self) -> None:
+        """Of what is owned, as ``settle`` does."""
+        client, now = self._connection.client, monotonic()
+        for tenancy in list(self._holdings.tenancies.values()):
+            if tenancy.again and client.is_connected and now < tenancy.partition.deadline:
+                tokens, tenancy.again = tenancy.again, []
+                await send_all(client, tokens, ACK)
+
+    async def _pull(self, room: Room) -> None:
+        """Request what there is room for, in turns; a busy partition gets what idle ones leave."""
+        since = monotonic() - _BUSY
+        pulling: list[ConsumerPulls] = []
+        busy: set[ConsumerPulls] = set()
+        for tenancy in self._holdings.tenancies.values():
+            if tenancy.announced and tenancy.pulls is not None and tenancy.partition not in room.paused:
+                pulling.append(tenancy.pulls)
+                if tenancy.seen > since:
+                    busy.add(tenancy.pulls)
+        if pulling and room.messages > 0:
+            self._turn = (self._turn + 1) % len(pulling)
+            await pull_in_turns(pulling[self._turn :] + pulling[: self._turn], busy, room, self._partitions)
+
+    def _save(self, tenancy: Tenancy) -> None:
+        """Have what is done written down, before a crash would repeat more than could be in flight."""
+        ledger = tenancy.ledger
+        if self._checkpoints and ledger.since_saved > self._most:
+            self._membership.checkpoint(tenancy.number, ledger.save())

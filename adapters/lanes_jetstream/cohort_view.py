@@ -1,0 +1,345 @@
+"""A cohort from outside: what its bucket and its durables say. Changes nothing, but for the wish of an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from lanes.core.cohort.records import (
+    CONFIG_KEY,
+    DRAIN_PREFIX,
+    LEASE_PREFIX,
+    MEMBER_PREFIX,
+    PLAN_KEY,
+    CohortConfig,
+    Drain,
+    Heartbeat,
+    Lease,
+    PlanRecord,
+    decode,
+    drain_key,
+    encode,
+    member_key,
+)
+from lanes.errors import ConfigError, SourceError
+from lanes.leases import Conflict, UnknownResult
+from lanes_jetstream.cohort import bucket_name
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.lease_store import JetStreamLeaseStore
+
+__all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
+
+_R = TypeVar("_R", CohortConfig, Drain, Heartbeat, Lease, PlanRecord)
+
+_NO_STREAM: Final = 10059
+_NO_MESSAGE: Final = 10037
+
+_PAGES: Final = 1_000
+"""Pages that are read at most: more would be an answer that never ends."""
+
+_ASKED: Final = 16
+"""Questions under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableView:
+    """The newest durable of a cohort partition. ``pending``: not delivered yet; ``floor``: acknowledged up to there;
+    ``subject``: the first of those it gets."""
+
+    epoch: int
+    sub: int
+    pending: int
+    unacknowledged: int
+    floor: int
+    subject: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """One cohort partition. ``owner``: who holds its lease; ``planned``: who is to; ``epoch``: of its newest durable.
+    ``lag``: messages that are not finished. ``oldest``: seconds since the first of them was stored. None = there is
+    none, or nobody knows."""
+
+    number: int
+    owner: str | None
+    planned: str | None
+    epoch: int | None
+    lag: int | None
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One member. ``live``: it has a heartbeat. ``partitions``: how many leases it holds; ``planned``: how many it is
+    to have. ``since``: when it joined, seconds since 1970 by its own clock."""
+
+    name: str
+    live: bool
+    partitions: int
+    planned: int
+    weight: int | None
+    standby: bool
+    draining: bool
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortStatus:
+    """A cohort: who is in it, or is to be, and how far it is. ``generation``: 0 = there is no plan yet."""
+
+    stream: str
+    namespace: str
+    cohort: str
+    generation: int
+    target: int | None
+    under_provisioned: bool
+    members: Sequence[MemberView]
+    partitions: Sequence[PartitionView]
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not finished, as far as is known."""
+        return sum(one.lag or 0 for one in self.partitions)
+
+    @property
+    def oldest(self) -> float | None:
+        """Seconds since the first of them was stored; None = there is none."""
+        return max((one.oldest for one in self.partitions if one.oldest is not None), default=None)
+
+
+class CohortView:
+    """The cohort in ``namespace`` of ``stream``; asyncio only. Nothing here makes or changes a stream.
+
+    Every call raises ``SourceError`` when the server does not answer, or the bucket holds what no member has written,
+    and ``ConfigError`` where there is no such cohort.
+    """
+
+    def __init__(self, connection: Connection, stream: str, namespace: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._namespace = namespace
+        self._bucket = bucket_name(stream, namespace)
+        self._store = JetStreamLeaseStore(connection, self._bucket)
+        self._durable = re.compile(rf"{re.escape(namespace)}-p(\d{{1,5}})-e(\d{{1,19}})(?:-(\d{{1,9}}))?")
+
+    def __repr__(self) -> str:
+        return f"<CohortView {self._stream}/{self._namespace}>"
+
+    async def check(self) -> None:
+        """Whether there is a bucket: reading one that is gone would make it."""
+        try:
+            await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
+        except ApiError as error:
+            if error.err_code == _NO_STREAM:
+                raise ConfigError(
+                    f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
+                    f"{self._bucket!r}): name another one, or start a member"
+                ) from None
+            raise SourceError(f"bucket {self._bucket!r}: {error}") from None
+        except NoAnswer as error:
+            raise SourceError(str(error), retryable=True) from None
+
+    async def config(self) -> CohortConfig:
+        """What the cohort never changes."""
+        found = await self._one(CohortConfig, CONFIG_KEY)
+        if found is None:
+            raise ConfigError(f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting")
+        return found
+
+    async def plan(self) -> PlanRecord | None:
+        """The plan in force; None before the first one."""
+        return await self._one(PlanRecord, PLAN_KEY)
+
+    async def heartbeats(self) -> dict[str, Heartbeat]:
+        """The members that live."""
+        return await self._all(Heartbeat, MEMBER_PREFIX)
+
+    async def leases(self) -> dict[int, Lease]:
+        """The leases that somebody holds, by cohort partition."""
+        found = await self._all(Lease, LEASE_PREFIX)
+        return {int(number): lease for number, lease in found.items() if number.isdecimal() and not lease.released}
+
+    async def drains(self) -> dict[str, Drain]:
+        """The members that are to have nothing."""
+        return await self._all(Drain, DRAIN_PREFIX)
+
+    async def durables(self) -> dict[int, DurableView]:
+        """The newest durable of each cohort partition."""
+        found: dict[int, DurableView] = {}
+        offset = 0
+        for _ in range(_PAGES):
+            page = await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
+            infos = page.get("consumers") or []
+            for info in infos:
+                match = self._durable.fullmatch(str(info.get("name")))
+                if match is None:
+                    continue
+                number, view = int(match[1]), _durable(int(match[2]), int(match[3] or 0), info)
+                newest = found.get(number)
+                if newest is None or (newest.epoch, newest.sub) < (view.epoch, view.sub):
+                    found[number] = view
+            offset += len(infos)
+            if not infos or offset >= int(page.get("total", 0)):
+                break
+        return found
+
+    async def status(self) -> CohortStatus:
+        """All of it. Not one snapshot: each part is as new as its own answer."""
+        config, plan, durables = await self.config(), await self.plan(), await self.durables()
+        heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
+        owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
+        turns = asyncio.Semaphore(_ASKED)
+
+        async def partition(number: int) -> PartitionView:
+            lease, durable = leases.get(number), durables.get(number)
+            lag = None if durable is None else durable.pending + durable.unacknowledged
+            oldest = None
+            if durable is not None and lag:
+                async with turns:
+                    oldest = await self._age(durable.subject, durable.floor + 1)
+            return PartitionView(
+                number=number,
+                owner=None if lease is None else lease.member,
+                planned=owners[number] if owners else None,
+                epoch=None if durable is None else durable.epoch,
+                lag=lag,
+                oldest=oldest,
+            )
+
+        def member(name: str) -> MemberView:
+            heartbeat = heartbeats.get(name)
+            return MemberView(
+                name=name,
+                live=heartbeat is not None,
+                partitions=sum(lease.member == name for lease in leases.values()),
+                planned=owners.count(name),
+                weight=None if heartbeat is None else heartbeat.weight,
+                standby=plan is not None and name in plan.standbys,
+                draining=name in drains,
+                since=None if heartbeat is None else heartbeat.session / 1000,
+            )
+
+        names = {*heartbeats, *(lease.member for lease in leases.values()), *(owner for owner in owners if owner)}
+        return CohortStatus(
+            stream=self._stream,
+            namespace=self._namespace,
+            cohort=config.cohort,
+            generation=0 if plan is None else plan.generation,
+            target=None if plan is None else plan.target,
+            under_provisioned=plan is not None and plan.under_provisioned,
+            members=[member(name) for name in sorted(names)],
+            partitions=list(await asyncio.gather(*map(partition, range(config.partitions)))),
+        )
+
+    async def drain(self, member: str) -> bool:
+        """Wish that a member gets nothing while another one lives; False = that was wished before.
+
+        Raises ``ConfigError`` for one that is not there.
+        """
+        try:
+            key, wish = member_key(member), drain_key(member)
+        except ValueError as error:
+            raise ConfigError(f"MEMBER {member!a}: {error}") from None
+        if await self._one(Heartbeat, key) is None:
+            names = ", ".join(sorted(await self.heartbeats())) or "nobody"
+            raise ConfigError(f"{member!a} is no member that lives: there is {names}")
+        try:
+            entry = await self._store.read(wish)
+            if entry.value:
+                return False
+            await self._store.write(wish, encode(Drain(int(time.time() * 1000))), revision=entry.revision)
+        except Conflict:
+            return False
+        except UnknownResult as error:
+            raise SourceError(str(error), retryable=True) from None
+        return True
+
+    # --- inside
+
+    async def _one(self, kind: type[_R], key: str) -> _R | None:
+        try:
+            value = (await self._store.read(key)).value
+        except UnknownResult as error:
+            raise SourceError(str(error), retryable=True) from None
+        return _decoded(kind, key, value) if value else None
+
+    async def _all(self, kind: type[_R], prefix: str) -> dict[str, _R]:
+        try:
+            entries = await self._store.entries(prefix)
+        except UnknownResult as error:
+            raise SourceError(str(error), retryable=True) from None
+        return {
+            key.removeprefix(prefix): _decoded(kind, key, entry.value) for key, entry in entries.items() if entry.value
+        }
+
+    async def _age(self, subject: str, sequence: int) -> float | None:
+        """Seconds since the first message of a subject from a sequence on was stored; None = there is none any more."""
+        try:
+            answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
+        except ApiError as error:
+            if error.err_code == _NO_MESSAGE:
+                return None
+            raise SourceError(f"stream {self._stream!r}: {error}") from None
+        return max(0.0, time.time() - _seconds((answer.get("message") or {}).get("time")))
+
+    async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
+        try:
+            return await self._connection.api(subject, request)
+        except NoAnswer as error:
+            raise SourceError(str(error), retryable=True) from None
+        except ApiError as error:
+            if error.err_code == _NO_STREAM:
+                raise ConfigError(f"there is no stream {self._stream!r} on {self._connection.servers}") from None
+            raise
+
+
+async def read_namespaces(connection: Connection, stream: str) -> list[str]:
+    """The namespaces of a stream that have a cohort, as its buckets are called.
+
+    Raises ``SourceError`` when the server does not answer.
+    """
+    prefix = f"KV_{bucket_name(stream, '')}"
+    found: list[str] = []
+    offset = 0
+    for _ in range(_PAGES):
+        try:
+            page = await connection.api("STREAM.NAMES", {"offset": offset})
+        except (ApiError, NoAnswer) as error:
+            raise SourceError(f"{connection.servers}: {error}", retryable=True) from None
+        names = page.get("streams") or []
+        found += [name.removeprefix(prefix) for name in names if str(name).startswith(prefix)]
+        offset += len(names)
+        if not names or offset >= int(page.get("total", 0)):
+            break
+    return sorted(found)
+
+
+def _durable(epoch: int, sub: int, info: Mapping[str, Any]) -> DurableView:
+    config = info.get("config") or {}
+    subjects = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    # One that has delivered nothing says 0, whatever it begins with.
+    floor = max(int((info.get("ack_floor") or {}).get("stream_seq", 0)), int(config.get("opt_start_seq") or 1) - 1)
+    pending, unacknowledged = int(info.get("num_pending", 0)), int(info.get("num_ack_pending", 0))
+    return DurableView(epoch, sub, pending, unacknowledged, floor, str(subjects[0]))
+
+
+def _decoded(kind: type[_R], key: str, value: bytes) -> _R:
+    try:
+        return decode(kind, key, value)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+
+
+def _seconds(stamp: object) -> float:
+    """A server's time stamp in seconds since 1970."""
+    # It has up to nine decimals, of which Python 3.11 reads six.
+    text = re.sub(r"\.\d+", lambda found: found[0][:7].ljust(7, "0"), str(stamp))
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise SourceError(f"the server says {stamp!r:.60} of a message, which is no time") from None

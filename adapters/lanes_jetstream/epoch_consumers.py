@@ -1,0 +1,306 @@
+"""The durables of a cohort on a real server: one for each cohort partition and epoch, made strictly.
+
+``<namespace>-p<partition>-e<epoch>``, and ``…-e<epoch>-<sub>`` for a takeover from oneself. Requests are raw JSON:
+the client's own create overwrites a consumer of the same name, and its types drop what they do not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from lanes.errors import ConfigError, SourceError
+from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
+
+__all__ = ["JetStreamEpochConsumers"]
+
+log = logging.getLogger("lanes.jetstream")
+
+NONCE: Final = "lanes-nonce"
+"""Metadata of a durable: of the acquisition that made it."""
+
+DEFAULT_ACK_WAIT: Final = 300.0
+"""Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
+
+_NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")
+
+_PAGES: Final = 1_000
+"""Pages of names that are read at most: more would be an answer that never ends."""
+
+_TRIES: Final = 3
+
+_STREAM_GONE: Final = frozenset({10059})
+_CONSUMER_GONE: Final = 10014
+_NAME_TAKEN: Final = frozenset({10013, 10148})
+_NOT_UNIQUE: Final = frozenset({10099, 10100})
+_NO_MORE: Final = 10026
+_TROUBLE: Final = frozenset({10008, 10003})
+"""The cluster has no leader, or no peers, at the moment."""
+
+
+class JetStreamEpochConsumers:
+    """The durables of the cohort ``namespace`` on ``stream``, as ``lanes.leases.EpochConsumers``; asyncio only.
+
+    ``incarnation``: which making of the stream; another one found later stops loudly, and so does one that ends below
+    ``highest``, a sequence that was read. ``filters``: the subjects of a cohort partition. ``ack_wait``: seconds, 1 or
+    more. ``max_ack_pending``: deliveries that may be unacknowledged.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        namespace: str,
+        *,
+        incarnation: str,
+        filters: Callable[[int], Sequence[str]],
+        highest: Callable[[], int] = lambda: 0,
+        ack_wait: float = DEFAULT_ACK_WAIT,
+        max_ack_pending: int = 10_000,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._namespace = namespace
+        self._incarnation = incarnation
+        self._filters = filters
+        self._highest = highest
+        self._last = 0
+        self._ack_wait = ack_wait
+        self._max_ack_pending = max_ack_pending
+        self._reading = asyncio.Lock()
+        self._coming: asyncio.Task[tuple[list[EpochName], int]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<JetStreamEpochConsumers {self._stream}/{self._namespace}>"
+
+    def name(self, partition: int, epoch: int, sub: int) -> str:
+        """What a durable is called."""
+        return f"{self._namespace}-p{partition}-e{epoch}" + (f"-{sub}" if sub else "")
+
+    # --- lanes.leases.EpochConsumers
+
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        """Those of one partition, rising, and the server's clock; see ``lanes.leases.EpochConsumers.found``.
+
+        Calls at the same time share one listing, which begins behind each of them.
+        """
+        beyond = 0
+        for _ in range(_TRIES):
+            names, clock = await self._list()
+            consumers = []
+            for found, epoch, sub in names:
+                if found != partition:
+                    continue
+                info = await self._info(self.name(partition, epoch, sub))
+                if info is None:
+                    break  # It has gone meanwhile, or is only being made: a newer listing knows.
+                described = _described(partition, epoch, sub, info)
+                if described.floor > self._last and described.floor > beyond:
+                    # Acknowledged behind the listing; or the stream has lost its end, if a newer one says the same.
+                    beyond = described.floor
+                    break
+                consumers.append(described)
+                clock = max(clock, _milliseconds(info.get("ts")))
+            else:
+                return consumers, clock
+        raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast to be read")
+
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        """Create strictly; see ``lanes.leases.EpochConsumers.create``."""
+        name = self.name(partition, epoch, sub)
+        try:
+            await self._api(
+                f"CONSUMER.CREATE.{self._stream}.{name}",
+                {
+                    "stream_name": self._stream,
+                    "config": self._config(name, partition, nonce, start),
+                    "action": "create",
+                },
+            )
+        except ApiError as error:
+            if error.err_code in _NAME_TAKEN:
+                info = await self._info(name)
+                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_nonce(info)) from None
+            if error.err_code in _NOT_UNIQUE:
+                raise ConsumerExists(f"consumer {self._stream}/{name}: {error}", nonce=None) from None
+            if error.err_code == _NO_MORE:
+                raise SourceError(
+                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
+                    "and one more while one moves: raise max_consumers of the stream or the account"
+                ) from None
+            raise self._refused(name, error) from None
+
+    async def delete(self, partition: int, epoch: int, sub: int) -> None:
+        """Delete one; see ``lanes.leases.EpochConsumers.delete``."""
+        name = self.name(partition, epoch, sub)
+        try:
+            await self._api(f"CONSUMER.DELETE.{self._stream}.{name}")
+        except ApiError as error:
+            if error.err_code != _CONSUMER_GONE:
+                raise self._refused(name, error) from None
+
+    # --- questions beside those
+
+    def check_end(self, highest: int) -> None:
+        """Raise ``SourceError`` when the stream, as it was seen last, ends below ``highest``, a sequence that was read.
+
+        New messages would pass for finished ones.
+        """
+        if self._last < highest:
+            raise SourceError(
+                f"stream {self._stream!r} ends at sequence {self._last} and was read up to {highest}: the server has "
+                "lost messages, and new ones take their sequences; check what is missing, then delete the bucket of "
+                f"the cohort {self._namespace!r} and its consumers, and start again"
+            )
+
+    async def names(self) -> list[EpochName]:
+        """Every durable of the cohort, as (partition, epoch, sub), rising. Raises like ``found``."""
+        return (await self._list())[0]
+
+    # --- requests
+
+    def _config(self, name: str, partition: int, nonce: str, start: int | None) -> dict[str, Any]:
+        filters = self._filters(partition)
+        return {
+            "name": name,
+            "durable_name": name,
+            "description": "a cohort partition of lanes",
+            "ack_policy": "explicit",
+            "ack_wait": int(self._ack_wait * 1e9),
+            "max_deliver": -1,
+            "max_ack_pending": self._max_ack_pending,
+            "replay_policy": "instant",
+            "metadata": {NONCE: nonce},
+            **({"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}),
+            **(
+                {"deliver_policy": "all"}
+                if start is None
+                else {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
+            ),
+        }
+
+    async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
+        try:
+            # The client would keep what is published while it reconnects, and send it when its time has passed.
+            if not self._connection.client.is_connected and not self._connection.client.is_closed:
+                raise NoAnswer(f"{self._connection.servers}: not connected")
+            return await self._connection.api(subject, request)
+        except NotPermitted as error:
+            raise SourceError(f"stream {self._stream!r}: {error}, then start again") from None
+        except NoAnswer as error:
+            raise UnknownResult(str(error)) from None
+        except ApiError as error:
+            if error.err_code in _TROUBLE:
+                raise UnknownResult(f"stream {self._stream!r}: {error}") from None
+            if error.err_code in _STREAM_GONE:
+                raise SourceError(
+                    f"stream {self._stream!r} was deleted while the cohort {self._namespace!r} used it: what was in it "
+                    "is gone; start again when it is there again"
+                ) from None
+            raise
+
+    def _refused(self, name: str, error: ApiError) -> SourceError:
+        return SourceError(f"consumer {self._stream}/{name}: {error}")
+
+    async def _info(self, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
+        except ApiError as error:
+            if error.err_code == _CONSUMER_GONE:
+                return None
+            raise self._refused(name, error) from None
+
+    async def _list(self) -> tuple[list[EpochName], int]:
+        """The cohort's durables and the server's clock, by a listing that begins now or later."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._read_names())
+            self._coming.add_done_callback(_seen)
+        # Shared, so one that waits and is cancelled does not end it for the others.
+        return await asyncio.shield(self._coming)
+
+    async def _read_names(self) -> tuple[list[EpochName], int]:
+        async with self._reading:
+            # Whoever asks from here on may mean what this one does not see any more.
+            self._coming = None
+            return await self._read_pages()
+
+    async def _read_pages(self) -> tuple[list[EpochName], int]:
+        # First the clock: a name that is read later is not missing from what an older clock says.
+        info = await self._stream_info()
+        names: list[EpochName] = []
+        offset = 0
+        for _ in range(_PAGES):
+            try:
+                page = await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
+            except ApiError as error:
+                raise SourceError(f"stream {self._stream!r}: {error}") from None
+            found = page.get("consumers") or []
+            names += [parsed for name in found if (parsed := self._parse(name)) is not None]
+            offset += len(found)
+            if not found or offset >= int(page.get("total", 0)):
+                break
+        return sorted(set(names)), _milliseconds(info.get("ts"))
+
+    async def _stream_info(self) -> dict[str, Any]:
+        # Asked before the server is: what is read meanwhile it may not know of when it answers.
+        highest = self._highest()
+        try:
+            info = await self._api(f"STREAM.INFO.{self._stream}")
+        except ApiError as error:
+            raise SourceError(f"stream {self._stream!r}: {error}") from None
+        if info.get("created") != self._incarnation:
+            raise ConfigError(
+                f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; where that "
+                f"was intended delete the bucket of the cohort {self._namespace!r}, then start again"
+            )
+        self._last = int((info.get("state") or {}).get("last_seq", 0))
+        self.check_end(highest)
+        return info
+
+    def _parse(self, name: object) -> EpochName | None:
+        if not isinstance(name, str) or not name.startswith(self._namespace):
+            return None
+        match = _NAME.fullmatch(name, len(self._namespace))
+        if match is None:
+            return None
+        parsed = int(match[1]), int(match[2]), int(match[3] or 0)
+        # What it would be called by us: a leading zero makes another name.
+        return parsed if name == self.name(*parsed) else None
+
+
+EpochName = tuple[int, int, int]
+"""Partition, epoch and sub-number of a durable."""
+
+
+def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
+    """Take note of how it ended, also where nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) -> EpochConsumer:
+    floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
+    config = info.get("config") or {}
+    # One that has delivered nothing says 0 on a server of 2.11, whatever it begins with.
+    return EpochConsumer(partition, epoch, sub, _nonce(info) or "", max(floor, int(config.get("opt_start_seq", 1)) - 1))
+
+
+def _nonce(info: Mapping[str, Any] | None) -> str | None:
+    metadata = ((info or {}).get("config") or {}).get("metadata") or {}
+    nonce = metadata.get(NONCE)
+    return nonce if isinstance(nonce, str) else None
+
+
+def _milliseconds(stamp: object) -> int:
+    """A server's time stamp as milliseconds since 1970."""
+    try:
+        # It has nine decimals, of which Python 3.11 reads six.
+        moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", str(stamp)))
+    except ValueError:
+        raise SourceError(f"the server's clock says {stamp!r:.60}, which is no time; is it a server of 2.11?") from None
+    return int(moment.timestamp() * 1000)

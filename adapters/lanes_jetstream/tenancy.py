@@ -1,0 +1,129 @@
+"""One ownership of a cohort partition: what was delivered of it, what is done, and the pulls that bring more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lanes.core.cohort.ledger import DONE, DeliveryLedger, Done
+from lanes.core.types import Message, Partition, key_bytes
+from lanes.source import Delivered
+from lanes_jetstream.cohort_pulls import ConsumerPulls
+from lanes_jetstream.keys import KeyFunction
+from lanes_jetstream.partitioning import KeyWatch
+from lanes_jetstream.reading import without_key
+from lanes_jetstream.transport import sequences, size_of
+
+__all__ = ["Tenancy"]
+
+
+class Tenancy:
+    """``number`` of the cohort partition, from the event that it is owned to the one that it is not.
+
+    ``ledger``: everything delivered and what of it is done, that of earlier owners included. ``pulls``: None while the
+    next consumer is being made, and once it drains. ``announced``: whoever handles it knows of it. ``revoked``: the
+    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or lost.
+    ``again``: deliveries to acknowledge that are of finished messages. ``seen``: when something came last;
+    ``confirm_at``: when an acknowledgement is to be confirmed next.
+    """
+
+    def __init__(self, number: int, partition: Partition, done: Done, pulls: ConsumerPulls) -> None:
+        self.number = number
+        self.partition = partition
+        self.ledger = DeliveryLedger(done)
+        self.pulls: ConsumerPulls | None = None
+        self.again: list[str] = []
+        self.announced = False
+        self.revoked = False
+        self.releasing = False
+        self.over = asyncio.Event()
+        self.seen = 0.0
+        self.confirm_at = 0.0
+        self._pending: int | None = None
+        self.follow(pulls)
+
+    def __repr__(self) -> str:
+        return f"<Tenancy of {self.partition.id}: {self.ledger!r}>"
+
+    def follow(self, pulls: ConsumerPulls) -> None:
+        """Go on with another consumer: it delivers again what is outstanding, and then what is new."""
+        self.rest()
+        # What they name was of the consumer before.
+        self.again.clear()
+        pulls.begin()
+        self.pulls = pulls
+        self._expected = 1
+
+    def rest(self) -> None:
+        """Take nothing more, until the next consumer. Idempotent."""
+        if self.pulls is not None:
+            self.pulls.end()
+            self.pulls = None
+
+    def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
+        """What has arrived. What came again although it is done is to be acknowledged ``again``.
+
+        Ends at the first sign that a delivery was lost on the way: the pulls are broken then. Raises ``SourceError``
+        when the consumer cannot be used any more, or a key is in two partitions.
+        """
+        pulls = self.pulls
+        if pulls is None:
+            return None
+        run: list[Message] = []
+        size = 0
+        last = ""
+        expected, partition, ledger, number = self._expected, self.partition, self.ledger, self.number
+        for raw in pulls.take():
+            position, delivery = sequences(raw.reply)
+            if delivery != expected:
+                # The server counts as delivered what did not arrive, and would bring it behind newer ones. Everything
+                # from here on is dropped: the next consumer brings it in order.
+                pulls.broken = f"delivery {expected} missing, got {delivery}"
+                break
+            expected += 1
+            if ledger.delivered(position) is DONE:
+                self.again.append(raw.reply)
+                continue
+            lane, broken = None, None
+            if key is not None:
+                try:
+                    found = key(raw)
+                    lane = None if found is None else key_bytes(found)
+                except Exception as error:
+                    broken = error
+            if watch is not None and lane is not None:
+                watch.see(lane, number)
+            bytes_of = size_of(raw)
+            message = Message(partition, position, lane, bytes_of, raw, raw.reply)
+            if broken is not None:
+                without_key(message, broken)
+            run.append(message)
+            size += bytes_of
+            last = raw.reply
+        self._expected = expected
+        if pulls.sent >= expected and pulls.caught_up and pulls.broken is None:
+            # Its last delivery never came, and there may be none behind it to show that.
+            pulls.broken = f"delivery {pulls.sent} missing"
+        if not run:
+            return None
+        pulls.learn(len(run), size)
+        self._pending = _pending(last)
+        return Delivered(partition, run, size)
+
+    @property
+    def taken(self) -> int:
+        """How many messages have arrived, or may yet."""
+        return 0 if self.pulls is None else self.pulls.taken
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages are not finished, delivered or not; None while that is not known."""
+        if self.pulls is not None and self.pulls.caught_up:
+            return len(self.ledger)
+        return None if self._pending is None else len(self.ledger) + self._pending
+
+
+def _pending(reply: str) -> int | None:
+    """How many messages the consumer had still to deliver behind one, as that one's reply subject says."""
+    tokens = reply.split(".")
+    number = tokens[8] if len(tokens) == 9 else tokens[10]
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else None

@@ -1,0 +1,339 @@
+"""What a member of a cohort makes of deliveries, statuses and events, one by one and without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+import lanes
+from lanes.clock import monotonic
+from lanes.core.cohort.actions import Lost as LostTenure
+from lanes.core.cohort.actions import Owned, Released, Revoked
+from lanes.core.cohort.ledger import Done
+from lanes.core.types import Message, Partition, PartitionId, Settlement
+from lanes.membership import Happened
+from lanes.source import Assigned, Generation, Lost, Revoking
+from lanes_jetstream import Cohort, subject_token
+from lanes_jetstream.cohort_pulls import ConsumerPulls
+from lanes_jetstream.cohort_source import CohortSource
+from lanes_jetstream.connection import Connection
+from lanes_jetstream.holdings import Holdings
+from lanes_jetstream.partitioning import KeyWatch
+from lanes_jetstream.reading import READER
+from lanes_jetstream.tenancy import Tenancy
+from tests.jetstream.stub_pulls import Side
+
+pytestmark = pytest.mark.anyio
+
+
+def tenancy(pulls: ConsumerPulls, done: Done = Done(0, ())) -> Tenancy:  # noqa: B008
+    return Tenancy(3, Partition(PartitionId("S", 3), READER, "now"), done, pulls)
+
+
+def positions(found: Tenancy, **arguments: Any) -> list[int]:
+    delivered = found.take(arguments.get("key"), arguments.get("watch"))
+    return [] if delivered is None else [message.position for message in delivered.run]
+
+
+# --- deliveries
+
+
+async def test_what_comes_is_taken_in_order() -> None:
+    side = Side()
+    of = tenancy(side.pulls[0])
+    for delivery, sequence in enumerate((4, 9, 11), start=1):
+        await side.deliver("c", sequence, delivery)
+    assert side.inbox.wake.is_set()
+    delivered = of.take(subject_token(1), None)
+    assert delivered is not None
+    assert [(m.position, m.key) for m in delivered.run] == [(4, b"k"), (9, b"k"), (11, b"k")]
+    assert (of.again, of.ledger.highest, of.lag) == ([], 11, 3 + 5)
+    assert of.pulls is not None
+    assert of.pulls.check() is None
+
+
+async def test_everything_behind_a_missing_delivery_is_dropped() -> None:
+    side = Side()
+    of = tenancy(side.pulls[0])
+    await side.deliver("c", 4, 1)
+    await side.deliver("c", 9, 3)
+    await side.deliver("c", 11, 4)
+    assert positions(of) == [4]
+    assert side.pulls[0].check() == "delivery 2 missing, got 3"
+    assert of.ledger.snapshot() == Done(4, (4,))
+
+
+async def test_a_last_delivery_that_never_came_is_missed() -> None:
+    """Nothing follows that would show it: the server says how far it is while it is idle."""
+    side = Side()
+    (pulls,) = side.pulls
+    of = tenancy(pulls)
+    await side.deliver("c", 4, 1)
+    await side.say(pulls, Status="100", Description="Idle Heartbeat", Nats_Last_Consumer="1")
+    assert positions(of) == [4]
+    assert pulls.check() is None
+    await side.say(pulls, Status="100", Description="Idle Heartbeat", Nats_Last_Consumer="2")
+    assert positions(of) == []
+    assert pulls.check() == "delivery 2 missing"
+
+
+async def test_what_is_done_is_acknowledged_again_and_what_is_outstanding_comes_in() -> None:
+    """By the ledger of earlier owners; and of this one, when the next consumer brings it again."""
+    side = Side(["c", "d"])
+    of = tenancy(side.pulls[0], Done(9, (7,)))
+    for delivery, sequence in enumerate((5, 7, 9, 10), start=1):
+        await side.deliver("c", sequence, delivery)
+    delivered = of.take(None, None)
+    assert delivered is not None
+    assert [message.position for message in delivered.run] == [7, 10]
+    assert [reply.split(".")[5] for reply in of.again] == ["5", "9"]
+    of.ledger.settled(7)
+    of.follow(side.pulls[1])
+    await side.deliver("c", 11, 5)
+    for delivery, sequence in enumerate((7, 10, 11), start=1):
+        await side.deliver("d", sequence, delivery)
+    delivered = of.take(None, None)
+    assert delivered is not None
+    # Held here: its token is to be swapped, so it is passed on.
+    assert [message.position for message in delivered.run] == [10, 11]
+    assert [reply.split(".")[3:6] for reply in of.again] == [["d", "1", "7"]]
+
+
+async def test_a_key_that_cannot_be_read_is_a_broken_message() -> None:
+    side = Side()
+    of = tenancy(side.pulls[0])
+    await side.deliver("c", 4, 1)
+    delivered = of.take(subject_token(7), None)
+    assert delivered is not None
+    assert isinstance(delivered.run[0].broken, lanes.errors.MessageError)
+
+
+async def test_a_key_that_was_seen_elsewhere_stops() -> None:
+    side, watch = Side(), KeyWatch()
+    watch.see(b"k", 4)
+    of = tenancy(side.pulls[0])
+    await side.deliver("c", 4, 1)
+    with pytest.raises(lanes.SourceError, match=r"3 and 4|4 and 3"):
+        of.take(subject_token(1), watch)
+
+
+async def test_both_forms_of_the_reply_and_none_of_others() -> None:
+    side = Side()
+    of = tenancy(side.pulls[0])
+    await side.deliver("c", 4, 1)
+    await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.5.2.1700000000.7")
+    await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.6.3.1700000000.6.random")
+    for hostile in ("", "c", "a.b.c.c", "$JS.ACK.S.other.1.9.9.1.1", "$JS.ACK.S.c", "." * 30):
+        await side.inbox._receive(Msg(side.client, "0.k", hostile, b""))  # type: ignore[arg-type]
+    assert positions(of) == [4, 5, 6]
+
+
+async def test_statuses_of_a_consumer() -> None:
+    side = Side(["c", "d"])
+    first, second = side.pulls
+    await side.say(first, Status="503")
+    assert (first.check(), second.check()) == ("no responders", None)
+    await side.say(second, Status="409", Description="Consumer Deleted")
+    assert second.failure is not None
+    assert second.deleted
+    side = Side(["c", "d"])
+    first, second = side.pulls
+    await side.say(first, to=first.confirmation)
+    assert first.check() is None
+    await side.say(first, to=first.confirmation, Status="503")
+    assert first.check() == "no responders"
+    second.end()
+    await side.say(second, Status="503")
+    assert second.check() is None
+    await side.deliver("d", 4, 1)
+    assert second.taken == 0
+
+
+# --- events
+
+
+class StubMembership:
+    def __init__(self) -> None:
+        self.happened: list[Happened] = []
+        self.deadlines: dict[int, float] = {}
+        self.generation = 1
+        self.standby = False
+
+    @property
+    def joined(self) -> StubMembership:
+        return self
+
+    def is_set(self) -> bool:
+        return True
+
+    def take(self) -> list[Happened]:
+        happened, self.happened = self.happened, []
+        return happened
+
+    def deadline(self, partition: int) -> float:
+        return self.deadlines.get(partition, float("-inf"))
+
+
+class Held:
+    """Holdings over a membership that says what the test wants."""
+
+    def __init__(self, *, last: int = 1_000, first: int = 0) -> None:
+        self.membership = StubMembership()
+        self.side = Side([])
+
+        def pulls(number: int, epoch: int, sub: int) -> ConsumerPulls:
+            connection = Connection.__new__(Connection)
+            connection._prefix = "$JS.API"
+            return ConsumerPulls(self.side.inbox, connection, "S", f"c-p{number}-e{epoch}-{sub}", "test")
+
+        def check_end(highest: int) -> None:
+            if highest > last:
+                raise lanes.SourceError("the stream ends sooner")
+
+        self.holdings = Holdings(
+            "S", "now", pulls=pulls, check_end=check_end, first=first, timeout=7.0, wake=self.side.inbox.wake.set
+        )
+        self.tell()
+
+    def tell(self, *events: tuple[int, Any], deadline: float = 60.0) -> None:
+        for number, event in events:
+            self.membership.happened.append(Happened(number, event))
+            self.membership.deadlines[number] = monotonic() + deadline
+        self.holdings.changed(self.membership)  # type: ignore[arg-type]
+
+    def names(self) -> list[str]:
+        return [type(event).__name__ for event in self.holdings.next_events()]
+
+
+def taken_over(epoch: int, sub: int = 0, *, again: bool = False, highest: int = 0) -> Owned:
+    return Owned(epoch, sub, epoch, Done(highest, ()), again)
+
+
+def consumer_of(found: Tenancy) -> str | None:
+    return None if found.pulls is None else found.pulls.consumer
+
+
+def failed(held: Held) -> bool:
+    return held.holdings.failure is not None
+
+
+async def test_a_partition_from_its_assignment_to_its_release() -> None:
+    held = Held()
+    (plan,) = held.holdings.next_events()
+    assert plan == Generation(1, standby=False)
+    held.tell((3, taken_over(7)))
+    (assigned,) = held.holdings.next_events()
+    assert isinstance(assigned, Assigned)
+    partition = assigned.partition
+    assert (partition.id, partition.token, partition.incarnation) == (PartitionId("S", 3), 7, "now")
+    of = held.holdings.of(partition)
+    assert of is not None
+    assert of.announced
+    held.tell((3, taken_over(7, 1, again=True)))
+    assert held.names() == []
+    assert consumer_of(of) == "c-p3-e7-1"
+    held.tell((3, Revoked()))
+    assert held.holdings.next_events() == [Revoking(partition, 7.0)]
+    assert consumer_of(of) is None
+    held.holdings.release(3)
+    held.tell((3, Released()), (3, taken_over(8)))
+    assert of.over.is_set()
+    # Whoever has it released does not know yet.
+    assert held.names() == []
+    held.holdings.released(3)
+    (assigned,) = held.holdings.next_events()
+    assert isinstance(assigned, Assigned)
+    assert assigned.partition.token == 8
+    assert held.holdings.of(partition) is not held.holdings.of(assigned.partition)
+
+
+async def test_a_partition_that_is_lost() -> None:
+    held = Held()
+    held.tell((3, taken_over(7)))
+    assert held.names() == ["Generation", "Assigned"]
+    held.tell((3, LostTenure("why")))
+    (lost,) = held.holdings.next_events()
+    assert isinstance(lost, Lost)
+    assert lost.reason == "why"
+    assert held.holdings.heard() == [3]
+    assert held.holdings.heard() == []
+    assert held.holdings.tenancies == {}
+
+
+async def test_a_deadline_that_has_passed_is_not_raised() -> None:
+    """Whoever handles the partition may have found it lost by now."""
+    held = Held()
+    held.tell((1, taken_over(7)), deadline=60)
+    held.tell((2, taken_over(7)), deadline=-0.001)
+    deadlines = {number: of.partition.deadline for number, of in held.holdings.tenancies.items()}
+    held.membership.deadlines = {number: monotonic() + 90 for number in (1, 2)}
+    held.tell()
+    assert held.holdings.tenancies[1].partition.deadline > deadlines[1]
+    assert held.holdings.tenancies[2].partition.deadline == deadlines[2]
+
+
+async def test_a_new_plan_is_told_once() -> None:
+    held = Held()
+    held.tell()
+    held.membership.generation, held.membership.standby = 2, True
+    held.tell()
+    held.tell()
+    assert held.holdings.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
+
+
+async def test_a_ledger_beyond_the_end_of_the_stream() -> None:
+    """New messages would pass for finished ones; unless the cohort was told to begin there."""
+    held = Held(last=10)
+    held.tell((1, taken_over(7, highest=10)))
+    assert not failed(held)
+    held.tell((2, taken_over(7, highest=11)))
+    assert failed(held)
+    held = Held(last=10, first=20)
+    held.tell((1, taken_over(7, highest=19)))
+    assert not failed(held)
+    assert held.holdings.highest == 0
+
+
+async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
+    """Neither acknowledged nor kept alive: once it is lost, and once its deadline has passed."""
+    held = Held()
+    held.tell((1, taken_over(7)), (2, taken_over(7)), (3, taken_over(7)))
+    partitions = {number: of.partition for number, of in held.holdings.tenancies.items()}
+    held.tell((1, LostTenure("why")))
+    partitions[2].deadline = monotonic() - 0.001
+    sent: list[str] = []
+    confirmed: list[str] = []
+
+    async def send(data: bytes) -> None:
+        sent.extend(line.split()[1] for line in data.decode().split("\r\n") if line.startswith("PUB"))
+
+    async def publish(subject: str, body: bytes, reply: str = "") -> None:
+        sent.append(subject)
+        confirmed.append(reply)
+
+    async def flush() -> None:
+        """Nothing waits."""
+
+    client: Any = held.side.client
+    client._send_command, client._flush_pending, client.publish = send, flush, publish
+    client.is_draining, client.stats = False, {"out_msgs": 0, "out_bytes": 0, "reconnects": 0}
+    source = CohortSource(
+        Connection(Client()), "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
+    )
+    source._connection.client = client
+    source._holdings = held.holdings
+    messages = [Message(partitions[number], 5, None, 1, None, f"ack.{number}") for number in (1, 2, 3)]
+    held.holdings.tenancies[3].ledger.delivered(5)
+    await source.extend(messages)
+    assert sent == ["ack.3"]
+    await source.settle([Settlement(message.partition, [message]) for message in messages])
+    assert sent == ["ack.3", "ack.3"]
+    assert held.holdings.tenancies[3].ledger.is_done(5)
+    # Nobody answers for the consumer before; of the one that is pulled it says that it is there.
+    assert confirmed == []
+    messages[2].token = "$JS.ACK.S.c-p3-e7-0.1.5.1.1.1"
+    await source.settle([Settlement(partitions[3], [messages[2]])])
+    assert confirmed == [f"{client.new_inbox()}.3.ack"]

@@ -1,0 +1,335 @@
+"""Members of a cohort on a real server that die, are cut off, or lose what holds them together: nobody overlaps."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+
+import anyio
+import nats.errors
+import pytest
+
+import lanes
+from lanes.errors import Term
+from lanes.leases import UnknownResult
+from tests.components import NatsServer
+from tests.jetstream.cohort_workload import (
+    FAST,
+    CohortStream,
+    Gate,
+    Log,
+    Wire,
+    draining,
+    members,
+    owned,
+    settled,
+)
+from tests.jetstream.conftest import MakeCohortStream, connect
+from tests.jetstream.workload import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Deadlines:
+    """A handler that notes the deadline of each partition as long as it may start something there, then waits."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.partitions: dict[int, lanes.core.types.Partition] = {}
+        self.tokens: list[str] = []
+
+    async def __call__(self, message: lanes.Message) -> None:
+        self.partitions[message.partition.id.number] = message.partition
+        self.tokens.append(str(message.token))
+        await self._gate(message)
+
+
+async def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(cohort_stream: CohortStream) -> None:
+    """Three held by a member that is cut off: nothing of them starts elsewhere before its deadline has passed."""
+    stream, log = cohort_stream, Log()
+    held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
+    gate = Gate(*held)
+    deadlines = Deadlines(gate)
+    async with Wire(stream.url).open() as wire:
+        a = lanes.Consumer(stream.source("a", where=wire.url), log.handler("a", deadlines), settings=FAST)
+        b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+        async with members() as running:
+            running.join(a)
+            await settled(a, partitions=4)
+            await stream.publish(*held)
+            await until(lambda: gate.waiting == 12)
+            wire.silence()
+            running.join(b)
+            await log.handled(12)
+            assert owned(b) == {0, 1, 2, 3}
+            for run in log.of("b"):
+                assert run.started >= deadlines.partitions[run.partition].deadline
+            assert of_a(log) == ["cancelled"] * 12
+            wire.resume()
+            await settled(a, b, partitions=4)
+    assert log.violations == []
+    assert log.repeats == []
+    tokens: defaultdict[int, set[int]] = defaultdict(set)
+    for run in log.runs:
+        tokens[run.partition].add(run.epoch)
+    assert all(len(epochs) == 2 for epochs in tokens.values())
+
+
+def of_a(log: Log) -> list[str]:
+    """How the handlers of member a ended."""
+    return [outcome for run, outcome, _ in log.ended if run.member == "a"]
+
+
+async def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion(cohort_stream: CohortStream) -> None:
+    """Three that fail for good while their partition is to move: they run again at its next owner, and not before."""
+    stream, log = cohort_stream, Log()
+    held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
+    gate = Gate(*held)
+
+    async def give_up(message: lanes.Message) -> None:
+        await gate(message)
+        raise Term("never")
+
+    a = lanes.Consumer(stream.source("a"), log.handler("a", give_up), settings=FAST)
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await stream.publish(*held)
+        await until(lambda: gate.waiting == 12)
+        running.join(b)
+        moving = await draining(a, 2)
+        moved = {key.encode() for key in held if stream.partition(key) in moving}
+        for count in range(1, 7):
+            gate.let_one_through(moved)
+            await until(lambda count=count: len(of_a(log)) == count)  # type: ignore[misc]
+            still = {run.partition for runs in log.running.values() for run in runs if run.member == "a"}
+            assert not still & {run.partition for run in log.of("b")}
+        await log.handled(6)
+        assert {run.key for run in log.of("b")} == moved
+        assert owned(b) == moving
+        await running.crash(a)
+    for run in log.of("b"):
+        failed = [ended for each, _, ended in log.ended if each.member == "a" and each.partition == run.partition]
+        assert run.started > max(failed)
+    assert log.violations == []
+
+
+async def test_dead_owner_does_not_wedge_a_partition(cohort_stream: CohortStream) -> None:
+    stream, log = cohort_stream, Log()
+    gate = Gate(*stream.a_key_each())
+    a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        running.join(b)
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=5)
+        await until(lambda: gate.waiting == 2)
+        await running.crash(a)
+        await log.handled(stream.published)
+        await settled(b, partitions=4)
+    assert log.violations == []
+    assert log.repeats == []
+
+
+async def test_zombie_cannot_ack_after_takeover(cohort_stream: CohortStream) -> None:
+    """Its acknowledgements find nobody, its pulls are refused, and what it held is handled by the next owner."""
+    stream, log = cohort_stream, Log()
+    gate = Gate(*stream.a_key_each())
+    deadlines = Deadlines(gate)
+    async with Wire(stream.url).open() as wire:
+        a = lanes.Consumer(stream.source("a", where=wire.url), log.handler("a", deadlines), settings=FAST)
+        b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
+        async with members() as running:
+            running.join(a)
+            await settled(a, partitions=4)
+            await stream.publish(*stream.a_key_each())
+            await until(lambda: gate.waiting == 4)
+            old = await stream.durables()
+            wire.silence()
+            running.join(b)
+            await settled(b, partitions=4)
+            await until(lambda: len(log.of("b")) == 4)
+            # Lower ones are deleted before anything is pulled from those above.
+            assert not set(old) & set(await stream.durables())
+            for token in deadlines.tokens:
+                with pytest.raises(nats.errors.NoRespondersError):
+                    await stream.client.request(token, b"+ACK", timeout=5)
+            for durable in old:
+                with pytest.raises(nats.errors.NoRespondersError):
+                    await stream.client.request(
+                        f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{durable}", b'{"batch": 1}', timeout=5
+                    )
+            gate.open()
+            await log.handled(4)
+            wire.resume()
+    assert {run.member for run, outcome, _ in log.ended if outcome == "done"} == {"b"}
+    assert log.repeats == []
+
+
+async def test_reconnect_keeps_partitions(cohort_stream: CohortStream) -> None:
+    """Within the lease: the same ownership goes on, what runs is settled once, and what came meanwhile is handled."""
+    stream, log = cohort_stream, Log()
+    keys = stream.a_key_each()
+    gate = Gate(*keys)
+    events: list[lanes.GroupEvent] = []
+    async with Wire(stream.url).open() as wire:
+        a = lanes.Consumer(
+            stream.source("a", where=wire.url), log.handler("a", gate), settings=FAST, on_event=events.append
+        )
+        async with members() as running:
+            running.join(a)
+            await settled(a, partitions=4)
+            await stream.publish(*keys, times=3)
+            await until(lambda: gate.waiting == 4)
+            before, seen = a.status().partitions, len(events)
+            durables = await stream.durables()
+            wire.drop()
+            await stream.publish(*keys, times=3)
+            others = [stream.key(partition, 1) for partition in range(4)]
+            await stream.publish(*others)
+            await log.handled(4)
+            gate.open()
+            await log.handled(stream.published)
+            assert {name: part.epoch for name, part in a.status().partitions.items()} == {
+                name: part.epoch for name, part in before.items()
+            }
+            assert [event.name for event in events[seen:]] == []
+            # Each went on with a consumer of its own, under the same epoch.
+            assert await stream.durables() == [f"{name}-1" for name in durables]
+    assert log.violations == []
+    assert log.repeats == []
+    assert len(log.runs) == stream.published
+
+
+async def test_kv_blackout_does_not_overlap_owners(
+    cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No member reaches the bucket for longer than a lease: all give up what they have, and nobody takes it."""
+    stream, log = cohort_stream, Log()
+    gate = Gate(*stream.a_key_each())
+    events: list[lanes.GroupEvent] = []
+    a, b = (
+        lanes.Consumer(stream.source(name), log.handler(name, gate), settings=FAST, on_event=events.append)
+        for name in "ab"
+    )
+    async with members() as running:
+        running.join(a, b)
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=2)
+        await until(lambda: gate.waiting == 4)
+        with monkeypatch.context() as patch:
+
+            async def dark(*_: object, **__: object) -> None:
+                await anyio.sleep(0.05)
+                raise UnknownResult("the bucket does not answer")
+
+            patch.setattr("lanes_jetstream.lease_store.JetStreamLeaseStore._ask", dark)
+            await until(lambda: [event.name for event in events].count("lost") == 4)
+            assert gate.waiting == 0
+            started = len(log.runs)
+            # A member that is let in again by nothing but its own belief would start what is there.
+            await anyio.sleep(0.3)
+            assert len(log.runs) == started
+        gate.open()
+        await log.handled(stream.published)
+        await settled(a, b, partitions=4)
+    assert log.violations == []
+    assert log.repeats == []
+
+
+async def test_bucket_lost_epochs_still_rise(cohort_stream: CohortStream) -> None:
+    stream, log = cohort_stream, Log()
+    a, b = (lanes.Consumer(stream.source(name), log.handler(name), settings=FAST) for name in "ab")
+    async with members() as running:
+        running.join(a, b)
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=3)
+        await log.handled(stream.published)
+        (bucket,) = await stream.buckets()
+        await stream.api(f"STREAM.DELETE.{bucket}")
+        await stream.publish(*stream.a_key_each(), times=3)
+        before = {run.partition: run.epoch for run in log.runs[:12]}
+        await until(lambda: all(_newest(log, p) > before[p] or not owned(a) & {p} for p in range(4)) and bool(owned(b)))
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=3)
+        await log.handled(stream.published)
+        await until(lambda: all(_newest(log, partition) > before[partition] for partition in range(4)))
+    assert log.violations == []
+    epochs: defaultdict[int, list[int]] = defaultdict(list)
+    for run in log.runs:
+        epochs[run.partition].append(run.epoch)
+    for of_partition in epochs.values():
+        assert of_partition == sorted(of_partition)
+    assert json.dumps(await stream.read("config")) != "null"
+
+
+def _newest(log: Log, partition: int) -> int:
+    return max((run.epoch for run in log.runs if run.partition == partition), default=0)
+
+
+async def test_a_durable_deleted_in_mid_run(cohort_stream: CohortStream) -> None:
+    """By somebody who should not: its partition is lost and taken anew, and nothing is missed."""
+    stream, log = cohort_stream, Log()
+    gate = Gate(*stream.a_key_each())
+    a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=3)
+        await until(lambda: gate.waiting == 4)
+        gone = (await stream.durables())[0]
+        await stream.api(f"CONSUMER.DELETE.{stream.name}.{gone}")
+        await until(lambda: gate.waiting == 3)
+        gate.open()
+        await settled(a, partitions=4)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(stream.published)
+    assert log.violations == []
+    assert log.repeats == []
+
+
+async def test_a_stream_deleted_in_mid_run_stops_loudly(make_cohort_stream: MakeCohortStream) -> None:
+    stream, log = await make_cohort_stream(), Log()
+    a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
+    stopped = anyio.Event()
+
+    async def run() -> None:
+        with pytest.raises(lanes.SourceError, match=f"stream '{stream.name}' was deleted"):
+            await a.run()
+        stopped.set()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await until(lambda: a.ready and len(owned(a)) == 4)
+            await stream.api(f"STREAM.DELETE.{stream.name}")
+            await stopped.wait()
+    await stream.create()
+
+
+async def test_a_server_that_restarts_within_the_lease(fresh_nats: Callable[..., NatsServer]) -> None:
+    """Killed with -9: members go on with what they have, and nothing acknowledged long ago is handled again."""
+    server = fresh_nats()
+    client = await connect(server.url)
+    stream, log = CohortStream(server.url, client, "S"), Log()
+    await stream.create()
+    a, b = (lanes.Consumer(stream.source(name, lease=10), log.handler(name), settings=FAST) for name in "ab")
+    async with members() as running:
+        running.join(a, b)
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await log.handled(stream.published)
+        await client.close()
+        server.kill()
+        server.start()
+        client = stream.client = await connect(server.url)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await log.handled(stream.published)
+        assert len(owned(a)) == len(owned(b)) == 2
+    await client.close()
+    assert log.violations == []
+    assert log.repeats == []

@@ -1,0 +1,58 @@
+"""A cohort on the servers that users still run, from the oldest supported one on; see ``test_source_versions``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+import lanes
+from tests.components import NatsServer
+from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, settled
+from tests.jetstream.conftest import connect
+from tests.jetstream.test_source_versions import SUPPORTED, program
+from tests.jetstream.workload import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_members_join_die_and_leave(fresh_nats: Callable[..., NatsServer], version: str, retention: str) -> None:
+    """One joins, one dies in the middle of its messages, the server restarts, one leaves: in order, nothing lost."""
+    server = fresh_nats(program=program(version))
+    client = await connect(server.url)
+    stream = CohortStream(server.url, client, "OLD")
+    await stream.create(retention=retention)
+    log, gate = Log(), Gate(*stream.a_key_each())
+    a, b, c = (
+        lanes.Consumer(stream.source(name), log.handler(name, inner), settings=FAST)
+        for name, inner in (("a", None), ("b", gate), ("c", None))
+    )
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await log.handled(stream.published)
+        running.join(b)
+        await settled(a, b, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await until(lambda: gate.waiting == 2)
+        await running.crash(b)
+        running.join(c)
+        await settled(a, c, partitions=4)
+        await log.handled(stream.published)
+        await anyio.to_thread.run_sync(server.kill)
+        await until(lambda: not client.is_connected)
+        await anyio.to_thread.run_sync(server.start)
+        await until(lambda: client.is_connected)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await log.handled(stream.published)
+        await running.leave(a)
+        await settled(c, partitions=4)
+        await stream.publish(*stream.a_key_each(), times=20)
+        await log.handled(stream.published)
+    await client.close()
+    assert log.violations == []
+    assert log.repeats == []
