@@ -65,7 +65,11 @@ def app() -> typer.Typer:
             "", help="URL of a running NATS server with JetStream, or host:port of a Kafka broker.", metavar="ADDRESS"
         ),
         broker: str = typer.Option("jetstream", help="What runs there: jetstream or kafka."),
-        members: int = typer.Option(3, help="Kafka: processes in the group."),
+        members: int | None = typer.Option(
+            None,
+            help="Processes: a Kafka group, or, with 2 or more, a JetStream cohort.",
+            show_default="Kafka 3, JetStream 1",
+        ),
         protocol: str = typer.Option("classic", help="Kafka: classic, cooperative or consumer (KIP-848)."),
         data: Path | None = typer.Option(None, help="A log to publish; without it one is generated.", metavar="FILE"),
         events: int | None = typer.Option(None, help="Only so many events of the log.", show_default="all"),
@@ -82,7 +86,8 @@ def app() -> typer.Typer:
     ) -> None:
         """Run a real log through a real server, with a crash in the middle, and check every promise.
 
-        On Kafka in a group, of which one member is killed, one added, one frozen past its session, one stopped.
+        On Kafka in a group, and with two or more members on JetStream in a cohort: one of them is killed, one added,
+        one frozen for so long that it loses what it had, one stopped.
         """
         if broker == "kafka":
             require("`lanes demo --broker kafka`", "cli,kafka", "confluent_kafka")
@@ -189,9 +194,11 @@ def app() -> typer.Typer:
 
         raise typer.Exit(passed_on(inner(), "lanes doctor kafka", arguments))
 
+    from lanes.cohort_commands import cohort
     from lanes.dead_letter_commands import dead_letters
 
     commands.add_typer(dead_letters(), name="dead-letters")
+    commands.add_typer(cohort(), name="cohort")
     return commands
 
 

@@ -1,10 +1,10 @@
 """A long run under faults on real servers: `python -m tests.soak --seconds 600 [--seed N]`.
 
 First every order of events around the engine, with four messages, and all planted faults, which takes minutes of its
-own. Then, for half of the time, the simulated campaign: schedules and every crash point. For the other half round after
-round of the demo, each on a fresh server, with the worker killed with -9, frozen and the server killed, frozen, at
-moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object; status 1 when a promise
-broke, a planted fault was not found, or a rare branch was never taken.
+own. Then, for half of the time, the simulated campaigns: schedules, every crash point, and cohorts under faults. For
+the other half round after round of the demo, each on a fresh server, with the worker killed with -9, frozen and the
+server killed, frozen, at moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object;
+status 1 when a promise broke, a planted fault was not found, or a rare branch was never taken.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lanes.demo import run as run_demo
 from lanes.demo.progress import Progress
 from memsource.explorer import GroupWorld, search
 from memsource.sim.plan import FAULT_KINDS
+from tests.cohort import slices as cohorts
 from tests.components import NatsServer
 from tests.explorer.scopes import SOAK
 from tests.mutants.hunted import hunted
@@ -37,6 +38,7 @@ EVENTS: Final = 8_000
 SEEDS: Final = 1_000_000_000
 SCHEDULE_SEEDS: Final = 50
 SWEEP_SEEDS: Final = 5
+COHORT_SEEDS: Final = 50
 FREEZE: Final = (0.5, 4.0)
 """Seconds a frozen process stays so."""
 
@@ -166,6 +168,20 @@ def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
     return total, swept
 
 
+def simulate_cohorts(seed: int, seconds: float) -> cohorts.Tally:
+    """The campaign of the cohort for so long."""
+    total = cohorts.Tally()
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        made = cohorts.tally(range(seed, seed + COHORT_SEEDS))
+        for found in made.found:
+            print(f"  {found}", flush=True)
+        print(f"simulated cohorts from seed {seed}: {made.runs:,} schedules", flush=True)
+        total += made
+        seed += COHORT_SEEDS
+    return total
+
+
 def table(total: Tally) -> None:
     """What happened in the simulator, and how often."""
     for name, times in sorted(total.happened.items()):
@@ -180,9 +196,10 @@ def main() -> int:
     options = parser.parse_args()
     states, broken_scopes = explore()
     planted, planted_found = plant()
-    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 2)
+    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 4)
     table(simulated)
-    missing = simulated.missing()
+    shared = simulate_cohorts(options.seed % SEEDS, options.seconds / 4)
+    missing = simulated.missing() + [f"cohort: {name}" for name in shared.missing()]
     if missing:
         print(f"never happened: {', '.join(missing)}", flush=True)
     started = time.monotonic()
@@ -207,10 +224,11 @@ def main() -> int:
         "schedules": simulated.runs - crash_points,
         "virtual_hours": round(simulated.seconds / 3600, 1),
         "crash_points": crash_points,
+        "cohort_schedules": shared.runs,
         "faults": sum(faults.values()) + sum(simulated.happened[f"fault: {kind}"] for kind in FAULT_KINDS),
         "planted": planted,
         "planted_found": planted_found,
-        "violations": len(simulated.found) + broken + broken_scopes,
+        "violations": len(simulated.found) + len(shared.found) + broken + broken_scopes,
         **{name.replace(" ", "_"): count for name, count in sorted(faults.items())},
         "redelivered": redelivered,
         "broken_rounds": broken,

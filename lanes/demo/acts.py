@@ -11,7 +11,7 @@ _INTO: Final = 0.1
 
 
 async def acts(group: Members) -> None:
-    """Nothing; kill one; add one; freeze one past its session; stop one in order."""
+    """Nothing; kill one; add one; freeze one until it has lost what it had; stop one in order."""
     await _begin(group, "settling", 0.0)
     await group.until(group.settled)
     await group.handled(await _begin(group, "undisturbed", 0.2, into=1.0))
@@ -36,7 +36,7 @@ async def _added(group: Members) -> None:
 
 
 async def _frozen(group: Members) -> None:
-    await _begin(group, "one frozen past its session", 0.75)
+    await _begin(group, "one frozen until it has lost all", 0.75)
     thaw = group.freeze(group.busiest())
     # The others own all it had: it does not know.
     await group.until(group.settled)

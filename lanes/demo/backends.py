@@ -26,7 +26,11 @@ def broker_of(config: DemoConfig, name: str) -> Broker:
     if config.broker == "kafka":
         from lanes.demo.kafka import KafkaBroker
 
-        return KafkaBroker(config.server, name, config.partitions)
+        return KafkaBroker(config.server, name, config.shared)
+    if config.in_group:
+        from lanes.demo.cohort import CohortBroker
+
+        return CohortBroker(config.server, name, config.shared, config.retention)
     from lanes.demo.jetstream import JetStreamBroker
 
     return JetStreamBroker(config.server, name)
@@ -40,6 +44,15 @@ def source_of(config: WorkerConfig) -> lanes.Source:
         return KafkaSource(member_settings(config), topics=config.stream)
     from lanes_jetstream import JetStreamSource, subject_token
 
+    if config.lease:
+        from lanes_jetstream.cohort import Cohort
+
+        return JetStreamSource(
+            config.server,
+            stream=config.stream,
+            cohort=Cohort(config.durable, member=config.member, lease=config.lease),
+            key=subject_token(-1),
+        )
     return JetStreamSource(
         config.server,
         stream=config.stream,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
+from lanes.demo.membership import Snapshot
 from lanes.history import History
 
 BrokerName = Literal["jetstream", "kafka"]
@@ -63,3 +64,13 @@ class Broker(Protocol):
 
     async def dead_letters(self) -> list[Step]:
         """The events in the dead letters."""
+
+
+@runtime_checkable
+class GroupBroker(Broker, Protocol):
+    """One that several members read from together. ``partitions``: what they share."""
+
+    partitions: int
+
+    async def group(self) -> Snapshot:
+        """What the broker knows of the group now. Raises ``NoAnswer``."""

@@ -39,11 +39,17 @@ Script = Callable[["Members"], Awaitable[None]]
 Protocol = Literal["classic", "cooperative", "consumer"]
 """How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
 
+Retention = Literal["limits", "workqueue"]
+"""What a stream keeps: everything, or what is not finished."""
+
 VARIABLE: Final = "LANES_DEMO_WORKER"
 """The environment variable that tells a worker its configuration."""
 
 _ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _PARTITIONS_LIMIT: Final = 100
+_MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
+_LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
+_PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -61,9 +67,11 @@ class DemoConfig:
     consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
     streams are called after, None = a random one.
 
-    On Kafka, ``members`` processes read ``partitions`` partitions in one group, by ``protocol``; what is done to them
-    is ``script``, None = one is killed, one added, one frozen and one stopped, and ``kill_at`` and ``ack_wait`` mean
-    nothing.
+    With ``members``, 2 or more (None = 3 on Kafka, and one process on JetStream), so many processes share
+    ``partitions`` partitions (None = 8 on Kafka, 64 on JetStream): in one Kafka group by ``protocol``, or in one
+    JetStream cohort with a ``lease`` in seconds on a stream of this ``retention``. What is done to them is ``script``,
+    None = one is killed, one added, one frozen and one stopped, and ``kill_at`` means nothing. ``route``: the address
+    that a member of this name is told, None = ``server``.
 
     ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
     on the run from outside: kill the server, freeze the worker.
@@ -86,21 +94,42 @@ class DemoConfig:
     worker_command: Sequence[str] = (sys.executable, "-m", "lanes.demo.worker")
     on_progress: Hook | None = None
     broker: BrokerName = "jetstream"
-    members: int = 3
-    partitions: int = 8
+    members: int | None = None
+    partitions: int | None = None
     protocol: Protocol = "classic"
+    lease: float = 10.0
+    retention: Retention = "limits"
+    route: Callable[[str], str] | None = None
     script: Script | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many members there are at first."""
+        return self.members or _MEMBERS[self.broker]
+
+    @property
+    def shared(self) -> int:
+        """How many partitions they share."""
+        return self.partitions or _PARTITIONS[self.broker]
+
+    @property
+    def in_group(self) -> bool:
+        """Whether they are a group, or a cohort."""
+        return self.broker == "kafka" or self.processes > 1
 
     def __post_init__(self) -> None:
         if self.broker not in get_args(BrokerName):
             raise DemoError(f"broker={self.broker!r}: must be {_choice(BrokerName)}")
         if self.protocol not in get_args(Protocol):
             raise DemoError(f"protocol={self.protocol!r}: must be {_choice(Protocol)}")
-        if not 1 <= self.partitions <= _PARTITIONS_LIMIT:
+        if self.retention not in get_args(Retention):
+            raise DemoError(f"retention={self.retention!r}: must be {_choice(Retention)}")
+        if self.partitions is not None and not 1 <= self.partitions <= _PARTITIONS_LIMIT:
             raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
-        if not 2 <= self.members <= self.partitions:
+        if self.members is not None and not _LEAST[self.broker] <= self.members <= self.shared:
             raise DemoError(
-                f"members={self.members}: must be 2 to {self.partitions}: one is killed, and each has a partition"
+                f"members={self.members}: must be {_LEAST[self.broker]} to {self.shared}: one of several is killed, "
+                "and each has a partition"
             )
         # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
         if self.broker == "kafka" and not all(_ADDRESS.fullmatch(one) for one in self.server.split(",")):
@@ -113,6 +142,7 @@ class DemoConfig:
         _at_least("serial_seconds", self.serial_seconds, 0.0)
         _at_least("stall_timeout", self.stall_timeout, 1.0)
         _at_least("ack_wait", self.ack_wait, 1.0)
+        _at_least("lease", self.lease, 3.0)
         if any(not 0 < at < 1 for at in self.kill_at) or list(self.kill_at) != sorted(set(self.kill_at)):
             raise DemoError(f"kill_at={list(self.kill_at)}: must be rising fractions between 0 and 1, such as 0.5")
         if isinstance(self.worker_command, str):
@@ -132,8 +162,9 @@ class WorkerConfig:
     """What a worker process is told, as JSON in its environment: an argument could be read by every user.
 
     ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
-    ``member`` this worker's name in it, and in a Kafka group, which is ``durable``. ``stream`` is a stream or a topic,
-    ``dead_subject`` a subject or a topic. ``seconds``: how long the one-at-a-time loop runs.
+    ``member`` this worker's name in it, and in a group or cohort, which is ``durable``. ``stream`` is a stream or a
+    topic, ``dead_subject`` a subject or a topic. ``seconds``: how long the one-at-a-time loop runs. ``lease``: seconds,
+    in a cohort; 0 = it is alone.
     """
 
     server: str = field(repr=False)
@@ -152,6 +183,7 @@ class WorkerConfig:
     poison_every: int
     broker: BrokerName = "jetstream"
     protocol: Protocol = "classic"
+    lease: float = 0.0
 
     @property
     def faults(self) -> Faults:

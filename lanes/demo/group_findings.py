@@ -10,15 +10,29 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from lanes.demo.membership import Assignment, Removal, Snapshot, Span, last_owners, rebalances, removals, spans
+from lanes.demo.membership import (
+    Assignment,
+    Moves,
+    Removal,
+    Snapshot,
+    Span,
+    deadlines,
+    handovers,
+    last_owners,
+    moves,
+    rebalances,
+    removals,
+    spans,
+)
 
 if TYPE_CHECKING:
     from memsource import Row, Segment
 
-FaultKind = Literal["kill", "freeze", "pause", "stop", "join", "broker"]
-"""``pause`` is a freeze that ends within the session."""
+FaultKind = Literal["kill", "freeze", "pause", "stop", "join", "broker", "cut"]
+"""``pause`` is a freeze that ends within the session; ``cut``: a member's connections were."""
 
 _AFTERMATH: Final = 15.0
 """Seconds after a broker has come back in which members may still lose what they held."""
@@ -28,8 +42,11 @@ _COMES_BACK: Final = 5.0
 
 _WITNESSES: Final = 3
 
-EXCUSED: Final = ("kill", "freeze", "broker")
+EXCUSED: Final = ("kill", "freeze", "cut", "broker")
 """What may make a message run again that had been run."""
+
+
+_CAUSES: Final = ((("freeze", "pause"), "freeze"), (("cut",), "cut"))
 
 
 class Fault(NamedTuple):
@@ -45,11 +62,16 @@ class Fault(NamedTuple):
 class GroupFindings:
     """The figures of a run.
 
-    ``duplicates``: runs of a message that had been run, by what caused them: kill, freeze, broker, or ``clean`` where
-    nothing excuses it. ``rebalances``: how often partitions moved. ``recovery``: by kind of fault, the most seconds
-    until every partition concerned was begun anew, infinite when one never was. ``overlaps``: two runs
+    ``duplicates``: runs of a message that had been run, by what caused them: kill, freeze, cut, broker, or ``clean``
+    where nothing excuses it. ``rebalances``: how often partitions moved. ``recovery``: by kind of fault, the most
+    seconds until every partition concerned was begun anew, infinite when one never was. ``overlaps``: two runs
     of a key at once that nothing excuses, and results that counted after their partition was lost; ``overlaps_at_loss``
     those that began before the loss, or before their member could hear of it. ``witnesses`` name some overlaps.
+    ``moves``: of a cohort's partitions, by its plans. ``handover``: the median of the seconds from the end of what ran
+    of a partition until its next owner had it, where it was given back; None = none was.
+
+    Under a lease, ``overlaps`` are runs of a key where the later one began before the earlier one's lease had run out,
+    although the process of that was killed, and what began or was settled behind its own.
     """
 
     duplicates: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(("kill", "freeze", "clean"), 0))
@@ -58,6 +80,8 @@ class GroupFindings:
     overlaps: int = 0
     overlaps_at_loss: int = 0
     witnesses: Sequence[str] = ()
+    moves: Moves | None = None
+    handover: float | None = None
 
 
 class Knowledge:
@@ -67,7 +91,10 @@ class Knowledge:
         self.segments = segments
         self.faults = faults
         self.spans: dict[Assignment, Span] = spans(segments)
-        self.removals: dict[Assignment, Removal] = removals(self.spans, snapshots)
+        self.deadlines: dict[Assignment, float] = deadlines(segments)
+        # Where there are leases, their deadlines say what a broker cannot: when each assignment was over.
+        self.removals: dict[Assignment, Removal] = {} if self.deadlines else removals(self.spans, snapshots)
+        self.moves = moves(snapshots) if self.deadlines else None
         self.rebalances = rebalances(snapshots)
         self.last_owners = last_owners(snapshots)
 
@@ -90,10 +117,9 @@ class Knowledge:
             return "broker" if self._in_outage(span.end, _COMES_BACK) else "clean"
         removal = self.removals.get(assignment)
         at = min(span.end, removal.before if removal is not None else inf)
-        if any(
-            one.kind in ("freeze", "pause") and one.member == assignment[0] and one.begun <= at for one in self.faults
-        ):
-            return "freeze"
+        for kinds, cause in _CAUSES:
+            if any(one.kind in kinds and one.member == assignment[0] and one.begun <= at for one in self.faults):
+                return cause
         return "broker" if self._in_outage(at, _AFTERMATH) else "clean"
 
     def _in_outage(self, at: float, after: float) -> bool:
@@ -105,6 +131,7 @@ def findings(knowledge: Knowledge) -> GroupFindings:
     from memsource.timeline import Timeline
 
     overlaps, runs = _Overlaps(knowledge), _Runs(knowledge)
+    times = handovers(knowledge.segments)
     for event, segment, row in Timeline(knowledge.segments, taken=knowledge.taken):
         overlaps.see(event, segment, row)
         runs.see(event, segment, row)
@@ -115,6 +142,8 @@ def findings(knowledge: Knowledge) -> GroupFindings:
         overlaps=overlaps.count,
         overlaps_at_loss=overlaps.at_loss,
         witnesses=overlaps.witnesses,
+        moves=knowledge.moves,
+        handover=median(times) if times else None,
     )
 
 
@@ -161,6 +190,8 @@ class _Overlaps:
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
         self._running: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
+        # Of processes that are gone: what they ran, until the leases of that have run out.
+        self._ghosts: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
         self._lost: set[Assignment] = set()
         self._sent: dict[Assignment, float] = {}
         self.count = 0
@@ -185,19 +216,27 @@ class _Overlaps:
             self._sent[assignment] = row.mono
             if assignment in self._lost:
                 self._found(segment, row, f"{event} after its partition was lost")
+            elif row.mono >= self._knowledge.deadlines.get(assignment, inf):
+                self._found(segment, row, f"{event} after its lease had run out")
         elif event == "commit_ok":
             removal = self._knowledge.removals.get(assignment)
             if removal is not None and self._sent.get(assignment, 0.0) > removal.before:
                 self._found(segment, row, "its commit was accepted after the broker had removed its member")
         elif event == "over":
-            for running in self._running.values():
-                running[:] = [(other, start) for other, start in running if other is not segment]
+            for key, running in self._running.items():
+                self._ghosts[key] += [one for one in running if one[0] is segment and segment.crashed]
+                running[:] = [one for one in running if one[0] is not segment]
 
     def _started(self, segment: Segment, row: Row, assignment: Assignment) -> None:
         if assignment in self._lost:
             self._found(segment, row, "started after its member knew that the partition was lost")
+        elif row.mono >= self._knowledge.deadlines.get(assignment, inf):
+            self._found(segment, row, "started after its lease had run out")
         if row.key is None:
             return
+        for other, start in self._ghosts[row.partition, row.key]:
+            if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.epoch), 0.0):
+                self._found(segment, row, f"started while the lease held under which {other.label} ran row {start.n}")
         running = self._running[row.partition, row.key]
         for other, start in running:
             if other is not segment and self._excused(row, assignment, (other.member, start.partition, start.epoch)):
@@ -208,6 +247,9 @@ class _Overlaps:
 
     def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
         """Whether one of the two had been removed by the broker before the later one started."""
+        deadline = self._knowledge.deadlines.get(earlier)
+        if deadline is not None:
+            return deadline <= row.mono
         for one in (earlier, assignment):
             removal = self._knowledge.removals.get(one)
             if removal is not None:

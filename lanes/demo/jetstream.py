@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import PartitionId
 from lanes.demo.broker import Left, Published
+from lanes.demo.config import Retention
 from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
@@ -47,11 +48,16 @@ _PAUSE: Final = 0.2
 class JetStreamBroker:
     """See ``Broker``; on JetStream.
 
-    ``stream`` captures ``declarations.<name>.<case>``, ``dead_stream`` the subject ``dead_subject``.
+    ``stream`` captures ``declarations.<name>.<case>``, ``dead_stream`` the subject ``dead_subject``. ``transform``: a
+    first token for what is stored; None = it is stored as it comes.
     """
 
-    def __init__(self, server: str, name: str) -> None:
+    def __init__(
+        self, server: str, name: str, *, retention: Retention = "limits", transform: str | None = None
+    ) -> None:
         self._connection = Connection(server)
+        self._retention = retention
+        self._transform = transform
         self._subject = f"declarations.{name}"
         self._made: list[str] = []
         self.stream = f"DECLARATIONS_{name}"
@@ -63,8 +69,12 @@ class JetStreamBroker:
         """Connect and make the streams. Raises ``SourceError`` or ``DemoError`` when that cannot be."""
         await self._connection.open()
         try:
-            await self._make(self.stream, f"{self._subject}.*")
-            await self._make(self.dead_stream, self.dead_subject)
+            more: dict[str, Any] = {"retention": self._retention}
+            if self._transform is not None:
+                stored = f"{self._transform}.{self._subject}.{{{{wildcard(1)}}}}"
+                more["subject_transform"] = {"src": f"{self._subject}.*", "dest": stored}
+            await self._make(self.stream, f"{self._subject}.*", more)
+            await self._make(self.dead_stream, self.dead_subject, {"retention": "limits"})
         except NoAnswer as error:
             raise DemoError(str(error)) from None
 
@@ -92,9 +102,8 @@ class JetStreamBroker:
         return stayed
 
     async def publish(self, events: Sequence[Event], history: History, published: Published) -> None:
-        """See ``Broker.publish``; all events in one call."""
+        """See ``Broker.publish``."""
         publisher = _Publisher(self._connection.client, self._subject, events)
-        partition = PartitionId(self.stream, 0)
         recorded = 0
         await publisher.open()
         try:
@@ -102,13 +111,19 @@ class JetStreamBroker:
                 await publisher.step()
                 now = monotonic()
                 while recorded < publisher.confirmed:
-                    history.produced(partition, publisher.sequences[recorded], events[recorded].case.encode(), now)
+                    case = events[recorded].case
+                    history.produced(self._place(case), publisher.sequences[recorded], case.encode(), now)
                     recorded += 1
                 await published(recorded)
         finally:
             with anyio.CancelScope(shield=True):
                 await publisher.close()
         history.flush()
+
+    def _place(self, case: str) -> PartitionId:
+        """The partition of what is published for a case."""
+        del case
+        return PartitionId(self.stream, 0)
 
     async def left(self) -> Left | None:
         """See ``Broker.left``."""
@@ -157,11 +172,11 @@ class JetStreamBroker:
             raise DemoError(f"stream {stream}: {error}: who deleted it?") from None
         return state
 
-    async def _make(self, stream: str, subject: str) -> None:
+    async def _make(self, stream: str, subject: str, more: Mapping[str, Any]) -> None:
         config = {
+            **more,
             "name": stream,
             "subjects": [subject],
-            "retention": "limits",
             "storage": "file",
             "num_replicas": 1,
             "max_consumers": -1,

@@ -46,7 +46,7 @@ class KafkaBroker:
 
     def __init__(self, server: str, name: str, partitions: int) -> None:
         self._server = server
-        self._partitions = partitions
+        self.partitions = partitions
         self._made: list[str] = []
         # The client is asked from threads, one question at a time.
         self._offsets = threading.Lock()
@@ -77,7 +77,7 @@ class KafkaBroker:
 
     def _make(self) -> None:
         self._admin.list_topics(timeout=_WITHIN)
-        topics = [NewTopic(self.stream, self._partitions, 1), NewTopic(self.dead_subject, 1, 1)]
+        topics = [NewTopic(self.stream, self.partitions, 1), NewTopic(self.dead_subject, 1, 1)]
         for topic, made in self._admin.create_topics(topics, operation_timeout=_WITHIN).items():
             try:
                 made.result()
@@ -164,7 +164,7 @@ class KafkaBroker:
         return await self._ask(self._left)
 
     def _left(self) -> Left:
-        parts = [TopicPartition(self.stream, number) for number in range(self._partitions)]
+        parts = [TopicPartition(self.stream, number) for number in range(self.partitions)]
         pending = floors = 0
         for part in self._reader.committed(parts, timeout=_WITHIN):
             begin, end = self._reader.get_watermark_offsets(part, timeout=_WITHIN)

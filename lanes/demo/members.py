@@ -1,4 +1,4 @@
-"""The main part on Kafka: member processes of one group, what is done to them, and what the broker says meanwhile."""
+"""The main part with a group: member processes, what is done to them, and what the broker says meanwhile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any, Final
 import anyio
 
 from lanes.clock import monotonic
-from lanes.demo.broker import Broker, Left
+from lanes.demo.broker import GroupBroker, Left
 from lanes.demo.config import HOOK_EVERY, DemoConfig
-from lanes.demo.errors import DemoError, NoAnswer
+from lanes.demo.errors import NoAnswer
 from lanes.demo.feed import Feed
 from lanes.demo.group_findings import Fault, FaultKind
-from lanes.demo.kafka import KafkaBroker
 from lanes.demo.ledger import Ledger
 from lanes.demo.membership import NONE, Snapshot
 from lanes.demo.places import Places
@@ -60,7 +59,7 @@ class Process:
 
 
 class Members:
-    """A group of members over one topic, until nothing is left. asyncio only.
+    """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
 
     A script (``DemoConfig.script``) publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and
     ``stop``, and waits by ``until``. Afterwards: ``seconds`` from the first start to the last event done, ``kills`` and
@@ -71,7 +70,7 @@ class Members:
     def __init__(
         self,
         config: DemoConfig,
-        broker: KafkaBroker,
+        broker: GroupBroker,
         ledger: Ledger,
         places: Places,
         progress: Progress,
@@ -120,8 +119,8 @@ class Members:
 
     @property
     def left(self) -> int:
-        """Events published and not yet committed, as far as is known."""
-        return self._left.pending if self._left is not None else 0
+        """Events published and not yet settled, as far as is known."""
+        return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
     # --- the whole
 
@@ -135,7 +134,7 @@ class Members:
         lookers = [asyncio.create_task(self._poll()), asyncio.create_task(self._look())]
         script: asyncio.Task[None] | None = None
         try:
-            for _ in range(self._config.members):
+            for _ in range(self._config.processes):
                 await self.join(fault=False)
             script = asyncio.create_task(self._play(self._config.script or acts))
             while not self._finished(script):
@@ -205,14 +204,23 @@ class Members:
         return (
             snapshot.stable
             and set(snapshot.members) == {one.name for one in self.running}
-            and len(snapshot.owners) == self._config.partitions
+            and len(snapshot.owners) == self._broker.partitions
         )
 
     async def join(self, *, fault: bool = True) -> Process:
         """Start one more member."""
         self.workers += 1
         name = f"member-{self.workers}"
-        told = worker_config(self._config, self._broker, self._places, self._service, self._token, member=name)
+        route = self._config.route
+        told = worker_config(
+            self._config,
+            self._broker,
+            self._places,
+            self._service,
+            self._token,
+            member=name,
+            server=None if route is None else route(name),
+        )
         process = Process(name, Child(self._config.worker_command, self._places.log, told.environment()))
         if fault:
             self.note("join", name)
@@ -356,7 +364,7 @@ class Members:
         missing = progress.events - self._ledger.stored - progress.dead_letters
         # What is still missing when nothing moves any more is lost: the audit will tell.
         no_more = missing <= 0 or (quiet > _QUIET and not progress.status.get("in_flight"))
-        if script.done() and self._left is not None and not self._left.pending and no_more:
+        if script.done() and self._left is not None and not self.left and no_more:
             return True
         if quiet > self._config.stall_timeout:
             self._fail(
@@ -366,10 +374,3 @@ class Members:
                 f"owners {sorted(set(self.snapshot.owners.values()))}"
             )
         return self.failure is not None
-
-
-def group_of(broker: Broker) -> KafkaBroker:
-    """The broker as one that knows groups. Raises ``DemoError`` for one that does not."""
-    if not isinstance(broker, KafkaBroker):
-        raise DemoError("members are of a Kafka group: pass broker='kafka'")
-    return broker

@@ -1,9 +1,12 @@
-"""What the broker knew of a group, again and again, and what follows: when it took an assignment from a member."""
+"""What the broker knew of a group, again and again, and what follows: when it took an assignment from a member.
+
+A cohort's assignments have leases instead, and the members' own histories say when each ran out.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,13 +27,16 @@ class Member(NamedTuple):
 class Snapshot(NamedTuple):
     """The group at a moment between ``asked`` and ``answered``, in seconds of the engine's clock.
 
-    ``members`` by the name they have in the history. ``state`` is the broker's word for it.
+    ``members`` by the name they have in the history. ``state`` is the broker's word for it. Of a cohort its plan, too:
+    ``generation``, 0 = none, and who is to own each partition.
     """
 
     asked: float
     answered: float
     state: str
     members: Mapping[str, Member]
+    generation: int = 0
+    planned: Sequence[str | None] = ()
 
     @property
     def stable(self) -> bool:
@@ -51,6 +57,13 @@ class Removal(NamedTuple):
 
     after: float
     before: float
+
+
+class Moves(NamedTuple):
+    """How many partitions plans moved from one member to another, and how many they had to."""
+
+    made: int
+    least: int
 
 
 class Span(NamedTuple):
@@ -92,6 +105,59 @@ def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) ->
             if span.begin <= removal.after and removal.before < span.end:
                 found[assignment] = removal
                 break
+    return found
+
+
+def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
+    """When the leases of assignments ran out at last, of those that had one. Pure."""
+    return {
+        (segment.member, row.partition, row.epoch): row.number
+        for segment in segments
+        for row in segment.rows
+        if row.event in ("leased", "lost") and row.number
+    }
+
+
+def moves(snapshots: Sequence[Snapshot]) -> Moves:
+    """What the plans of a cohort moved. Pure. A partition that was nobody's is given, and not moved."""
+    made = least = 0
+    before: Sequence[str | None] = ()
+    for after in (snapshot.planned for snapshot in snapshots if snapshot.planned):
+        if before:
+            made += sum(old is not None and old != new for old, new in zip(before, after, strict=True))
+            least += least_moves(before, {new for new in after if new is not None})
+        before = after
+    return Moves(made, least)
+
+
+def least_moves(owners: Sequence[str | None], members: Collection[str]) -> int:
+    """How many of the partitions that have an owner have to move, until ``members`` share all evenly. Pure."""
+    held = sorted((Counter(owners)[member] for member in members), reverse=True)
+    each, more = divmod(len(owners), len(members)) if members else (0, 0)
+    kept = sum(min(count, each + (index < more)) for index, count in enumerate(held))
+    return sum(owner is not None for owner in owners) - kept
+
+
+def handovers(segments: Sequence[Segment]) -> list[float]:
+    """Seconds from the end of what ran of a partition at the one who gave it back, until another one had it. Pure."""
+    drained: dict[Assignment, float] = {}
+    given: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    begun: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for segment in segments:
+        for row in segment.rows:
+            assignment = segment.member, row.partition, row.epoch
+            if row.event == "drained":
+                drained[assignment] = row.mono
+            elif row.event == "revoked" and assignment in drained:
+                given[row.partition].append((drained[assignment], segment.member))
+            elif row.event == "assigned":
+                begun[row.partition].append((row.mono, segment.member))
+    found = []
+    for partition, times in given.items():
+        for since, member in times:
+            at, who = min((one for one in begun[partition] if one[0] > since), default=(inf, member))
+            if who != member:
+                found.append(at - since)
     return found
 
 

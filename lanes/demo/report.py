@@ -11,6 +11,7 @@ from typing import Final
 from lanes.demo.group_findings import EXCUSED, GroupFindings
 from lanes.demo.history import Verdict
 from lanes.demo.ledger import Step
+from lanes.demo.membership import Moves
 
 NAMED_LIMIT: Final = 3
 """Events that one line of the report names at most."""
@@ -25,7 +26,7 @@ class Report:
     ``serial_rate``: events/s one at a time, 0.0 when not measured. ``redelivered``: by cause. ``missing_letters``:
     poison without a dead letter; ``unexpected_letters``: dead letters that are no poison. ``foreign``: stored, and
     no event of the log. ``kills``: workers killed with -9 on purpose. ``failure``: what ended the run early.
-    ``group``: the figures of a Kafka group, None where there was none.
+    ``group``: the figures of a group or cohort, None where there was none.
     """
 
     events: int
@@ -173,19 +174,33 @@ def _figures(group: GroupFindings) -> dict[str, object]:
         "recovery_s": {kind: round(each, 2) if each < inf else None for kind, each in group.recovery.items()},
         "overlaps": group.overlaps,
         "overlaps_at_loss": group.overlaps_at_loss,
+        **_figures_of(group.moves, group.handover),
     }
+
+
+def _figures_of(moves: Moves | None, handover: float | None) -> dict[str, object]:
+    if moves is None:
+        return {}
+    milliseconds = None if handover is None else round(handover * 1000, 1)
+    return {"moved": moves.made, "moved_minimum": moves.least, "handover_ms": milliseconds}
 
 
 def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
     repeated = ", ".join(f"{count} {cause}" for cause, count in group.duplicates.items())
     recovery = ", ".join(f"{seconds:.2f} {kind}" for kind, seconds in group.recovery.items()) or "no fault"
-    return [
+    rows = [
         ("run again, by cause", repeated, not _unexcused(group)),
         ("rebalances", str(group.rebalances), True),
         ("seconds to recover", recovery, inf not in group.recovery.values()),
         ("overlaps", str(group.overlaps), not group.overlaps),
         ("overlaps at a loss (not settled)", str(group.overlaps_at_loss), True),
     ]
+    if group.moves is not None:
+        made, least = group.moves
+        rows.append(("partitions moved", f"{made:,}, no fewer than {least:,} had to", made <= least))
+    if group.handover is not None:
+        rows.append(("clean hand-over, median", f"{group.handover * 1000:,.0f} ms", True))
+    return rows
 
 
 def _named(steps: Sequence[Step]) -> str:

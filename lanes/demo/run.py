@@ -11,13 +11,13 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 
 from lanes.clock import monotonic
 from lanes.demo.backends import broker_of
-from lanes.demo.broker import Broker
+from lanes.demo.broker import Broker, GroupBroker
 from lanes.demo.config import DemoConfig
 from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event, load
@@ -25,15 +25,13 @@ from lanes.demo.faults import POISON
 from lanes.demo.feed import Feed
 from lanes.demo.history import Seen, examine
 from lanes.demo.ledger import Ledger, Step
+from lanes.demo.members import Members
 from lanes.demo.places import Places, places
 from lanes.demo.progress import Progress
 from lanes.demo.report import Report
 from lanes.demo.sample import measure
 from lanes.demo.under_lanes import UnderLanes
 from lanes.demo.view import View
-
-if TYPE_CHECKING:
-    from lanes.demo.members import Members
 
 _ANSWER_WITHIN: Final = 60.0
 """Seconds the server has at the end to come back and show the dead letters."""
@@ -79,7 +77,7 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
     feed.open()
     try:
         # A group gets the rest while things are done to it.
-        await feed.publish(1.0 if config.broker == "jetstream" else _FIRST_SHARE)
+        await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
         serial_rate = 0.0
         if config.serial_seconds:
             progress.phase = "one at a time"
@@ -101,11 +99,9 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
 def _main_part(
     config: DemoConfig, broker: Broker, ledger: Ledger, where: Places, progress: Progress, feed: Feed
 ) -> UnderLanes | Members:
-    if config.broker == "jetstream":
+    if not isinstance(broker, GroupBroker):
         return UnderLanes(config, broker, ledger, where, progress)
-    from lanes.demo.members import Members, group_of
-
-    return Members(config, group_of(broker), ledger, where, progress, feed)
+    return Members(config, broker, ledger, where, progress, feed)
 
 
 async def _report(

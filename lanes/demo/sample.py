@@ -48,11 +48,18 @@ async def measure(config: DemoConfig, broker: Broker, places: Places) -> float:
 
 
 def worker_config(
-    config: DemoConfig, broker: Broker, places: Places, service: Service, token: str, *, member: str
+    config: DemoConfig,
+    broker: Broker,
+    places: Places,
+    service: Service,
+    token: str,
+    *,
+    member: str,
+    server: str | None = None,
 ) -> WorkerConfig:
-    """What a child process of this run is told."""
+    """What a child process of this run is told; ``server``: None = that of the run."""
     return WorkerConfig(
-        server=config.server,
+        server=server or config.server,
         stream=broker.stream,
         durable=broker.durable,
         dead_subject=broker.dead_subject,
@@ -68,6 +75,7 @@ def worker_config(
         poison_every=config.faults.poison_every,
         broker=config.broker,
         protocol=config.protocol,
+        lease=config.lease if config.broker == "jetstream" and config.in_group else 0.0,
     )
 
 

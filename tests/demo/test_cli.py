@@ -68,6 +68,7 @@ def test_help(lanes: Command, arguments: list[str]) -> None:
         (["demo", *SERVER, "--kill-at", "half"], 3, "--kill-at 'half': must be fractions"),
         (["demo", *SERVER, "--kill-at", "2"], 3, "kill_at=[2.0]: must be rising fractions"),
         (["demo", *SERVER, "--events", "0"], 3, "events=0"),
+        (["demo", *SERVER, "--members", "65"], 3, "members=65: must be 1 to 64"),
         (["demo", *SERVER, "--data", "/no/such/file"], 3, "/no/such/file: no such file"),
         (["check", "/no/such/file"], 3, "/no/such/file"),
         (["ring"], 64, "KEY"),

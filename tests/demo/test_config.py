@@ -34,12 +34,28 @@ from lanes.demo.places import places
         ({"worker_command": "python"}, "worker_command='python': must be a sequence"),
         ({"name": "a.b"}, "name='a.b': must be 1 to 32"),
         ({"concurrency": 0}, "concurrency=0: must be a whole number, 1 or more"),
+        ({"members": 0}, "members=0: must be 1 to 64"),
+        ({"members": 9, "partitions": 8}, "members=9: must be 1 to 8"),
+        ({"broker": "kafka", "server": "h:9092", "members": 1}, "members=1: must be 2 to 8"),
+        ({"partitions": 101}, "partitions=101: must be 1 to 100"),
+        ({"lease": 2.0}, "lease=2.0: must be a finite number of seconds, 3 or more"),
+        ({"retention": "interest"}, "retention='interest': must be 'limits' or 'workqueue'"),
         ({"concurrency": 10, "max_in_flight": 5}, "max_in_flight=5 is below concurrency=10"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DemoError, match=message):
         DemoConfig(**{"server": "nats://127.0.0.1:4222", **changes})
+
+
+def test_how_many_members_share_how_much() -> None:
+    alone, cohort = (DemoConfig(server="nats://127.0.0.1:4222", members=members) for members in (None, 4))
+    group = DemoConfig(broker="kafka", server="h:9092")
+    assert [(one.processes, one.shared, one.in_group) for one in (alone, cohort, group)] == [
+        (1, 64, False),
+        (4, 64, True),
+        (3, 8, True),
+    ]
 
 
 def test_a_worker_is_told_everything_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""The whole demo with a cohort on a real NATS server: members that come, leave, die and stand still."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from lanes.demo import DemoConfig, run
+from lanes.demo.config import Retention
+from lanes.demo.members import Members
+from tests.components import NatsServer
+
+LEASE = 5.0
+"""Seconds; a busy machine must not stand still for half of it."""
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", ["asyncio"]),
+    pytest.mark.timeout(180),
+]
+
+
+def config(server: NatsServer, **changes: Any) -> DemoConfig:
+    settings = {"events": 2_000, "concurrency": 100, "max_in_flight": 200, "serial_seconds": 0.0, "members": 2}
+    return DemoConfig(**{"server": server.url, "lease": LEASE, **settings, **changes})
+
+
+async def streams(server: NatsServer) -> set[str]:
+    client = await nats.connect(server.url)
+    answer = await client.request("$JS.API.STREAM.NAMES", b"", timeout=5)
+    await client.close()
+    return set(json.loads(answer.data).get("streams") or [])
+
+
+async def comes_and_goes(group: Members) -> None:
+    """One joins while the others have work, and one leaves."""
+    await group.until(group.settled)
+    count = await group.feed(0.5)
+    await group.join()
+    await group.until(group.settled)
+    await group.feed(0.8)
+    await group.stop(group.running[0])
+    count = await group.feed(1.0)
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def test_members_come_and_go_and_nothing_runs_again(nats_server: NatsServer, tmp_path: Path) -> None:
+    before = await streams(nats_server)
+    report = await run(config(nats_server, partitions=12, lease=10.0, script=comes_and_goes, keep=tmp_path / "kept"))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (2_000, 0, 3)
+    group = report.group
+    assert group is not None and group.moves is not None
+    assert set(group.recovery) == {"join", "stop"}
+    assert sum(group.duplicates.values()) == group.overlaps == group.overlaps_at_loss == 0
+    # Four to the newcomer, and the six or four of the one that leaves.
+    assert group.moves.made == group.moves.least >= 8
+    assert group.handover is not None
+    figures = json.loads(report.json())
+    assert (figures["moved"], figures["handover_ms"] > 0.0) == (group.moves.made, True)
+    # The bucket too.
+    assert await streams(nats_server) <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+async def test_everything_is_done_to_a_cohort(nats_server: NatsServer, retention: Retention) -> None:
+    report = await run(config(nats_server, members=4, events=10_000, retention=retention))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (10_000, 1, 5)
+    group = report.group
+    assert group is not None
+    assert set(group.recovery) == {"kill", "join", "freeze", "stop"}
+    assert group.recovery["kill"] < LEASE + 1.0 + 3.0, "a lease, a second, and what a busy machine adds"
+    assert group.duplicates["clean"] == group.overlaps == 0
+    assert group.duplicates["kill"] and group.duplicates["freeze"]

@@ -1,0 +1,180 @@
+"""The figures of a cohort, whose assignments have leases: what moved, what overlapped, and who was the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.demo.group_findings import Fault, FaultKind, Knowledge, findings
+from lanes.demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
+from tests.demo.test_report import report
+from tests.history.rows import (
+    Fields,
+    Rows,
+    ack,
+    assigned,
+    at,
+    delivered,
+    ended,
+    owned,
+    parsed,
+    ran,
+    segment,
+    started,
+)
+
+ONE = ("m-1", "S/0", 1)
+
+
+def leased(deadline: float) -> Fields:
+    return owned("leased", deadline=deadline)
+
+
+def known(first: Rows, second: Rows | None = None, faults: Sequence[Fault] = (), *, crashed: bool = False) -> Knowledge:
+    """What is known when m-1 wrote the first rows, and m-2 the second."""
+    segments = [segment(first, end=None if crashed else "drained")]
+    if second:
+        segments.append(segment(second, member="m-2", pid=2, start=100.5))
+    return Knowledge(parsed(*segments), [], faults)
+
+
+def flat(*parts: Fields | Rows) -> Rows:
+    return [row for part in parts for row in ([part] if isinstance(part, dict) else part)]
+
+
+# m-1 runs position 0 of key k from 101 s on, under a lease until 105 s.
+RUNS = flat(at(101.0, assigned(None), leased(105.0), delivered(0), started(0)))
+ENDS = at(108.0, ended(0, result="cancelled"))
+LOST = at(107.0, owned("lost", deadline=105.0))
+
+
+def starts(moment: float) -> Rows:
+    return at(moment, assigned(None), leased(120.0), delivered(1), *ran(1))
+
+
+class Overlap(NamedTuple):
+    first: Rows
+    second: Rows
+    overlaps: int
+    at_loss: int
+    crashed: bool = False
+
+
+OVERLAPS = {
+    "from the deadline on": Overlap(flat(RUNS, LOST, ENDS), starts(105.0), 0, 1),
+    "before the deadline": Overlap(flat(RUNS, LOST, ENDS), starts(104.9), 1, 0),
+    "before the deadline, and lost before that": Overlap(
+        flat(RUNS, at(104.0, owned("lost", deadline=105.0)), ENDS), starts(104.9), 1, 0
+    ),
+    "after a loss that was not noted": Overlap(flat(RUNS, ENDS), starts(105.5), 0, 1),
+    "killed, before its deadline": Overlap(RUNS, starts(104.9), 1, 0, crashed=True),
+    "killed, from its deadline on": Overlap(RUNS, starts(105.0), 0, 0, crashed=True),
+    "ended in order, before its deadline": Overlap(
+        flat(RUNS, at(102.0, ended(0), ack(0), owned("revoking"), owned("drained"), owned("revoked"))),
+        starts(104.0),
+        0,
+        0,
+    ),
+    "its own deadline": Overlap(flat(RUNS, at(105.0, delivered(2, "j"), *ran(2, "j"))), [], 1, 0),
+    "acknowledged behind its deadline": Overlap(flat(RUNS, at(106.0, ended(0), ack(0))), [], 1, 0),
+    "acknowledged before": Overlap(flat(RUNS, at(104.0, ended(0), ack(0))), [], 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
+def test_overlaps(case: Overlap) -> None:
+    found = findings(known(case.first, case.second, crashed=case.crashed))
+    assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss), found.witnesses
+
+
+@pytest.mark.parametrize(
+    ("first", "crashed", "faults", "cause"),
+    [
+        (flat(RUNS, at(102.0, ended(0))), True, ["kill"], "kill"),
+        (flat(RUNS, at(102.0, ended(0)), LOST), False, ["freeze"], "freeze"),
+        (flat(RUNS, at(102.0, ended(0)), LOST), False, ["cut"], "cut"),
+        (flat(RUNS, at(102.0, ended(0)), LOST), False, [], "clean"),
+        (flat(RUNS, at(102.0, ended(0), ack(0)), at(104.0, owned("drained"), owned("revoked"))), False, [], "clean"),
+    ],
+    ids=["killed", "frozen", "cut off", "lost for nothing", "given back"],
+)
+def test_who_made_a_message_run_again(first: Rows, crashed: bool, faults: list[FaultKind], cause: str) -> None:
+    again = at(110.0, assigned(None), leased(120.0), delivered(0), *ran(0))
+    done = [Fault(kind, "m-1", 103.0, 106.0) for kind in faults]
+    found = findings(known(first, again, done, crashed=crashed))
+    assert {name: count for name, count in found.duplicates.items() if count} == {cause: 1}
+
+
+def test_the_loss_says_last_until_when_a_lease_was() -> None:
+    rows = flat(RUNS, at(103.0, leased(106.0), started(0, attempt=2)), LOST)
+    assert deadlines(parsed(segment(rows[:6], end=None))) == {ONE: 106.0}
+    assert deadlines(parsed(segment(rows, end=None))) == {ONE: 105.0}
+    assert deadlines(parsed(segment(starts(101.0)[:1], end=None))) == {}
+
+
+def planned(generation: int, *owners: str | None) -> Snapshot:
+    return Snapshot(float(generation), float(generation), "STABLE", {}, generation, owners)
+
+
+def test_moves() -> None:
+    assert moves([]) == Moves(0, 0)
+    looks = [
+        planned(0),
+        planned(1, "a", "a", "a", None),
+        # The same one, read again.
+        planned(1, "a", "a", "a", None),
+        # One moves and has to; one is given.
+        planned(2, "a", "a", "b", "b"),
+        # c takes two, although one would be enough.
+        planned(3, "a", "c", "c", "b"),
+        # c has gone.
+        planned(4, "a", "a", "b", "b"),
+    ]
+    assert moves(looks) == Moves(1 + 2 + 2, 1 + 1 + 2)
+
+
+@given(st.data())
+def test_least_moves_is_the_least_that_any_even_plan_moves(data: st.DataObject) -> None:
+    names = "abc"
+    owners = data.draw(st.lists(st.sampled_from([*names, "gone", None]), min_size=1, max_size=6))
+    members = data.draw(st.sets(st.sampled_from(names), min_size=1))
+
+    def even() -> Iterator[Sequence[str]]:
+        for plan in product(sorted(members), repeat=len(owners)):
+            counts = [plan.count(member) for member in members]
+            if max(counts) - min(counts) <= 1:
+                yield plan
+
+    fewest = min(sum(a is not None and a != b for a, b in zip(owners, plan, strict=True)) for plan in even())
+    assert least_moves(owners, members) == fewest
+
+
+def test_handovers() -> None:
+    back = flat(
+        at(101.0, assigned(None)),
+        at(102.0, owned("revoking")),
+        at(103.0, owned("drained")),
+        at(103.2, owned("revoked")),
+    )
+    given_to = at(103.5, assigned(None))
+    segments = [segment(back, end=None), segment(given_to, member="m-2", pid=2, start=100.5, end=None)]
+    assert handovers(parsed(*segments)) == [pytest.approx(0.5)]
+    # To nobody, to itself, and lost instead.
+    assert handovers(parsed(segments[0])) == []
+    again = flat(back, at(103.4, assigned(None, epoch=2)))
+    assert handovers(parsed(segment(again, end=None), segments[1])) == []
+    lost = flat(back[:3], at(103.2, owned("lost", deadline=103.0)))
+    assert handovers(parsed(segment(lost, end=None), segments[1])) == []
+
+
+def test_the_report_says_what_moved() -> None:
+    knowledge = known(flat(RUNS, at(104.0, ended(0), ack(0))))
+    found = findings(knowledge)
+    assert (found.moves, found.handover) == (Moves(0, 0), None)
+    said = report(group=found).json()
+    assert '"moved": 0, "moved_minimum": 0, "handover_ms": null' in said

@@ -1,0 +1,206 @@
+"""What the soaks of groups share: a script that strikes at moments drawn from a seed, and rounds of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from lanes.clock import monotonic
+from lanes.demo import DemoConfig, Report
+from lanes.demo import run as run_demo
+from lanes.demo.members import Members
+
+EVENTS: Final = 20_000
+FAULTS: Final = 20
+"""Of a round."""
+
+PAUSE: Final = (0.5, 2.5)
+"""Seconds between two faults."""
+
+LEAST: Final = 2
+"""Members that are always there, not frozen and not cut off."""
+
+MOST: Final = 5
+
+Fault = Callable[[Members], Coroutine[Any, Any, None]]
+
+
+class Server(Protocol):
+    """A broker that can be killed and started again."""
+
+    def kill(self) -> None: ...
+
+    def start(self) -> object: ...
+
+
+class Storm:
+    """The script of a round: publishes bit by bit, and strikes between.
+
+    `session`: seconds after which a member that does not answer is taken for dead. `more`: what else may be done as
+    long as there are members enough, by name.
+    """
+
+    def __init__(
+        self, chance: random.Random, server: Server, session: float, more: Mapping[str, Fault] | None = None
+    ) -> None:
+        self._chance = chance
+        self._server = server
+        self._below = 0.5, session / 2
+        self._beyond = session + 1.0, session + 4.0
+        self._more = dict(more or {})
+        self._tasks: list[asyncio.Task[None]] = []
+        self._broker_is_up = True
+        self._broker_was_last = False
+        self.group: Members | None = None
+        self.struck: Counter[str] = Counter()
+
+    async def __call__(self, group: Members) -> None:
+        """Strike again and again, and mend everything at the end."""
+        self.group = group
+        await group.feed(1 / (FAULTS + 1))
+        await group.until(group.settled)
+        try:
+            for number in range(1, FAULTS + 1):
+                await group.until(lambda: bool(self._possible(group)))
+                name, fault = self._chance.choice(self._possible(group))
+                self._broker_was_last = name == "broker_killed"
+                self.struck[name] += 1
+                group.progress.phase = name
+                task = asyncio.create_task(fault(group))
+                self._tasks.append(task)
+                await asyncio.sleep(self._chance.uniform(*PAUSE))
+                await group.feed((number + 1) / (FAULTS + 1))
+        finally:
+            await asyncio.gather(*self._tasks)
+        await group.until(group.settled)
+
+    def _possible(self, group: Members) -> list[tuple[str, Fault]]:
+        possible: list[tuple[str, Fault]] = []
+        # A process that starts while there is no broker ends at once, and says so: that is not tried here.
+        if self._broker_is_up and len(group.running) < MOST:
+            possible.append(("joined", self._join))
+        # Members alone, every other time: a broker takes long to come back.
+        if self._broker_is_up and not self._broker_was_last:
+            possible.append(("broker_killed", self._kill_broker))
+        if len(group.running) > LEAST:
+            possible += [
+                ("killed", self._kill),
+                ("frozen", self._freeze_beyond),
+                ("paused", self._freeze_below),
+                ("stopped", self._stop),
+                *self._more.items(),
+            ]
+        return possible
+
+    async def _join(self, group: Members) -> None:
+        await group.join()
+
+    async def _kill(self, group: Members) -> None:
+        group.kill(self._chance.choice(group.running))
+
+    async def _stop(self, group: Members) -> None:
+        await group.stop(self._chance.choice(group.running))
+
+    async def _freeze_beyond(self, group: Members) -> None:
+        await self._freeze(group, self._chance.uniform(*self._beyond))
+
+    async def _freeze_below(self, group: Members) -> None:
+        await self._freeze(group, self._chance.uniform(*self._below))
+
+    async def _freeze(self, group: Members, seconds: float) -> None:
+        thaw = group.freeze(self._chance.choice(group.running))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            thaw()
+
+    async def _kill_broker(self, group: Members) -> None:
+        self._broker_is_up = False
+        begun = monotonic()
+        await asyncio.to_thread(self._server.kill)
+        try:
+            await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+        finally:
+            await asyncio.to_thread(self._server.start)
+            self._broker_is_up = True
+            group.note("broker", begun=begun)
+
+
+async def play(config: DemoConfig, storm: Storm, keep: Path) -> Report:
+    """One run of the group with its faults; `keep`: where its files stay, and what was seen beside them."""
+    report = await run_demo(config)
+    if storm.group is not None:
+        seen = {"faults": storm.group.faults, "snapshots": storm.group.snapshots}
+        (keep / "seen.json").write_text(json.dumps(seen, default=sorted))
+    return report
+
+
+@dataclass
+class _Sum:
+    """Of all rounds."""
+
+    rounds: int = 0
+    events: int = 0
+    broken: int = 0
+    overlaps: int = 0
+    at_loss: int = 0
+
+
+Round = Callable[[int, str, Path], Coroutine[Any, Any, tuple[Report, Counter[str]]]]
+"""A round by its seed and kind, which keeps its files in a folder."""
+
+
+def soak(program: str, kinds: Sequence[str], round_of: Round) -> int:
+    """Round after round, of every kind in turn, for as long as the command line says; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    faults: Counter[str] = Counter()
+    duplicates: Counter[str] = Counter()
+    of_all, started = _Sum(), time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = options.keep or Path(temporary)
+        while time.monotonic() - started < options.seconds:
+            seed, kind = options.seed + of_all.rounds, kinds[of_all.rounds % len(kinds)]
+            keep = folder / f"{seed}-{kind}"
+            report, struck = asyncio.run(round_of(seed, kind, keep))
+            if report.ok:
+                shutil.rmtree(keep)
+            of_all.rounds += 1
+            of_all.events += report.done
+            of_all.broken += not report.ok
+            faults += struck
+            if report.group is not None:
+                duplicates.update(report.group.duplicates)
+                of_all.overlaps += report.group.overlaps
+                of_all.at_loss += report.group.overlaps_at_loss
+            happened = ", ".join(f"{count} {name}" for name, count in sorted(struck.items()))
+            verdict = "ok" if report.ok else "BROKEN"
+            print(f"seed {seed} {kind}: {report.done:,} events, {happened}: {verdict}", flush=True)
+            for line in report.broken:
+                print(f"  {line}", flush=True)
+    result = {
+        "seconds": round(time.monotonic() - started, 1),
+        "rounds": of_all.rounds,
+        "events": of_all.events,
+        "faults": sum(faults.values()),
+        "faults_by_kind": dict(sorted(faults.items())),
+        "violations": of_all.broken,
+        "overlaps": of_all.overlaps,
+        "overlaps_at_loss": of_all.at_loss,
+        "duplicates_by_cause": dict(duplicates),
+    }
+    print(json.dumps(result), flush=True)
+    return 1 if of_all.broken else 0
