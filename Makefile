@@ -5,22 +5,23 @@ PYTHONS := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 DATA_FILE := ../shared/data/declarations.jsonl.gz
 DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
-MEMBERS ?= 3
 PROTOCOL ?= classic
 PROCESSES ?= 2
-DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats}
-DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(MEMBERS) --protocol $(PROTOCOL)
+DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
+DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
+# Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
+SOAK := tests.soak$(if $(filter-out file,$(origin BROKER)),_$(BROKER))
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench fuzz soak clean environment-run environment-run-kafka environment-dev
+.PHONY: help run test test-slow check format bench fuzz soak model clean environment-run environment-run-kafka environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [BROKER=kafka MEMBERS=3 PROTOCOL=consumer]
+run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
 test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=2]
@@ -45,7 +46,10 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
-	@exec .venv/bin/python -m $(if $(filter kafka,$(BROKER)),tests.soak_kafka,tests.soak) --seconds $(or $(SECONDS),600)
+	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
+
+model:  ## check the model of the cohort's protocol with SPIN, which has to be there: about 4 minutes
+	@exec bash docs/model/cohort.sh
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov

@@ -14,7 +14,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import engine, jetstream, kafka, kafka_bounds, kafka_handlers, kafka_recovery, runtime, simloop
+from bench import (
+    cohort,
+    cohort_bounds,
+    engine,
+    jetstream,
+    jetstream_faststream,
+    jetstream_stuck,
+    kafka,
+    kafka_bounds,
+    kafka_handlers,
+    kafka_recovery,
+    runtime,
+    simloop,
+)
 from bench.figures import OUT, Effort, Figure, table, write
 from tests.components import ComponentError
 
@@ -22,6 +35,10 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
     "jetstream": jetstream.figures,
+    "jetstream-faststream": jetstream_faststream.figures,
+    "jetstream-stuck": jetstream_stuck.figures,
+    "cohort": cohort.figures,
+    "cohort-bounds": cohort_bounds.figures,
     "kafka": kafka.figures,
     "kafka-handlers": kafka_handlers.figures,
     "kafka-bounds": kafka_bounds.figures,

@@ -2,7 +2,8 @@
 
 No-op: the baseline is what a program can get out of the same client without `lanes`: overlapped raw pulls on an inbox
 of its own, the stream sequence parsed, every message acknowledged by a raw publish. Both have as many messages in
-flight. Time runs from the first message until the server has read the last acknowledgement.
+flight, and neither waits for confirmations. Time runs from the first message until the server has read the last
+acknowledgement.
 
 History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
 without a history.
@@ -28,7 +29,7 @@ from lanes import Consumer, History, Message, Settings
 from lanes_jetstream import JetStreamSource, subject_token
 from tests.components import running
 
-GOAL: Final = 0.8
+GOAL: Final = 0.9
 HISTORY_GOAL: Final = 1.3
 STREAM: Final = "BENCH"
 KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
@@ -40,14 +41,14 @@ def figures(effort: Effort) -> list[Figure]:
     number = count_from(1)
     with running("nats") as urls:
         url = urls["nats"]
-        asyncio.run(_fill(url, count))
+        asyncio.run(fill(url, count))
 
         def measured(consume: Callable[[Client, str, int], Awaitable[float]]) -> float:
             durable = f"durable-{next(number)}"
-            return asyncio.run(_connected(url, lambda client: consume(client, durable, count)))
+            return asyncio.run(connected(url, lambda client: consume(client, durable, count)))
 
         baseline, figure, without, history = interleaved(
-            [partial(measured, case) for case in (_raw, _lanes, _without_history, _history)], effort.repeats
+            [partial(measured, case) for case in (_raw, through_lanes, _without_history, _history)], effort.repeats
         )
     return [
         rate("jetstream no-op", "messages/s", figure, baseline, GOAL),
@@ -55,7 +56,8 @@ def figures(effort: Effort) -> list[Figure]:
     ]
 
 
-async def _connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
+async def connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
+    """What ``work`` measures with a client of its own."""
     client = Client()
     await client.connect(url)
     try:
@@ -64,7 +66,8 @@ async def _connected(url: str, work: Callable[[Client], Awaitable[float]]) -> fl
         await client.close()
 
 
-async def _fill(url: str, count: int) -> None:
+async def fill(url: str, count: int) -> None:
+    """Have ``STREAM``, with so many messages."""
     client = Client()
     await client.connect(url)
     try:
@@ -80,7 +83,8 @@ async def _fill(url: str, count: int) -> None:
         await client.close()
 
 
-async def _lanes(client: Client, durable: str, count: int) -> float:
+async def through_lanes(client: Client, durable: str, count: int) -> float:
+    """Messages a second, of so many."""
     begin = await _consume(client, durable, count)
     return count / (time.perf_counter() - begin)
 
@@ -111,7 +115,7 @@ async def _consume(client: Client, durable: str, count: int, history: History | 
         if handled == count:
             consumer.stop()
 
-    source = JetStreamSource(client, stream=STREAM, durable=durable, key=subject_token(1))
+    source = JetStreamSource(client, stream=STREAM, durable=durable, key=subject_token(1), acks="fire-and-forget")
     consumer = Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT), history=history)
     # Returns when everything is acknowledged and the server has read it.
     await consumer.run()

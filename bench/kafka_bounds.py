@@ -179,7 +179,7 @@ async def _pass_by(backlog: Backlog, others: int) -> Passed:
             return
         passed += 1
         if passed in (1, fifth, others):
-            peaks.append(_peak())
+            peaks.append(peak())
             times.append(time.perf_counter())
             if passed == others:
                 ended.set()
@@ -191,7 +191,7 @@ async def _pass_by(backlog: Backlog, others: int) -> Passed:
     return Passed((peaks[2], peaks[1]), rates, reasons)
 
 
-def _peak() -> float:
+def peak() -> float:
     """MiB that this process had in memory at most."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -227,6 +227,6 @@ async def _hold(backlog: Backlog, count: int) -> tuple[float, int]:
     source = KafkaSource(backlog.config(), topics=backlog.topic)
     async with lanes.Consumer(source, handler, settings=settings) as consumer:
         await until(lambda: consumer.ready and consumer.status().in_flight == count, f"{count} messages")
-        found = _peak(), consumer.status().in_flight_bytes
+        found = peak(), consumer.status().in_flight_bytes
         over.set()
     return found

@@ -16,12 +16,13 @@ from tests.components.nats_server import find_program
 
 TINY = Effort(scale=0.002, repeats=1)
 ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
+OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
 FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS])
 def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "jetstream" and not os.environ.get("CI"):
+    if name.startswith("jetstream") and not os.environ.get("CI"):
         try:
             find_program()
         except MissingComponent as missing:
@@ -34,6 +35,13 @@ def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.usefixtures("kafka_prepared")
 @pytest.mark.parametrize("name", ON_KAFKA)
 def test_a_case_on_kafka_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(name, tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # members join again and again, and a lease runs out
+@pytest.mark.parametrize("name", OF_COHORTS)
+def test_a_case_of_a_cohort_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(name, tmp_path, capsys)
 
 

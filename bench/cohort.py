@@ -1,0 +1,251 @@
+"""An exclusive cohort on a real server: messages a second, how long a partition takes to move, and what waiting costs.
+
+64 partitions: messages a second with a handler that does nothing, from the moment everything is assigned. The baseline
+is one consumer of the whole of the same stream.
+
+Move: a member joins another one, in a process of its own, that has all partitions, where nothing is published. The
+figure is how long it takes from the start of the member, connection included, until it has handled a message of each
+partition that moves to it, published when it was assigned. The baseline is how long one consumer that shares with
+nobody takes for that.
+
+Failover: two members share the partitions of a stream that is published to all the time; one ends by ``kill -9``. The
+figure is how long it takes until the other one has handled a message of each of its partitions. The baseline is the
+lease.
+
+Idle: the CPU time that a member with 64 partitions takes, the default lease, where nothing is published. The baseline
+is one consumer that waits as long, at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count as count_from
+from statistics import median
+from typing import Final
+
+from nats.aio.client import Client
+
+import lanes
+from bench.cohort_members import DividedStream, holding, until
+from bench.figures import Effort, Figure, Pair, cost, rate
+from lanes import GroupEvent, Message, Settings
+from lanes_jetstream import JetStreamSource
+from tests.components import running
+
+PARTITIONS: Final = 64
+GOAL: Final = 0.6
+KEYS, MESSAGES, IN_FLIGHT = 1_000, 100_000, 2_000
+
+MOVES: Final = {1: 0.6, 20: 2.0}
+"""Partitions that move at once, and the seconds they may take."""
+
+LEASE: Final = 3.0
+FAILOVER_GOAL: Final = LEASE + 1.0
+FAILOVER_PARTITIONS: Final = 8
+
+IDLE_GOAL, IDLE_SECONDS, IDLE_LEASE = 5.0, 10.0, 10.0
+
+_numbers = count_from(1)
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, on a server of their own."""
+    with running("nats") as urls:
+        return asyncio.run(_figures(urls["nats"], effort))
+
+
+async def _figures(url: str, effort: Effort) -> list[Figure]:
+    client = Client()
+    await client.connect(url)
+    try:
+        speed = await _speeds(url, client, effort)
+        moves = {count: await _moves(url, client, count, effort.repeats) for count in MOVES}
+        failover = await _failovers(url, client, effort.repeats)
+        idle = await _idle(url, client, effort)
+    finally:
+        await client.close()
+    return [
+        rate(f"cohort {PARTITIONS} partitions", "messages/s", *speed, GOAL),
+        *(
+            cost(f"cohort move, {count} at once" if count > 1 else "cohort move", "s", *moves[count], goal)
+            for count, goal in MOVES.items()
+        ),
+        cost("cohort failover", "s", failover, LEASE, FAILOVER_GOAL),
+        cost(f"cohort idle, {PARTITIONS} partitions", "% of a core", *idle, IDLE_GOAL),
+    ]
+
+
+async def _in_turns(figure: Callable[[], Awaitable[float]], baseline: Callable[[], Awaitable[float]], n: int) -> Pair:
+    """The medians of so many of both."""
+    measured: list[Pair] = []
+    for _ in range(n):
+        gc.collect()
+        before = await baseline()
+        gc.collect()
+        measured.append((await figure(), before))
+    return median(pair[0] for pair in measured), median(pair[1] for pair in measured)
+
+
+def _name(what: str) -> str:
+    return f"{what}-{next(_numbers)}"
+
+
+# --- messages a second
+
+
+async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
+    count = effort.messages(MESSAGES)
+    stream = DividedStream(url, "speed", PARTITIONS)
+    await stream.create(client, storage="memory")
+    await stream.fill(client, count, KEYS)
+    measured = await _in_turns(
+        lambda: _speed(stream.member("alone", namespace=_name("speed")), PARTITIONS, count),
+        lambda: _speed(stream.durable(_name("speed")), 1, count),
+        effort.repeats,
+    )
+    await stream.delete(client)
+    return measured
+
+
+async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
+    """Messages a second. What is in flight when everything is assigned has arrived before, with both alike."""
+    handled = assigned = 0
+    begin = end = 0.0
+    ready = asyncio.Event()
+
+    def tell(event: GroupEvent) -> None:
+        nonlocal assigned, begin
+        assigned += event.name == "assigned"
+        if assigned == partitions and not begin:
+            begin = time.perf_counter()
+            ready.set()
+
+    async def handler(message: Message) -> None:
+        nonlocal handled, end
+        if not begin:
+            await ready.wait()
+        handled += 1
+        if handled == count:
+            end = time.perf_counter()
+            consumer.stop()
+
+    consumer = lanes.Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT), on_event=tell)
+    await consumer.run()
+    return count / (end - begin)
+
+
+# --- a member joins
+
+
+async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
+    """Seconds, and those of one consumer alone."""
+    stream = DividedStream(url, f"move-{count}", 2 * count)
+    await stream.create(client)
+    with holding(stream, "holder") as holder:
+
+        async def joined() -> float:
+            await until(lambda: holder.held == 2 * count, "all partitions at one member")
+            return await _until_served(stream.member(_name("joins")), stream, client, count)
+
+        measured = await _in_turns(
+            joined,
+            lambda: _until_served(stream.durable(_name("alone"), start="next"), stream, client, 1),
+            repeats,
+        )
+    await stream.delete(client)
+    return measured
+
+
+async def _until_served(source: JetStreamSource, stream: DividedStream, client: Client, count: int) -> float:
+    """Seconds from the start until so many partitions were assigned, and each has handled what was published then."""
+    subjects = stream.subjects()
+    served: dict[int, float] = {}
+    publishing: set[asyncio.Task[None]] = set()
+
+    def tell(event: GroupEvent) -> None:
+        if event.name == "assigned" and event.partition is not None:
+            publishing.add(asyncio.create_task(client.publish(subjects[event.partition.number], b"")))
+
+    async def handler(message: Message) -> None:
+        served.setdefault(message.partition.id.number, time.perf_counter())
+
+    begin = time.perf_counter()
+    async with lanes.Consumer(source, handler, on_event=tell):
+        await until(lambda: len(served) == count, f"{count} partitions to be served")
+    return max(served.values()) - begin
+
+
+# --- a member dies
+
+
+async def _failovers(url: str, client: Client, repeats: int) -> float:
+    stream = DividedStream(url, "failover", FAILOVER_PARTITIONS)
+    await stream.create(client)
+    first: dict[int, float] = {}
+
+    async def handler(message: Message) -> None:
+        first.setdefault(message.partition.id.number, time.perf_counter())
+
+    feeding = asyncio.create_task(_feed(stream, client))
+    consumer = lanes.Consumer(stream.member("survivor", lease=LEASE), handler)
+    try:
+        async with consumer:
+            times = [await _failover(stream, consumer, first) for _ in range(repeats)]
+    finally:
+        feeding.cancel()
+        with suppress(asyncio.CancelledError):
+            await feeding
+    await stream.delete(client)
+    return median(times)
+
+
+async def _feed(stream: DividedStream, client: Client) -> None:
+    """A message for each partition, again and again."""
+    while True:
+        for subject in stream.subjects():
+            await client.publish(subject, b"")
+        await asyncio.sleep(0.02)
+
+
+async def _failover(stream: DividedStream, consumer: lanes.Consumer, first: dict[int, float]) -> float:
+    half = FAILOVER_PARTITIONS // 2
+    with holding(stream, _name("dies"), lease=LEASE) as member:
+        await until(lambda: member.held == half == len(_owned(consumer)), "a half of the partitions each")
+        others = set(range(FAILOVER_PARTITIONS)) - _owned(consumer)
+        # Its heartbeat and its leases are anywhere between two renewals.
+        await asyncio.sleep(LEASE / 3 * (next(_numbers) % 5) / 5)
+        begin = time.perf_counter()
+        member.kill()
+        first.clear()
+        await until(lambda: others <= first.keys(), "the partitions of the other member")
+        return max(first[each] for each in others) - begin
+
+
+def _owned(consumer: lanes.Consumer) -> set[int]:
+    return {int(name.rpartition("/")[2]) for name in consumer.status().partitions}
+
+
+# --- nothing to do
+
+
+async def _idle(url: str, client: Client, effort: Effort) -> Pair:
+    """Percent of a core, of a member and of one consumer."""
+    seconds = max(1.0, IDLE_SECONDS * effort.scale)
+    stream = DividedStream(url, "idle", PARTITIONS)
+    await stream.create(client)
+    measured: list[Pair] = []
+    with holding(stream, "idle", lease=IDLE_LEASE) as member, holding(stream, "alone", lease=0) as alone:
+        await until(lambda: (member.held, alone.held) == (PARTITIONS, 1), "everything to be assigned")
+        # The first renewals of all of them come together.
+        await asyncio.sleep(seconds / 2)
+        for _ in range(effort.repeats):
+            begin, before = time.perf_counter(), (await member.used(), await alone.used())
+            await asyncio.sleep(seconds)
+            after, passed = (await member.used(), await alone.used()), time.perf_counter() - begin
+            measured.append((100 * (after[0] - before[0]) / passed, 100 * (after[1] - before[1]) / passed))
+    await stream.delete(client)
+    return median(pair[0] for pair in measured), median(pair[1] for pair in measured)

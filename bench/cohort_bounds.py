@@ -1,0 +1,161 @@
+"""An exclusive cohort on a real server when one key is stuck: who waits for whom, and what has to be remembered.
+
+Stuck key: messages come at a fixed rate to a member with 64 partitions, and the handler of one key hangs until all
+others have ended. The figure is the p99 of the time from the publishing to the end of the handler, of the other keys;
+the baseline is that without the hang.
+
+Done-set: 1,000,000 messages of 1,000 keys pass, while one key hangs and its successors wait. Memory: the figure is the
+peak of the process's memory, the baseline that after the first fifth, and the goal adds to it as many outstanding
+messages as a ledger may have to know of. Record: the figure is what is written down of the partition with that key, in
+bytes; the baseline is that with nothing outstanding, and the goal adds a sequence for each that may be in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final, NamedTuple
+
+from nats.aio.client import Client
+
+import lanes
+from bench.cohort_members import DividedStream, feeding, key_of, stamp, until
+from bench.figures import Effort, Figure, Pair, cost, middle
+from bench.kafka_bounds import peak
+from bench.kafka_broker import alone
+from lanes import Message, Settings
+from lanes.core.cohort.ledger import Done
+from lanes.core.cohort.records import State, encode, state_key
+from lanes_jetstream.cohort import bucket_name
+from lanes_jetstream.partitioning import partition_of
+from tests.components import running
+
+PARTITIONS: Final = 64
+STUCK_KEY: Final = key_of(0)
+
+STUCK_GOAL: Final = 1.25
+STUCK_PAIRS_MORE: Final = 2
+STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, PER_SECOND = 100, 4_000, 0.001, 2_000.0
+
+PASSING_KEYS, PASSING, IN_FLIGHT = 1_000, 1_000_000, 2_000
+# An entry of a dict, an object of five fields and a number, in a heap that is two thirds full.
+OUTSTANDING_BYTES: Final = 400
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, on a server of their own."""
+    with running("nats") as urls:
+        url = urls["nats"]
+        stuck = middle(asyncio.run(_stuck_pairs(url, effort)))
+        count = effort.messages(PASSING)
+        asyncio.run(_fill(url, count))
+        passed = alone(pass_by, url, count)
+    added = IN_FLIGHT * OUTSTANDING_BYTES / 2**20
+    least = len(encode(State(passed.epoch, Done(count, ()))))
+    most = least + IN_FLIGHT * len(f"{count},")
+    return [
+        cost("cohort-bounds stuck key with 1 % of the traffic", "ms to the end, p99 of the others", *stuck).within(
+            STUCK_GOAL
+        ),
+        cost("cohort-bounds memory", "MiB peak", passed.last, passed.first, passed.first + added),
+        cost("cohort-bounds record", "bytes", float(passed.record), float(least), float(most)),
+    ]
+
+
+# --- one stuck key
+
+
+async def _stuck_pairs(url: str, effort: Effort) -> list[Pair]:
+    client = Client()
+    await client.connect(url)
+    count = effort.messages(STUCK_MESSAGES)
+    measured = []
+    for number in range(effort.repeats + STUCK_PAIRS_MORE):
+        before = await _p99(DividedStream(url, f"free-{number}", PARTITIONS), client, count, hangs=False)
+        measured.append(
+            (await _p99(DividedStream(url, f"stuck-{number}", PARTITIONS), client, count, hangs=True), before)
+        )
+    await client.close()
+    return measured
+
+
+async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool) -> float:
+    """Milliseconds from the publishing to the end, of the keys that are not stuck."""
+    times: list[int] = []
+    ended = asyncio.Event()
+    others = sum(key_of(number % STUCK_KEYS) != STUCK_KEY for number in range(count))
+
+    async def handler(message: Message) -> None:
+        if message.key == STUCK_KEY.encode():
+            if hangs:
+                await ended.wait()
+            return
+        await asyncio.sleep(STUCK_WAIT)
+        times.append(time.monotonic_ns() - stamp(message.value))
+        if len(times) == others:
+            ended.set()
+
+    await stream.create(client, storage="memory")
+    consumer = lanes.Consumer(stream.member("alone"), handler)
+    async with consumer:
+        await until(lambda: consumer.ready and len(consumer.status().partitions) == PARTITIONS, "an assignment")
+        with feeding(stream, count, STUCK_KEYS, PER_SECOND):
+            await ended.wait()
+    await stream.delete(client)
+    return sorted(times)[len(times) * 99 // 100] / 1e6
+
+
+# --- what has to be remembered
+
+
+class Passed(NamedTuple):
+    """Peaks of memory in MiB, after a fifth and at the end; the epoch of the partition and its record's bytes."""
+
+    first: float
+    last: float
+    epoch: int
+    record: int
+
+
+async def _fill(url: str, count: int) -> None:
+    client = Client()
+    await client.connect(url)
+    stream = DividedStream(url, "passing", PARTITIONS)
+    await stream.create(client, storage="memory")
+    await stream.fill(client, count, PASSING_KEYS)
+    await client.close()
+
+
+def pass_by(url: str, count: int) -> Passed:
+    """Handle all of the stream but one key, which hangs at its first message."""
+    return asyncio.run(_pass_by(DividedStream(url, "passing", PARTITIONS), count))
+
+
+async def _pass_by(stream: DividedStream, count: int) -> Passed:
+    ended, passed, epoch = asyncio.Event(), 0, 0
+    others = sum(key_of(number % PASSING_KEYS) != STUCK_KEY for number in range(1, count + 1))
+    fifth = max(1, others // 5)
+    peaks: list[float] = []
+
+    async def handler(message: Message) -> None:
+        nonlocal passed, epoch
+        if message.key == STUCK_KEY.encode():
+            epoch = message.epoch
+            await ended.wait()
+            return
+        passed += 1
+        if passed in (fifth, others):
+            peaks.append(peak())
+            if passed == others:
+                ended.set()
+
+    client = Client()
+    await client.connect(stream.url)
+    settings = Settings(max_in_flight=IN_FLIGHT, unhealthy_after=1e9)
+    async with lanes.Consumer(stream.member("alone"), handler, settings=settings):
+        await ended.wait()
+        key = state_key(partition_of([STUCK_KEY], PARTITIONS))
+        bucket = await client.jetstream().key_value(bucket_name(stream.name, "lanes"))
+        record = len((await bucket.get(key)).value or b"")
+    await client.close()
+    return Passed(peaks[0], peaks[-1], epoch, record)

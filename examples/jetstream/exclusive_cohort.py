@@ -1,0 +1,123 @@
+"""An exclusive cohort: processes share a stream, each customer is handled by one of them at a time, and one is killed.
+
+Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/exclusive_cohort.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import nats
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig, SubjectTransform
+
+import lanes
+from lanes_jetstream import Cohort, JetStreamSource, subject_token
+
+STREAM, CUSTOMERS, ORDERS, PARTITIONS = "EXAMPLE_COHORT", 20, 400, 16
+DATABASE = "accounts.db"
+
+TABLE = "CREATE TABLE accounts (customer BLOB PRIMARY KEY, orders INT, position INT, epoch INT, members INT, last TEXT)"
+# Whoever has lost a customer has a lower epoch than whoever got it, so what it still sends changes nothing. An order
+# that comes again, because its process was killed before it could acknowledge it, has a position that is there already.
+APPLY = """
+    UPDATE accounts
+    SET orders = orders + 1, members = members + (last != :member), last = :member, position = :position, epoch = :epoch
+    WHERE customer = :customer AND epoch <= :epoch AND position < :position
+"""
+
+
+def member(name: str) -> None:
+    """The program that is started as often as you like, on any number of machines."""
+
+    def book(message: lanes.Message) -> None:
+        time.sleep(0.02)  # something that takes a while; then the effect, with position and epoch as its fence
+        row = {"customer": message.key, "position": message.position, "epoch": message.epoch, "member": name}
+        with closing(sqlite3.connect(DATABASE, timeout=30)) as database, database:
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute(APPLY, row)
+
+    # A service would have a lease of 10 s, the default, and one stable name for each process, such as that of its pod.
+    cohort = Cohort("billing", member=name, lease=3)
+    source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, cohort=cohort, key=subject_token(2))
+    lanes.main(source, book, settings=lanes.Settings(concurrency=20))
+
+
+def start(name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, __file__, name])
+
+
+def booked() -> int:
+    with closing(sqlite3.connect(DATABASE, timeout=30)) as database:
+        return int(database.execute("SELECT sum(orders) FROM accounts").fetchone()[0])
+
+
+def wait_for(orders: int) -> None:
+    until = time.monotonic() + 30
+    while booked() < orders:
+        assert time.monotonic() < until, "the members do not get on: see what they say"
+        time.sleep(0.05)
+
+
+def main() -> None:
+    """Two members, a third one that joins them, and the first one that dies: nobody configures anything."""
+    members = [start("a"), start("b")]
+    try:
+        wait_for(ORDERS // 4)
+        members.append(start("c"))
+        wait_for(ORDERS // 2)
+        members[0].kill()
+        wait_for(ORDERS)
+    finally:
+        for process in members:
+            process.terminate()  # SIGTERM: drain, hand over, leave
+        for process in members:
+            process.wait()
+    with closing(sqlite3.connect(DATABASE)) as database:
+        each, moved = database.execute("SELECT min(orders), sum(members > 1) FROM accounts").fetchone()
+    assert each * CUSTOMERS == ORDERS, "every order once"
+    assert [process.returncode for process in members] == [-9, 0, 0]
+    print(f"{ORDERS} orders of {CUSTOMERS} customers, each booked once, by three members of which one was killed")
+    print(f"{moved} customers had more than one member, one after the other")
+
+
+async def publish(stream: JetStreamContext) -> None:
+    """A stream that the server divides by customer, and the orders, for the example."""
+    divide = SubjectTransform(src="shop.*", dest=f"shop.{{{{partition({PARTITIONS},1)}}}}.{{{{wildcard(1)}}}}")
+    await stream.add_stream(StreamConfig(STREAM, subjects=["shop.*"], subject_transform=divide))
+    for number in range(ORDERS):
+        await stream.publish(f"shop.customer{number % CUSTOMERS}", str(number).encode())
+    with closing(sqlite3.connect(DATABASE)) as database, database:
+        database.execute(TABLE)
+        rows = [(b"customer%d" % customer,) for customer in range(CUSTOMERS)]
+        database.executemany("INSERT INTO accounts VALUES (?, 0, 0, 0, 0, '')", rows)
+
+
+async def clean_up(stream: JetStreamContext) -> None:
+    """The bucket is where the members met; it is theirs as long as there is one."""
+    await stream.delete_stream(STREAM)
+    await stream.delete_key_value(f"lanes_{STREAM}_lanes")
+    os.remove(DATABASE)
+
+
+async def example() -> None:
+    client = await nats.connect(os.environ["NATS_URL"])
+    await publish(client.jetstream())
+    try:
+        await asyncio.to_thread(main)
+    finally:
+        await clean_up(client.jetstream())
+        await client.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        member(sys.argv[1])
+    else:
+        asyncio.run(example())
