@@ -21,11 +21,11 @@ class Assignment:
 
     ``position``: next to be delivered, so whatever comes below it was delivered before. ``end``: behind the last
     message that was read. ``paused``: what the client was told last. ``drained``: nothing of it is delivered any more;
-    ``released``: it was given back by us, and nothing is committed any more either. ``made``: in which round of
-    callbacks it was made.
+    ``returning``: it is being given back by us, in a call in which callbacks may come; ``released``: it was given back,
+    and nothing is committed any more either. ``made``: in which round of callbacks it was made.
     """
 
-    __slots__ = ("drained", "end", "made", "partition", "paused", "place", "position", "released")
+    __slots__ = ("drained", "end", "made", "partition", "paused", "place", "position", "released", "returning")
 
     def __init__(self, place: Place, partition: Partition, position: int, made: int) -> None:
         self.place = place
@@ -33,7 +33,7 @@ class Assignment:
         self.position = self.end = position
         self.made = made
         self.paused = False
-        self.drained = self.released = False
+        self.drained = self.returning = self.released = False
 
     def at(self, offset: int | None = None) -> TopicPartition:
         """It as the client names it, with a position."""

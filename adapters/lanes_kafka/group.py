@@ -111,6 +111,9 @@ class Group:
             if places:
                 # Of the topic there is now: it may have been created anew since the last look.
                 self._topics.wait(_TOPIC_PATIENCE)
+                for name in dict.fromkeys(place.topic for place in places):
+                    self._topics.appears(name, _TOPIC_PATIENCE)
+                self.check_topics()
                 self._begin(client, places)
             self.readopt(client, at_once=True)
         except SourceError as error:
@@ -127,7 +130,7 @@ class Group:
         if self.closing:
             return
         try:
-            waiting = [each for each in leaving if not each.released]
+            waiting = [each for each in leaving if not each.released and not each.returning]
             limit = OF_POLL_INTERVAL * self._config.max_poll_interval
             self._tell([Revoking(each.partition, limit) for each in waiting])
             self.until = self._clock() + limit
@@ -219,8 +222,10 @@ class Group:
         """``known``: the client has these, and is told to go back to where to begin."""
         if not places:
             return
+        # An id that is older than the position: where the topic is made anew in between, it is found to be another.
+        ids = {place.topic: self._topics.id_of(place.topic) for place in places}
         found = self._beginnings(client, places)
-        begun = [self._announce(place, found[place]) for place in places]
+        begun = [self._announce(place, found[place], ids[place.topic]) for place in places]
         offsets = [each.at(each.position) for each in begun]
         if known:
             for offset in offsets:
@@ -264,14 +269,9 @@ class Group:
                         client.list_topics(timeout=QUERY_TIMEOUT)
                 self._serve(_ASK_EVERY)
 
-    def _announce(self, place: Place, beginning: Beginning) -> Assignment:
-        topic = self._topics.known.get(place.topic)
+    def _announce(self, place: Place, beginning: Beginning, incarnation: str) -> Assignment:
         partition = Partition(
-            PartitionId(*place),
-            READER,
-            "" if topic is None else topic.id,
-            floor=beginning.floor,
-            completed=beginning.completed,
+            PartitionId(*place), READER, incarnation, floor=beginning.floor, completed=beginning.completed
         )
         self._presumed.pop(place, None)
         assignment = self.owned[place] = Assignment(place, partition, beginning.floor, self.rounds)
@@ -330,7 +330,8 @@ class Group:
             return
         # Within one assignment positions only rise.
         self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
-        begun = self._announce(assignment.place, Beginning(target, [], decided=True))
+        incarnation = self._topics.id_of(assignment.place.topic)
+        begun = self._announce(assignment.place, Beginning(target, [], decided=True), incarnation)
         self._assign_again(client, begun, target)
         self._tell([Assigned(begun.partition)])
 

@@ -80,7 +80,8 @@ class Intake:
 
     def read_behind(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
         """Read on until it is known whether a message lies behind ``committed``, where the log goes on there: a marker
-        may be read after its last message. Returns what was read of other partitions.
+        may be read after its last message. A revoke that comes meanwhile takes the partition. Returns what was read of
+        other partitions.
 
         Not in a callback. Blocks for ``patience`` seconds at most, and reads ``_BEHIND`` messages.
         """
@@ -89,13 +90,18 @@ class Intake:
         if assignment is None or assignment.partition is not partition:
             return others
         deadline, left = time.monotonic() + patience, _BEHIND
-        while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
-            if assignment.paused:
-                self._group.resume(self._client, [assignment])
-            events, _ = self.read(min(left, 100), min(seconds, 0.02))
-            left -= sum(len(event.run) for event in events)
-            # Whoever gives it back wants nothing more of it.
-            others += [event for event in events if event.partition is not partition]
+        # A revoke within would wait for this release, which goes on behind it.
+        assignment.returning = True
+        try:
+            while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
+                if assignment.paused:
+                    self._group.resume(self._client, [assignment])
+                events, _ = self.read(min(left, 100), min(seconds, 0.02))
+                left -= sum(len(event.run) for event in events)
+                # Whoever gives it back wants nothing more of it.
+                others += [event for event in events if event.partition is not partition]
+        finally:
+            assignment.returning = False
         return others
 
     def _is_unknown(self, assignment: Assignment, committed: int) -> bool:

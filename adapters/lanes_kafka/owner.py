@@ -222,6 +222,10 @@ class Owner:
         self._mailbox.serve()
         now = self._clock()
         want = self._want
+        if not want.number:
+            # Who opens it may refuse what it is: nothing is joined, and no beginning committed, before it is read.
+            self._mailbox.wait(POLL)
+            return
         if want is not self._applied:
             # Told as read before it: of what it rewinds nothing is delivered twice.
             self._tell([])
@@ -273,8 +277,7 @@ class Owner:
 
     def _serve_callback(self, seconds: float) -> None:
         """Perform what the loop asks for while a callback of the client waits, up to so many seconds."""
-        for commit in self._vetting.recall():
-            self._perform(commit, synchronous=True)
+        self._vetting.repeat(self._client)
         self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)
         self._look_at_loop()
 

@@ -22,6 +22,9 @@ _GONE_AFTER: Final = 0.5
 it yet."""
 
 _TIMEOUT: Final = 5.0
+_GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
+"""Seconds after which a question that has not even failed is given up, and another one begins."""
+
 _APPEARS_WITHIN: Final = 1.0
 """Seconds that a topic may stay unknown at the start."""
 
@@ -53,7 +56,7 @@ class Topics:
         self._asked: dict[str, concurrent.futures.Future[Any]] = {}
         self._missing: dict[str, float] = {}
         self._begun = self._wanted = 0
-        self._next = 0.0
+        self._next = self._given_up_at = 0.0
 
     def look(self) -> bool:
         """Take in an answer that has come, and ask again when it is time; True when there was an answer.
@@ -61,8 +64,8 @@ class Topics:
         Does not block. A question that fails is asked again.
         """
         answered = False
-        if self._asked:
-            if not all(future.done() for future in self._asked.values()):
+        if self._is_asked():
+            if not self._is_done():
                 return False
             answered = self._take()
         if (answered and self._wanted > self._begun) or self._clock() >= self._next:
@@ -74,7 +77,7 @@ class Topics:
 
         Its answer, or a later one, says what is so now: one under way may have been answered already.
         """
-        if not self._asked:
+        if not self._is_asked():
             self._begin()
             return self._begun
         self._wanted = self._begun + 1
@@ -94,12 +97,13 @@ class Topics:
         return False
 
     def appears(self, topic: str, timeout: float) -> bool:
-        """Whether it is known, or comes up within a second: not every broker knows of it as soon as it is made.
+        """Whether it is known, or comes up within a second: not every broker knows of it as soon as it is made. So long
+        it is waited for its id, too, where others have one.
 
         Blocks; each answer may take ``timeout`` seconds.
         """
         deadline = self._clock() + _APPEARS_WITHIN
-        while topic not in self.known and self._clock() < deadline:
+        while self._lacks(topic) and self._clock() < deadline:
             time.sleep(_APPEARS_WITHIN / 10)
             self.wait(timeout)
         return topic in self.known
@@ -128,16 +132,33 @@ class Topics:
             return f"deleted and created anew ({incarnation} is {now.id} now)"
         return None
 
+    def id_of(self, topic: str) -> str:
+        """As far as is known; "" where it is not."""
+        return "" if (found := self.known.get(topic)) is None else found.id
+
     def close(self) -> None:
         """Let go of the client: nothing is asked any more. Idempotent."""
         self._asked, self.admin = {}, None
+
+    def _lacks(self, topic: str) -> bool:
+        return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
+
+    def _is_asked(self) -> bool:
+        """Whether a question is under way. Of one that is given up no answer is heard any more."""
+        if self._clock() >= self._given_up_at and not self._is_done():
+            self._asked = {}
+        return bool(self._asked)
+
+    def _is_done(self) -> bool:
+        return all(future.done() for future in self._asked.values())
 
     def _begin(self) -> None:
         if self.admin is None:
             return
         # What it logs for the user's logger waits in it until somebody takes it.
         self.admin.poll(0)
-        self._next = self._clock() + LOOK_EVERY
+        now = self._clock()
+        self._next, self._given_up_at = now + LOOK_EVERY, now + _GIVEN_UP_AFTER
         self._begun += 1
         self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
         for future in self._asked.values():
@@ -145,22 +166,28 @@ class Topics:
 
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
-        known = {}
+        known, whole = {}, True
         for name, future in futures.items():
             try:
                 found = future.result(0)
             except KafkaException as failure:
                 code = failure.args[0].code()
-                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and name in self.known:
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    if self._may_come_back(name):
+                        whole = False
+                    continue
+                self._missing.pop(name, None)
+                if code != KafkaError.TOPIC_AUTHORIZATION_FAILED or not self.answered:
+                    whole = False
+                elif name in self.known:
                     # This user was allowed to, and is not any more: nobody says whether it is what it was.
                     known[name] = self.known[name]
-                elif code != KafkaError.UNKNOWN_TOPIC_OR_PART or self._may_come_back(name):
-                    return False
             else:
                 self._missing.pop(name, None)
                 known[name] = Topic(_text(found.topic_id), len(found.partitions))
-        self.known, self.answered = known, self._begun
-        return True
+        if whole:
+            self.known, self.answered = known, self._begun
+        return whole
 
     def _may_come_back(self, name: str) -> bool:
         """Whether a topic that was there is unknown for so short a time that it says nothing."""

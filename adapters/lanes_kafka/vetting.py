@@ -4,6 +4,10 @@ In a topic that was deleted and made anew the same positions are those of other 
 them, and no callback may tell. A client that fetches when the new topic has grown past its position reads on there. So
 what was read before a commit was due is of the topic whose id is told behind that, or is not committed. Without an
 answer nothing is committed: what was finished runs again, where else messages of the new topic would be passed over.
+
+Two gaps are left. A commit that was sent may be repeated by the client itself within about half a second, onto the new
+topic: a position of the old one, behind which the source stops loudly. And the answer is what one broker knows, which
+may lag behind the others.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ class Vetting:
         self._clock = clock
         self._name = name
         self._waiting: deque[tuple[int, Commit]] = deque()
+        self._checked = topics.answered
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -50,9 +55,12 @@ class Vetting:
     def commit(self, client: Consumer, commit: Commit, *, synchronous: bool) -> None:
         """Have one sent. ``synchronous``: now, and block for its answer, for 5 seconds and until the callback has to
         end at most; without, ``look`` sends it."""
-        if synchronous:
+        if commit.answer.given_up or not all(self._group.owns(each.partition) for each in commit.settlements):
+            # It is refused without a word to the broker.
+            self._send(client, commit)
+        elif synchronous:
             self._commit_now(client, commit)
-        elif _has_ids(commit) and all(self._group.owns(each.partition) for each in commit.settlements):
+        elif _has_ids(commit):
             commit.deadline = self._clock() + COMMIT_TIMEOUT
             self._waiting.append((self._topics.question(), commit))
         else:
@@ -63,15 +71,28 @@ class Vetting:
         block."""
         self._commits.expire(self._clock())
         if self._topics.look():
-            self._heard()
+            self._errors.answered()
+        self._check()
         while self._waiting and self._waiting[0][0] <= self._topics.answered:
             self._send(client, self._waiting.popleft()[1])
         while self._waiting and self._waiting[0][1].deadline <= self._clock():
             self._refuse(self._waiting.popleft()[1])
 
+    def repeat(self, client: Consumer) -> None:
+        """Have all sent again that has no answer yet, as ``synchronous``: while a callback of the client runs none
+        comes. What this raises is their answer, too."""
+        recalled = self.recall()
+        try:
+            for commit in recalled:
+                self.commit(client, commit, synchronous=True)
+        except BaseException as error:
+            # Of one that was answered the first answer counts.
+            for commit in recalled:
+                commit.answer.give(SourceError(f"{self._name}: not committed: {error!r}", retryable=True))
+            raise
+
     def recall(self) -> list[Commit]:
-        """Forget what has no answer yet, and return it, to be sent again: while a callback of the client runs none
-        comes."""
+        """Forget what has no answer yet, and return it."""
         waiting, self._waiting = self._waiting, deque()
         return [*self._commits.recall(), *(commit for _, commit in waiting)]
 
@@ -84,8 +105,10 @@ class Vetting:
 
     def _commit_now(self, client: Consumer, commit: Commit) -> None:
         deadline = min(self._clock() + (_DOWN_FOR if self._errors.down else _BLOCKS_FOR), self._group.until)
-        if self._topics.wait(deadline - self._clock()):
-            self._heard()
+        answered = self._topics.wait(deadline - self._clock())
+        self._check()
+        if answered:
+            self._errors.answered()
         elif self._errors.down:
             unreached = f"{self._name}: not committed: no broker is reached"
             commit.answer.give(SourceError(unreached, retryable=True))
@@ -96,9 +119,11 @@ class Vetting:
             return
         self._send(client, commit, timeout=max(0.0, deadline - self._clock()))
 
-    def _heard(self) -> None:
-        self._errors.answered()
-        self._group.check_topics()
+    def _check(self) -> None:
+        # Not only what this took in: whoever else waits for the ids does, too.
+        if self._checked != self._topics.answered:
+            self._checked = self._topics.answered
+            self._group.check_topics()
 
     def _send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
         self._commits.send(client, commit, timeout=timeout)

@@ -192,7 +192,12 @@ def test_where_a_group_begins_undoes_nothing_that_another_member_has_committed(
 ) -> None:
     client: Any = Asked(later)
     config = client_config({"bootstrap.servers": "b:1", "group.id": "g", "group.protocol": "consumer"}, start="next")
-    topics: Any = SimpleNamespace(known={"t": Topic("id", 2)}, wait=lambda timeout: True)
+    topics: Any = SimpleNamespace(
+        known={"t": Topic("id", 2)},
+        wait=lambda timeout: True,
+        appears=lambda topic, timeout: True,
+        id_of=lambda topic: "id",
+    )
     failures: list[Exception] = []
     owning = group.Group(
         config,

@@ -24,6 +24,27 @@ def of(topic: Topic, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.anyio
+async def test_who_is_opened_and_not_read_joins_nothing(topic: MakeTopic) -> None:
+    """A run may be refused behind ``open``: what begins in the group would be decided by it all the same."""
+    there = topic(1)
+    polled: list[int] = []
+
+    class Counting(Consumer):
+        def consume(self, num_messages: int = 1, timeout: float = -1.0) -> list[Any]:
+            polled.append(num_messages)
+            return super().consume(num_messages, timeout)
+
+    source = KafkaSource(of(there), topics=there.name, client=Counting)
+    await source.open()
+    await anyio.sleep(0.2)
+    assert not polled
+    with anyio.move_on_after(10.0) as scope:
+        await source.receive(lanes.core.types.Room(1, 1_000))
+    assert polled and not scope.cancelled_caught
+    await source.aclose()
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("apart", [True, False], ids=["two topics", "two partitions"])
 async def test_serial_order_of_several_partitions_is_refused(apart: bool, topic: MakeTopic) -> None:
     first = topic(1 if apart else 2)

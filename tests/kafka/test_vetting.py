@@ -28,29 +28,33 @@ _names = itertools.count(1)
 
 
 class Answering:
-    """An admin client. ``id``: what it says at once, None = nothing until ``answer``; ``asked``: how often it was."""
+    """An admin client. ``id``: what it says at once, None = nothing until ``answer``; ``asked``: how often it was;
+    ``waiting``: what has no answer yet; ``broken``: it cannot be asked."""
 
     def __init__(self, topic: str, partitions: int = 1) -> None:
         self.id: str | None = "A"
         self.asked = 0
+        self.broken = False
         self._topic = topic
         self._partitions = partitions
-        self._waiting: list[Future[Any]] = []
+        self.waiting: list[Future[Any]] = []
 
     def poll(self, timeout: float) -> None:
         pass
 
     def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
         self.asked += 1
+        if self.broken:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
         future: Future[Any] = Future()
-        self._waiting.append(future)
+        self.waiting.append(future)
         if self.id is not None:
             self.answer(self.id)
         return {self._topic: future}
 
     def answer(self, said: str | int) -> None:
         """An id, or the code of an error, to what is asked."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for future in waiting:
             if isinstance(said, int):
                 future.set_exception(KafkaException(KafkaError(said)))
@@ -78,9 +82,8 @@ class Broker:
 
 
 class Noted:
-    given_up = False
-
-    def __init__(self) -> None:
+    def __init__(self, given_up: bool = False) -> None:
+        self.given_up = given_up
         self.given: list[Exception | None] = []
 
     def give(self, error: Exception | None = None) -> None:
@@ -111,14 +114,20 @@ class Bench:
     def _check(self) -> None:
         self.owned = self.topics.change("t", self.partitions[0].incarnation) is None
 
-    def commit(self, number: int, floor: int, *, synchronous: bool = False, releases: bool = False) -> Noted:
-        answer: Any = Noted()
+    def commit(
+        self, number: int, floor: int, *, synchronous: bool = False, releases: bool = False, given_up: bool = False
+    ) -> Noted:
+        answer: Any = Noted(given_up)
         partition = self.partitions[number]
         commit = Commit([Settlement(partition, [], floor)], answer, partition if releases else None)
         client: Any = self.broker
         self.vetting.commit(client, commit, synchronous=synchronous)
         noted: Noted = answer
         return noted
+
+    def repeat(self) -> None:
+        client: Any = self.broker
+        self.vetting.repeat(client)
 
     def look(self) -> None:
         client: Any = self.broker
@@ -233,11 +242,87 @@ def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> Non
     assert bench.owned == comes_back and bench.broker.commits == [(0, 5)] * comes_back
 
 
-def test_what_was_given_up_is_not_asked_about() -> None:
+@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
+def test_what_was_given_up_is_not_asked_about(synchronous: bool) -> None:
     bench = Bench()
     bench.owned = False
-    (error,) = bench.commit(0, 5, releases=True).given
+    (error,) = bench.commit(0, 5, synchronous=synchronous, releases=True).given
     assert "given up" in str(error) and bench.admin.asked == 0 and bench.released == [bench.partitions[0]]
+
+
+@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
+def test_what_nobody_waits_for_is_not_asked_about(synchronous: bool) -> None:
+    bench = Bench()
+    answer = bench.commit(0, 5, synchronous=synchronous, releases=True, given_up=True)
+    assert (bench.admin.asked, bench.broker.commits, answer.given) == (0, [], []) and not bench.vetting
+    assert bench.released == [bench.partitions[0]]
+
+
+def test_an_answer_that_somebody_else_took_in_is_checked_too() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    answer = bench.commit(0, 5)
+    bench.admin.answer("B")
+    bench.admin.id = "B"
+    assert bench.topics.wait(1.0)
+    bench.look()
+    (error,) = answer.given
+    assert "given up" in str(error) and bench.broker.commits == []
+
+
+@pytest.mark.parametrize("by", ["look", "commit"])
+def test_a_question_that_never_ends_is_given_up(by: str) -> None:
+    bench = Bench()
+    bench.admin.id = None
+    first = bench.commit(0, 5)
+    (stuck,), bench.admin.waiting = bench.admin.waiting, []
+    bench.now += COMMIT_TIMEOUT - 0.1
+    bench.look()
+    assert bench.admin.asked == 1 and not first.given
+    bench.now += 0.1
+    if by == "look":
+        bench.look()
+        assert bench.admin.asked == 2
+    later = bench.commit(1, 6)
+    assert bench.admin.asked == 2
+    # What it says now is older than what is asked for.
+    stuck.set_result(SimpleNamespace(topic_id="id-A", partitions=[0]))
+    bench.look()
+    assert bench.broker.commits == [] and first.given and not later.given
+    for _ in range(2):
+        bench.admin.answer("A")
+        bench.look()
+    assert bench.broker.commits == [(1, 6)]
+
+
+def test_what_a_callback_cannot_send_again_is_answered() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    answers = [bench.commit(0, 5), bench.commit(1, 6)]
+    bench.admin.answer("A")
+    bench.admin.broken = True
+    with pytest.raises(KafkaException):
+        bench.repeat()
+    for answer in answers:
+        (error,) = answer.given
+        assert isinstance(error, lanes.SourceError) and error.retryable and "_FATAL" in str(error)
+    assert bench.broker.commits == [] and not bench.vetting
+
+
+def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None:
+    bench = Bench()
+    bench.admin.id = None
+    for said in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART):
+        bench.now += topics.LOOK_EVERY
+        bench.look()
+        bench.admin.answer(said)
+        bench.look()
+        assert bench.owned
+    bench.now += topics.LOOK_EVERY
+    bench.look()
+    bench.admin.answer(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    bench.look()
+    assert not bench.owned
 
 
 def test_a_user_who_may_not_look_any_more_commits_on() -> None:

@@ -69,7 +69,7 @@ _COMMITTING: Final = (
     _mutant(
         "never_sync_in_a_revoke",
         "owner",
-        "        for commit in self._vetting.recall():\n            self._perform(commit, synchronous=True)\n"
+        "        self._vetting.repeat(self._client)\n"
         "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)\n",
         "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
@@ -95,8 +95,8 @@ _COMMITTING: Final = (
     _mutant(
         "committed_without_asking",
         "vetting",
-        "        elif _has_ids(commit) and ",
-        "        elif False and ",
+        "        elif _has_ids(commit):\n            commit.deadline",
+        "        elif False:\n            commit.deadline",
         "what was read on in a topic that was made anew is committed to it",
         _VETTING + "what_was_read_on_in_a_topic_made_anew_is_not_committed",
         _VETTING + "nothing_is_committed_to_a_topic_made_anew[sent]",
@@ -140,7 +140,7 @@ _ASSIGNING: Final = (
     _mutant(
         "kept_partition_stops",
         "group",
-        "            waiting = [each for each in leaving if not each.released]\n",
+        "            waiting = [each for each in leaving if not each.released and not each.returning]\n",
         "            waiting = [each for each in self.owned.values() if not each.released]\n",
         "a revoke drains what is not asked for, too",
         _OWNERSHIP + "a_revoke_asks_for_what_leaves_alone",

@@ -1,0 +1,170 @@
+"""What a group does in the callbacks of its client: a group on its own, with a client and a broker that are played."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Raw
+
+from lanes.core.types import Partition
+from lanes.source import Assigned, SourceEvent
+from lanes_kafka.assignment import Place
+from lanes_kafka.client_config import client_config
+from lanes_kafka.group import Group
+from lanes_kafka.intake import Intake
+from lanes_kafka.topics import Topics
+
+
+class Told:
+    """An admin client that says this at once of each topic: ids, or the codes of errors. ``next``: and then these."""
+
+    def __init__(self, **said: str | int) -> None:
+        self.said: Mapping[str, str | int] = said
+        self.next: list[Mapping[str, str | int]] = []
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        if self.next:
+            self.said = self.next.pop(0)
+        return {name: self._answered(said) for name, said in self.said.items()}
+
+    def _answered(self, said: str | int) -> Future[Any]:
+        future: Future[Any] = Future()
+        if isinstance(said, int):
+            future.set_exception(KafkaException(KafkaError(said)))
+        else:
+            future.set_result(SimpleNamespace(topic_id=said, partitions=[0, 1]))
+        return future
+
+
+class Member:
+    """A group and the client of a log from 0 to 10 in which 5 is committed. ``within``: called in ``consume``;
+    ``beginning``: called when it is asked what is committed."""
+
+    def __init__(self, **said: str | int) -> None:
+        ticks = itertools.count()
+        self.admin = Told(**said)
+        admin: Any = self.admin
+        self.topics = Topics(list(said), admin, lambda: next(ticks) / 10)
+        self.topics.wait(1.0)
+        self.told: list[SourceEvent] = []
+        self.failures: list[str] = []
+        self.served = 0
+        config = {"bootstrap.servers": "b:1", "group.id": "g", "group.protocol": "consumer"}
+        self.group = Group(
+            client_config(config),
+            self.topics,
+            self.told.extend,
+            self._serve,
+            lambda failure: self.failures.append(str(failure)),
+            lambda: 0.0,
+            "kafka g",
+            starved=lambda: False,
+            hands_over=False,
+        )
+        self.within: list[Any] = []
+        self.beginning: list[Any] = []
+
+    def _serve(self, seconds: float) -> None:
+        self.served += 1
+        self.group.closing = True
+
+    def assign(self, topic: str, number: int) -> Partition:
+        client: Any = self
+        self.group.on_assign(client, [TopicPartition(topic, number)])
+        return self.group.owned[Place(topic, number)].partition
+
+    # --- the client
+
+    def consume(self, count: int, timeout: float) -> list[Raw]:
+        while self.within:
+            self.within.pop()()
+        return []
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        while self.beginning:
+            self.beginning.pop()()
+        return [TopicPartition(each.topic, each.partition, 5) for each in partitions]
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, 0 if each.offset == -2 else 10) for each in partitions]
+
+    def position(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, 5) for each in partitions]
+
+    def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        return 0, 10
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        pass
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        pass
+
+
+def test_an_assignment_checks_what_is_owned_already() -> None:
+    member = Member(t="id-A")
+    kept = member.assign("t", 0)
+    member.admin.said = {"t": "id-B"}
+    member.assign("t", 1)
+    (failure,) = member.failures
+    assert "deleted and created anew" in failure and not member.group.owns(kept)
+
+
+def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> None:
+    member = Member(t="id-A")
+
+    def anew() -> None:
+        member.admin.said = {"t": "id-B"}
+        member.topics.wait(1.0)
+
+    member.beginning.append(anew)
+    assert member.assign("t", 0).incarnation == "id-A"
+    member.group.check_topics()
+    assert "deleted and created anew" in member.failures[0]
+
+
+@pytest.mark.parametrize("missing", [{"t": KafkaError.UNKNOWN_TOPIC_OR_PART, "u": "id-U"}, {"t": "", "u": "id-U"}])
+def test_an_assignment_asks_again_for_an_id_that_is_missing(missing: Mapping[str, str | int]) -> None:
+    member = Member(t="", u="id-U")
+    member.admin.next = [missing, missing, {"t": "id-A", "u": "id-U"}]
+    assert member.assign("t", 0).incarnation == "id-A" and not member.failures
+
+
+def test_a_revoke_does_not_wait_for_what_is_being_given_back_around_it() -> None:
+    member = Member(t="id-A")
+    client: Any = member
+    partition = member.assign("t", 0)
+    intake = Intake(client, member.group, lambda message: None, lambda error, raw: None)
+    member.within.append(lambda: member.group.on_revoke(client, [TopicPartition("t", 0)]))
+    intake.read_behind(partition, 5, 60.0)
+    assert member.served == 0 and not member.failures and not member.group.owned
+    # Nobody is asked to give back, or told that it is lost, what was given back already.
+    assert [type(event) for event in member.told] == [Assigned]
+
+
+def test_a_revoke_waits_for_what_is_committed_behind_that() -> None:
+    member = Member(t="id-A")
+    client: Any = member
+    partition = member.assign("t", 0)
+    intake = Intake(client, member.group, lambda message: None, lambda error, raw: None)
+    intake.read_behind(partition, 5, 0.01)
+    member.group.on_revoke(client, [TopicPartition("t", 0)])
+    assert member.served == 1
+
+
+def test_a_topic_that_is_gone_and_may_not_be_seen_does_not_keep_the_others_from_an_answer() -> None:
+    member = Member(t="id-A", u="id-U")
+    member.admin.said = {"t": "id-A", "u": KafkaError.UNKNOWN_TOPIC_OR_PART}
+    while "u" in member.topics.known:
+        member.topics.wait(1.0)
+    member.admin.said = {"t": "id-B", "u": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    assert member.topics.wait(1.0) and member.topics.id_of("t") == "id-B" and "u" not in member.topics.known
