@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 
 import anyio
@@ -19,7 +20,7 @@ from memsource.sim.errors import SimulationFailed
 from memsource.sim.faults import AMOUNTS
 from memsource.sim.guards import installed
 from memsource.sim.loop import SimLoop, Threads
-from memsource.sim.plan import NEVER, Fault, FaultKind, PersonalityName, Plan
+from memsource.sim.plan import NEVER, Fault, FaultKind, PersonalityName, Plan, Schedule
 from memsource.sim.run import Conditions, broker_of, judged
 from memsource.sim.watch import watching
 from memsource.sim.worker import App
@@ -222,7 +223,9 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        run = judged(self._plan, self._conditions, self.world, self._loop.turns, self._loop.time())
+        # Who was told to let time pass is late, and no deadline is judged.
+        plan = replace(self._plan, schedule=Schedule(jumps=self._chooser.jumps))
+        run = judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time())
         _raise(self.personality, run.findings, run.causes)
 
     def _close(self) -> None:
@@ -256,17 +259,26 @@ class _Deviating:
 
     def __init__(self) -> None:
         self._told: dict[int, int] = {}
+        self._jumped: list[int] = []
 
     def at(self, turn: int, index: int) -> None:
         """In this turn the task at ``index``; 0 = time jumps."""
         self._told[turn] = index
+
+    @property
+    def jumps(self) -> tuple[int, ...]:
+        """The turns in which time has jumped, rising."""
+        return tuple(sorted(set(self._jumped)))
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
         index = self._told.get(turn, 0)
         return index if index < len(tasks) else 0
 
     def jump(self, turn: int) -> bool:
-        return self._told.get(turn) == 0
+        told = self._told.get(turn) == 0
+        if told:
+            self._jumped.append(turn)
+        return told
 
 
 async def _no_test(world: World) -> None:

@@ -47,11 +47,29 @@ class Counted(SimulationMachine):
         self.calls[message.partition.id.number, message.position] += 1
 
 
+class Orders(SimulationMachine):
+    """A handler that ends at once."""
+
+    def app(self) -> App:
+        return App(handler=self.handle)
+
+    async def handle(self, message: Message) -> None:
+        pass
+
+
 @pytest.fixture
 def machine() -> Iterator[Counted]:
     made = Counted()
     yield made
     made.teardown()
+
+
+def test_who_was_told_to_let_time_pass_is_not_late() -> None:
+    """Between the word that a partition is to be drained and the drain of what does not run, time jumps."""
+    machine = Orders()
+    for index, turns in ((0, 24), (0, 10), (0, 32), (0, 33), (0, 8), (4, 8), (0, 24), (1, 36), (2, 37)):
+        machine.deviate(index=index, turns=turns)
+    machine.teardown()
 
 
 @both
