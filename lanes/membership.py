@@ -26,7 +26,7 @@ from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX,
 from lanes.core.cohort.tenure import Tenure
 from lanes.errors import ConfigError
 from lanes.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
-from lanes.roster import Roster, margin_of
+from lanes.roster import Roster, margin_of, patience_of
 from lanes.tenants import Bell, Tenant
 
 __all__ = ["CohortSettings", "Happened", "Membership"]
@@ -138,6 +138,7 @@ class Membership:
                 changed=changed,
                 clock=clock,
                 nonce=nonce,
+                patience=patience_of(ttl),
                 drain_within=self.settings.drain_within,
                 force=self.settings.overdue == "force",
             )
@@ -264,7 +265,9 @@ class Membership:
             try:
                 if self._clock() >= roster.beat_at:
                     await roster.beat()
-                    await self._sweep()
+                    # A listing that does not end is no reason for a late heartbeat.
+                    with anyio.move_on_after(patience_of(self.settings.lease)):
+                        await self._sweep()
                 await roster.look()
             except (Conflict, UnknownResult) as error:
                 log.debug("%s: %s", self._name, error)

@@ -36,7 +36,7 @@ from lanes.core.cohort.records import (
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
 
-__all__ = ["Roster", "margin_of"]
+__all__ = ["Roster", "margin_of", "patience_of"]
 
 log = logging.getLogger("lanes")
 
@@ -54,6 +54,11 @@ GONE_TTL: Final = 1.0
 def margin_of(ttl: float) -> float:
     """Seconds before the end of its lease after which an owner starts nothing more."""
     return max(0.5, ttl / 6)
+
+
+def patience_of(ttl: float) -> float:
+    """Seconds after which an answer is not waited for any more: the next renewal, or heartbeat, comes first."""
+    return min(2.0, margin_of(ttl))
 
 
 @dataclass(slots=True)
@@ -253,6 +258,7 @@ class Roster:
         if better is not None and (entry.value is None or better != self.plan):
             await self._store.write(PLAN_KEY, encode(better), revision=entry.revision)
             self.plan = better
+            self._highest = max(self._highest, better.generation)
 
     def _planned(self, heartbeats: dict[str, Heartbeat], draining: set[str]) -> PlanRecord:
         before = self.plan
@@ -270,9 +276,8 @@ class Roster:
         same = before is not None and (before.owners, before.standbys) == (made.owners, made.standbys)
         # Where the bucket was lost, somebody who did not know how far it was may have begun to count anew.
         kept = before is not None and same and before.generation >= self._highest
-        self._highest = before.generation if before is not None and kept else self._highest + 1
         return PlanRecord(
-            generation=self._highest,
+            generation=before.generation if before is not None and kept else self._highest + 1,
             owners=made.owners,
             members=tuple(sorted(heartbeats)),
             standbys=made.standbys,

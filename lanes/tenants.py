@@ -87,8 +87,9 @@ class Bell:
 class Tenant:
     """The actor of cohort partition ``partition``, which is ``named`` in logs.
 
-    ``happened`` is called with each event of the tenure, ``changed`` behind them, and when the deadline has moved. All
-    methods but ``serve`` return at once, and end what it waits for.
+    ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``happened`` is
+    called with each event of the tenure, ``changed`` behind them, and when the deadline has moved. All methods but
+    ``serve`` return at once, and end what it waits for.
     """
 
     __slots__ = (
@@ -100,12 +101,15 @@ class Tenant:
         "_drained",
         "_force",
         "_happened",
+        "_in_the_way",
         "_named",
         "_nonce",
         "_partition",
+        "_patience",
         "_revoked",
         "_seen",
         "_store",
+        "_warned",
         "bell",
         "tenure",
     )
@@ -121,6 +125,7 @@ class Tenant:
         changed: Callable[[], None],
         clock: Clock,
         nonce: Callable[[], str],
+        patience: float,
         drain_within: float,
         force: bool,
     ) -> None:
@@ -134,12 +139,15 @@ class Tenant:
         self._changed = changed
         self._clock = clock
         self._nonce = nonce
+        self._patience = patience
         self._drain_within = drain_within
         self._force = force
         self._drain_by = math.inf
         self._revoked: Literal["no", "asked", "answered"] = "no"
         self._drained: Done | None = None
         self._seen = -math.inf  # the deadline that was told
+        self._in_the_way = ""  # what the last create said of an overlapping consumer
+        self._warned = False  # of what obstructs this acquisition
 
     def __repr__(self) -> str:
         return f"<Tenant of {self._partition}: {self.tenure.phase}>"
@@ -217,7 +225,11 @@ class Tenant:
             result: object = Unknown
             wait = tenure.deadline - sent
             # Nobody is to hear late of what is lost at the deadline, whatever becomes of the action.
-            with anyio.move_on_after(wait if 0 < wait < math.inf else math.inf):
+            patience = wait if 0 < wait < math.inf else math.inf
+            if not isinstance(action, Read | Write):
+                # Consumers are made under a lease, which is renewed between two actions.
+                patience = min(patience, self._patience)
+            with anyio.move_on_after(patience):
                 result = await self._perform(action)
             try:
                 tenure.apply(action, result, self._clock(), sent)
@@ -225,6 +237,7 @@ class Tenant:
                 raise SourceError(f"{self._named}: {error}") from error
             finally:
                 self._pass_on()
+            self._warn()
 
     async def _perform(self, action: Action) -> object:
         try:
@@ -250,6 +263,7 @@ class Tenant:
         except UnknownResult:
             return Unknown
         except ConsumerExists as error:
+            self._in_the_way = str(error)
             return Overlapping if error.nonce is None else Taken(error.nonce)
         return None
 
@@ -280,6 +294,19 @@ class Tenant:
         if changed or tenure.deadline != self._seen:
             self._seen = tenure.deadline
             self._changed()
+
+    def _warn(self) -> None:
+        """Once for each acquisition: somebody has to remove what is in its way."""
+        obstructed = self.tenure.obstructed
+        if obstructed and not self._warned:
+            log.warning(
+                "%s: partition %d cannot have a durable of its own, for another one is there that is not the cohort's "
+                "(%s); it is tried again until that one is gone: delete it, or use a stream that sources this one",
+                self._named,
+                self._partition,
+                self._in_the_way,
+            )
+        self._warned = obstructed
 
     def _overdue(self) -> None:
         if self._clock() < self._drain_by:

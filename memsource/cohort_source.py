@@ -101,6 +101,7 @@ class CohortMemberSource:
         self._withheld: dict[int, list[SourceEvent]] = {}  # while a release is under way
         self._generation = (0, False)
         self._restarts = broker.restarts
+        self._giving_up = False
         self._finite = False
         self._exhausted = False
         self._wake = anyio.Event()
@@ -281,11 +282,15 @@ class CohortMemberSource:
                 slot.gone.set()
                 if isinstance(event, TenureLost):
                     self._emit(number, Lost(slot.partition, event.reason))
-        for number, slot in self._slots.items():
+        for number, slot in list(self._slots.items()):
             deadline = self.membership.deadline(number) / self._pace
-            # One that has passed is lost, whoever notices first.
+            # One that has passed is lost, whoever notices first, and for the membership too.
             if self._clock() < slot.partition.deadline < deadline:
                 slot.partition.deadline = deadline
+            elif slot.partition.deadline <= self._clock() < deadline and not self._giving_up:
+                self._giving_up = True  # It calls this again.
+                self.membership.gone(number, "the lease was believed to have run out")
+                self._giving_up = False
         generation = self.membership.generation, self.membership.standby
         if generation != self._generation:
             self._generation = generation

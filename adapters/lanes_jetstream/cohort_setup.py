@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lanes.core.cohort.records import CohortConfig
 from lanes.errors import ConfigError, SourceError
-from lanes.roster import margin_of
+from lanes.roster import patience_of
 from lanes_jetstream.cohort import Cohort, bucket_name
 from lanes_jetstream.cohort_stream import ensure_stream
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
@@ -58,7 +58,7 @@ async def find_place(
         connection,
         bucket_name(stream, cohort.namespace),
         replicas=int(info["config"].get("num_replicas") or 1),
-        timeout=min(2.0, margin_of(cohort.lease)),
+        timeout=patience_of(cohort.lease),
     )
     await store.open()
     config = CohortConfig(

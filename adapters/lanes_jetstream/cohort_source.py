@@ -26,7 +26,7 @@ from lanes_jetstream.cohort import Cohort, bucket_name
 from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox, pull_in_turns
 from lanes_jetstream.cohort_setup import find_place
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.epoch_consumers import CONSUMER_GONE, JetStreamEpochConsumers
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.lease_store import JetStreamLeaseStore
@@ -361,12 +361,19 @@ class CohortSource:
                 await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
             except NoAnswer:
                 await asyncio.sleep(_LOOK)
-            except (ApiError, SourceError) as error:
-                self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
-                return
-            else:
-                self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
-                return
+                continue
+            except ApiError as error:
+                if error.temporary:
+                    await asyncio.sleep(_LOOK)
+                    continue
+                if error.err_code == CONSUMER_GONE:
+                    self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
+                    return
+            except SourceError as error:
+                log.debug("%s: consumer %s: %s", self._name, consumer, error)
+            # Whatever else is wrong, the takeover meets it, and says so.
+            self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+            return
 
     def _take(self) -> list[SourceEvent]:
         """What has arrived. Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing."""

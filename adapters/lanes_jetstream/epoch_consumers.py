@@ -17,7 +17,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
 
-__all__ = ["JetStreamEpochConsumers"]
+__all__ = ["CONSUMER_GONE", "JetStreamEpochConsumers"]
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -35,12 +35,11 @@ _PAGES: Final = 1_000
 _TRIES: Final = 3
 
 _STREAM_GONE: Final = frozenset({10059})
-_CONSUMER_GONE: Final = 10014
+CONSUMER_GONE: Final = 10014
+"""What the server says of a consumer that it does not have."""
 _NAME_TAKEN: Final = frozenset({10013, 10148})
 _NOT_UNIQUE: Final = frozenset({10099, 10100})
 _NO_MORE: Final = 10026
-_TROUBLE: Final = frozenset({10008, 10003})
-"""The cluster has no leader, or no peers, at the moment."""
 
 
 class JetStreamEpochConsumers:
@@ -141,7 +140,7 @@ class JetStreamEpochConsumers:
         try:
             await self._api(f"CONSUMER.DELETE.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code != _CONSUMER_GONE:
+            if error.err_code != CONSUMER_GONE:
                 raise self._refused(name, error) from None
 
     # --- questions beside those
@@ -195,7 +194,7 @@ class JetStreamEpochConsumers:
         except NoAnswer as error:
             raise UnknownResult(str(error)) from None
         except ApiError as error:
-            if error.err_code in _TROUBLE:
+            if error.temporary:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
             if error.err_code in _STREAM_GONE:
                 raise SourceError(
@@ -211,7 +210,7 @@ class JetStreamEpochConsumers:
         try:
             return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code == _CONSUMER_GONE:
+            if error.err_code == CONSUMER_GONE:
                 return None
             raise self._refused(name, error) from None
 

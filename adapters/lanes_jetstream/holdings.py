@@ -51,6 +51,7 @@ class Holdings:
         self._told: Generation | None = None
         self._releasing: set[int] = set()
         self._lost: list[int] = []
+        self._giving_up = False
 
     def __repr__(self) -> str:
         return f"<Holdings of {len(self.tenancies)} partitions of {self._stream}>"
@@ -77,12 +78,25 @@ class Holdings:
             # One that has passed stays: whoever handles the partition may have found it lost by now.
             if now < tenancy.partition.deadline < deadline:
                 tenancy.partition.deadline = deadline
+        self._give_up(membership, now)
         if membership.joined.is_set():
             plan = Generation(membership.generation, membership.standby)
             if plan != self._told:
                 self._told = plan
                 self._events.append(plan)
         self._wake()
+
+    def _give_up(self, membership: Membership, now: float) -> None:
+        """Have lost on both sides what was renewed too late for whoever handles it."""
+        if self._giving_up:
+            return  # What is given up calls `changed`.
+        self._giving_up = True
+        try:
+            for number, tenancy in list(self.tenancies.items()):
+                if tenancy.partition.deadline <= now < membership.deadline(number):
+                    membership.gone(number, "the lease was believed to have run out")
+        finally:
+            self._giving_up = False
 
     def _happened(self, happened: Happened, deadline: float) -> None:
         number, event = happened

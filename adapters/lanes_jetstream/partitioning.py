@@ -186,6 +186,13 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
             "is understood, not one: a cohort needs exactly one, with the number of partitions as its first argument"
         )
     (place, (partitions, *hashed)) = found[0]
+    for token in tokens[:place]:
+        if "{{" in token and _reference(token) is None:
+            raise ConfigError(
+                f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(): no "
+                "filter finds a partition behind a token that is not literal or {{wildcard(n)}}; move it behind "
+                "partition(), or put partition() first"
+            )
     lost = [str(wildcard) for wildcard in hashed if wildcard not in references]
     if lost:
         raise ConfigError(

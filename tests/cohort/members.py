@@ -9,7 +9,7 @@ import anyio
 
 from lanes.core.cohort.actions import Lost, Owned, Revoked
 from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
-from lanes.leases import LeaseStore
+from lanes.leases import EpochConsumers, LeaseStore
 from lanes.membership import CohortSettings, Membership
 from memsource.epoch_consumers import EpochStream, MemoryEpochConsumers
 from memsource.lease_store import Bucket, MemoryLeaseStore
@@ -45,12 +45,13 @@ class Servers:
         name: str,
         config: CohortConfig = CONFIG,
         make: Callable[[Bucket, Way], LeaseStore] = MemoryLeaseStore,
+        consumers: Callable[[EpochStream, Way], EpochConsumers] = MemoryEpochConsumers,
         **settings: Any,
     ) -> Membership:
         way = Way(self.clock, never)
         made = Membership(
             make(self.bucket, way),
-            MemoryEpochConsumers(self.stream, way),
+            consumers(self.stream, way),
             config,
             member=name,
             settings=CohortSettings(lease=4.0, **settings),

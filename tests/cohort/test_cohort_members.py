@@ -19,7 +19,7 @@ from lanes.core.cohort.records import (
     member_key,
     state_key,
 )
-from lanes.leases import Entry
+from lanes.leases import Entry, UnknownResult
 from lanes.membership import CohortSettings, Membership
 from memsource.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.lease_store import MemoryLeaseStore
@@ -287,6 +287,25 @@ def test_the_generation_rises_with_changes_alone() -> None:
             await anyio.sleep(30.0)
             assert (servers.plan().generation, set(servers.plan().members)) == (2, {"a", "b"})
             tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_a_plan_that_could_not_be_written_does_not_raise_the_generation() -> None:
+    class Deaf(MemoryLeaseStore):
+        async def write(self, key: str, *args: Any, **kwargs: Any) -> int:
+            if key == PLAN_KEY and len(tried) < 5:
+                tried.append(key)
+                raise UnknownResult("no answer")
+            return await super().write(key, *args, **kwargs)
+
+    tried: list[str] = []
+
+    async def test() -> None:
+        servers = Servers()
+        await once(servers.member("a", make=Deaf))
+        assert len(tried) == 5
+        assert servers.plan().generation == 1
 
     virtual(test)
 

@@ -303,3 +303,19 @@ def test_frozen_past_lease_believes_nothing() -> None:
         assert (first.owned, first.membership.deadline(0)) == ([], -math.inf)
 
     staged(scene)
+
+
+def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> None:
+    async def scene(stage: Stage) -> None:
+        _, source = stage.join()
+        await stage.owns(source, 0)
+        tokens = [token for _, token in source.announced]
+        (slot,) = source._slots.values()
+        slot.partition.deadline = stage.world.now
+        await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned anew")
+        assert max(token for _, token in source.announced) > tokens[0]
+        before = stage.publish(0, 0)
+        await stage.world.settled()
+        assert stage.ends() == before
+
+    staged(scene)

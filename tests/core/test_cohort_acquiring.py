@@ -12,6 +12,7 @@ from lanes.core.cohort.actions import (
     FindConsumers,
     Found,
     Lost,
+    Overlapping,
     Owned,
     Read,
     Released,
@@ -163,6 +164,22 @@ def test_on_a_work_queue_a_higher_consumer_says_that_it_is_the_old_one() -> None
     world.server.perform(CreateConsumer(5000, 0, "of another", None))
     assert actions(world, member) == [CreateConsumer, FindConsumers, Read]
     assert (member.tenure.phase, world.seen) == (phases.LOOKING, [])
+
+
+def test_on_a_work_queue_a_consumer_of_somebody_else_is_tried_again_at_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("workqueue")
+    (member, _) = world.up()
+    world.tell(member)
+    until(world, member, CreateConsumer)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.server, "create", lambda _: Overlapping)
+        for _ in range(3):
+            assert actions(world, member)[-2:] == [CreateConsumer, FindConsumers]
+            assert member.tenure.obstructed
+            assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
+            world.elapse(LOOK_SECONDS)
+    actions(world, member)
+    assert member.tenure.phase == phases.OWNED
 
 
 def test_garbage_of_a_listing_is_deleted_and_nothing_above() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from lanes.core.cohort.actions import Lost as LostTenure
 from lanes.core.cohort.actions import Owned, Released, Revoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
+from lanes.leases import UnknownResult
 from lanes.membership import Happened
 from lanes.source import Assigned, Generation, Lost, Revoking
-from lanes_jetstream import Cohort, subject_token
+from lanes_jetstream import Cohort, cohort_source, subject_token
 from lanes_jetstream.cohort_pulls import ConsumerPulls
 from lanes_jetstream.cohort_source import CohortSource
-from lanes_jetstream.connection import Connection
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.partitioning import KeyWatch
 from lanes_jetstream.reading import READER
@@ -159,6 +163,8 @@ class StubMembership:
     def __init__(self) -> None:
         self.happened: list[Happened] = []
         self.deadlines: dict[int, float] = {}
+        self.told: list[tuple[str, int, str]] = []
+        self.changed: Callable[[], None] = lambda: None
         self.generation = 1
         self.standby = False
 
@@ -172,6 +178,15 @@ class StubMembership:
     def take(self) -> list[Happened]:
         happened, self.happened = self.happened, []
         return happened
+
+    def gone(self, partition: int, reason: str) -> None:
+        self.told.append(("gone", partition, reason))
+        del self.deadlines[partition]
+        self.happened.append(Happened(partition, LostTenure(reason)))
+        self.changed()
+
+    def takeover(self, partition: int, done: Done) -> None:
+        self.told.append(("takeover", partition, ""))
 
     def deadline(self, partition: int) -> float:
         return self.deadlines.get(partition, float("-inf"))
@@ -196,6 +211,7 @@ class Held:
         self.holdings = Holdings(
             "S", "now", pulls=pulls, check_end=check_end, first=first, timeout=7.0, wake=self.side.inbox.wake.set
         )
+        self.membership.changed = lambda: self.holdings.changed(self.membership)  # type: ignore[arg-type]
         self.tell()
 
     def tell(self, *events: tuple[int, Any], deadline: float = 60.0) -> None:
@@ -268,11 +284,76 @@ async def test_a_deadline_that_has_passed_is_not_raised() -> None:
     held = Held()
     held.tell((1, taken_over(7)), deadline=60)
     held.tell((2, taken_over(7)), deadline=-0.001)
-    deadlines = {number: of.partition.deadline for number, of in held.holdings.tenancies.items()}
+    partitions = {number: of.partition for number, of in held.holdings.tenancies.items()}
+    deadlines = {number: partition.deadline for number, partition in partitions.items()}
     held.membership.deadlines = {number: monotonic() + 90 for number in (1, 2)}
     held.tell()
-    assert held.holdings.tenancies[1].partition.deadline > deadlines[1]
-    assert held.holdings.tenancies[2].partition.deadline == deadlines[2]
+    assert partitions[1].deadline > deadlines[1]
+    assert partitions[2].deadline == deadlines[2]
+
+
+async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> None:
+    held = Held()
+    numbers = range(400)  # More than could be given up inside one another.
+    held.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
+    held.holdings.next_events()
+    for number in numbers:
+        held.holdings.tenancies[number].partition.deadline = monotonic()
+    held.tell()
+    reason = "the lease was believed to have run out"
+    assert held.membership.told == [("gone", number, reason) for number in numbers]
+    assert held.names() == ["Lost"] * len(numbers)
+    assert list(held.holdings.tenancies) == [400]
+
+
+# --- nobody answers for a consumer
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ([ApiError(10014, "consumer not found", 404)], "gone"),
+        ([NoAnswer("no"), ApiError(10008, "temporarily unavailable", 503)], "takeover"),
+        ([ApiError(10023, "insufficient resources", 503), ApiError(10014, "consumer not found", 404)], "gone"),
+        ([ApiError(10059, "stream not found", 404)], "takeover"),
+        ([lanes.SourceError("the connection is closed")], "takeover"),
+    ],
+    ids=["gone", "no_leader", "then_gone", "stream", "closed"],
+)
+async def test_only_a_consumer_that_is_not_found_is_gone(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], told: str
+) -> None:
+    monkeypatch.setattr(cohort_source, "_LOOK", 0.0)
+    held = Held()
+    held.tell((3, taken_over(7)))
+    source = CohortSource(
+        Connection(Client()), "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
+    )
+    source._holdings, source._membership = held.holdings, held.membership  # type: ignore[assignment]
+    answers = list(errors)
+
+    async def api(subject: str) -> dict[str, Any]:
+        assert subject == "CONSUMER.INFO.S.c-p3-e7"
+        if answers:
+            raise answers.pop(0)
+        return {}
+
+    monkeypatch.setattr(source._connection, "api", api)
+    await source._ask_for(held.holdings.tenancies[3], "c-p3-e7")
+    assert [(what, number) for what, number, _ in held.membership.told] == [(told, 3)]
+    assert answers == []
+
+
+async def test_a_server_that_is_short_of_resources_leaves_a_listing_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def api(subject: str, body: object = None) -> dict[str, Any]:
+        raise ApiError(10023, "insufficient resources", 503)
+
+    connection = Connection(Client())
+    monkeypatch.setattr(connection, "api", api)
+    monkeypatch.setattr(connection, "client", SimpleNamespace(is_connected=True, is_closed=False))
+    consumers = JetStreamEpochConsumers(connection, "S", "c", incarnation="", filters=lambda _: [])
+    with pytest.raises(UnknownResult, match="insufficient resources"):
+        await consumers.found(3)
 
 
 async def test_a_new_plan_is_told_once() -> None:

@@ -194,6 +194,8 @@ def test_several_sources_have_several_filters() -> None:
         (transform("o.*", "{{partition(0,1)}}.$1"), ["partition()"]),
         (transform("o.*.*", "{{partition(4,2)}}.o.$1"), ["wildcard(s) 2", "no key"]),
         (transform("o.*.*", "{{partition(4,2)}}.{{split(1,-)}}.$2"), ["wildcard(s) 2"]),
+        (transform("o.*", "{{left(1,2)}}.{{partition(4,1)}}.$1"), ["{{left(1,2)}} before", "{{wildcard(n)}}", "first"]),
+        (transform("o.*", "o.{{split(1,-)}}.{{partition(4,1)}}.$1"), ["{{split(1,-)}} before"]),
         ({"sources": [{"name": "A"}]}, ["no partition()"]),
         ({"sources": [{"name": "A"}], **transform("o.*", "{{partition(4,1)}}.$1")}, ["sources and a transform"]),
         (

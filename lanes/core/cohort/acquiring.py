@@ -35,6 +35,7 @@ class Acquiring(Steps):
 
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
         super().__init__(partition, member, retention=retention, ttl=ttl, margin=margin)
+        self.obstructed = False  # this acquisition: a consumer that is not the cohort's excludes the one to create
         self._waited = False  # long enough for a state that is missing
         self._free_revision = 0
         self._claim = ("", 0.0)  # the acquisition under way: its nonce, and when it was sent
@@ -137,6 +138,7 @@ class Acquiring(Steps):
 
     def _hold(self, revision: int, sent: float) -> None:
         self._holding = Holding(self._claim[0], revision, sent, ttl=self._ttl, margin=self._margin)
+        self.obstructed = False
         self._step("acquired")
 
     # --- 2: read, and choose the epoch
@@ -211,6 +213,9 @@ class Acquiring(Steps):
             self._fence(f"the consumer of epoch {highest.epoch} is above this member's {self._epoch}")
             return
         self._lower = self._below(found)
+        if not self._lower:
+            self.obstructed |= highest is None
+            self._not_before = now + LOOK_SECONDS
         self._step("lower")
 
     def _delete(self) -> Action:

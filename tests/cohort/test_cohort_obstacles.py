@@ -1,0 +1,85 @@
+"""What a member makes of consumers: one of somebody else that is in its way, and requests that are not answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.ledger import NOTHING
+from lanes.core.cohort.records import member_key
+from lanes.leases import ConsumerExists, UnknownResult
+from memsource.epoch_consumers import MemoryEpochConsumers
+from memsource.sim.waiting import until
+from tests.cohort.members import Servers, config_of, virtual
+
+
+def test_a_durable_of_somebody_else_that_comes_later_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Shared(MemoryEpochConsumers):
+        async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+            if epoch and partition in foreign:
+                tried.append(partition)
+                raise ConsumerExists("consumer S/x: filtered consumer not unique", nonce=None)
+            await super().create(partition, epoch, sub, nonce=nonce, start=start)
+
+    foreign, tried = {1}, list[int]()
+
+    async def test() -> None:
+        servers = Servers(retention="workqueue")
+        member = servers.member("a", config_of(retention="workqueue"), consumers=Shared)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(member.run)
+            await anyio.sleep(10.0)
+            assert (member.deadline(0) > 0, member.deadline(1) > 0) == (True, False)
+            assert 10 < len(tried) < 50
+            foreign.clear()
+            assert await until(lambda: member.deadline(1) > 0, 2.0)
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for word in ("cohort orders, member a", "partition 1", "consumer S/x", "delete it"):
+        assert word in warning
+
+
+@pytest.mark.parametrize("deaf", ["found", "names"])
+def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbeats(deaf: str) -> None:
+    class Deaf(MemoryEpochConsumers):
+        async def found(self, partition: int) -> Any:
+            await self._hear("found")
+            return await super().found(partition)
+
+        async def names(self) -> Any:
+            await self._hear("names")
+            return await super().names()
+
+        async def _hear(self, what: str) -> None:
+            if what in silent:
+                asked.append(what)
+                await anyio.sleep(5.0)
+                raise UnknownResult("no answer")
+
+    silent, asked = set[str](), list[str]()
+
+    async def test() -> None:
+        servers = Servers()
+        member = servers.member("a", consumers=Deaf)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(member.run)
+            assert await until(lambda: min(member.deadline(0), member.deadline(1)) > 0, 5.0)
+            member.take()
+            silent.add(deaf)
+            member.takeover(0, NOTHING)
+            for _ in range(200):
+                await anyio.sleep(0.1)
+                assert servers.clock() < member.deadline(0)
+                assert servers.bucket.read(member_key("a"), servers.clock()).value
+            assert len(asked) > 5
+            silent.clear()
+            assert await until(lambda: member._tenants[0].tenure.consumer is not None, 2.0)
+            assert {type(event) for _, event in member.take()} <= {Owned}
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
