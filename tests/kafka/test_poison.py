@@ -79,6 +79,8 @@ async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
         await until(lambda: len(work.ended) == 16 and one.consumer.status().blocked == 1)
         # It is written, and its key stands still all the same.
         (letter,) = await stored(dead)
+        # A commit takes its time: it asks for the ids of the topics first.
+        await until(lambda: committed(story) == 2)
         assert (letter.position, work.refused, committed(story)) == (2, {2: 2}, 2)
         work.bad.clear()
         assert one.consumer.unblock(BAD) == 1
