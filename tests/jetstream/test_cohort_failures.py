@@ -292,6 +292,7 @@ async def test_a_durable_deleted_in_mid_run(cohort_stream: CohortStream) -> None
     assert log.repeats == []
 
 
+@pytest.mark.slow
 async def test_a_stream_deleted_in_mid_run_stops_loudly(make_cohort_stream: MakeCohortStream) -> None:
     stream, log = await make_cohort_stream(), Log()
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)

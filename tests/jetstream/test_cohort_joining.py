@@ -114,6 +114,7 @@ async def test_a_member_id_that_is_used_is_refused(cohort_stream: CohortStream) 
         assert owned(a) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 async def test_a_member_that_died_joins_again_under_its_id(cohort_stream: CohortStream) -> None:
     stream, log = cohort_stream, Log()
     first, again = (lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST) for _ in range(2))
