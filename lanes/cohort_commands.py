@@ -1,4 +1,4 @@
-"""``lanes cohort …``: who is in a JetStream cohort and how far it is, and the wish to drain a member."""
+"""``lanes cohort …``: who is in a JetStream cohort and how far it is, and the wish to drain a member or not to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cohort() -> typer.Typer:
 
     @commands.callback()
     def root() -> None:
-        """Look at a JetStream cohort, and have a member drained."""
+        """Look at a JetStream cohort, and have a member drained, or drained no more."""
 
     @commands.command()
     def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
@@ -65,9 +65,10 @@ def cohort() -> typer.Typer:
         server: Server = "",
         namespace: Namespace = "",
     ) -> None:
-        """Give a member nothing while another one lives; what it has moves in order. Ends when the member leaves.
+        """Give a member nothing while another one lives; what it has moves in order.
 
-        Wishing it twice does nothing the second time.
+        That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
+        drained still. Wishing it twice does nothing the second time.
         """
         if not stream:
             stop("`lanes cohort drain` needs --stream NAME")
@@ -75,6 +76,23 @@ def cohort() -> typer.Typer:
         async def work(view: CohortView) -> None:
             new = await view.drain(member)
             typer.echo(printable(f"{member}: {'is drained' if new else 'is drained already'}"))
+
+        _run(server, stream, namespace, work)
+
+    @commands.command()
+    def undrain(
+        member: Member,
+        stream: Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)] = "",
+        server: Server = "",
+        namespace: Namespace = "",
+    ) -> None:
+        """Take back what `drain` has wished for: the member gets its share again, now or when it comes back."""
+        if not stream:
+            stop("`lanes cohort undrain` needs --stream NAME")
+
+        async def work(view: CohortView) -> None:
+            new = await view.undrain(member)
+            typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not to be drained'}"))
 
         _run(server, stream, namespace, work)
 
@@ -162,7 +180,7 @@ def _show(status: CohortStatus) -> None:
 
 def _state(member: MemberView) -> str:
     if not member.live:
-        return "gone"
+        return "gone, to be drained" if member.draining else "gone"
     return "draining" if member.draining else "standby" if member.standby else "active"
 
 

@@ -108,6 +108,7 @@ class Handover:
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
         engine, drained = self._engine, self._drained[partition]
+        released = False
         deadline = self._clock() + timeout
         self._shell.after()
         with anyio.move_on_after(min(timeout, self._limits.pop(partition, timeout))) as self._waits[partition]:
@@ -132,9 +133,10 @@ class Handover:
                 partition.commits.over = True
                 self._settler.give_up(partition)
             if self.owned(partition):
-                await self.release(partition)
+                released = await self.release(partition)
         # A release that was not answered while the lease held has handed nothing over.
-        if self.owned(partition) and not (partition.deadline != NEVER and self._shell.overdue(partition)):
+        leased = not released and partition.deadline != NEVER
+        if self.owned(partition) and not (leased and self._shell.overdue(partition)):
             engine.release(partition)
             self._tap.revoked(partition)
         del self._drained[partition]
@@ -145,17 +147,19 @@ class Handover:
         """Whether it was not lost while something was awaited."""
         return self._engine.partitions.get(partition.id) is partition
 
-    async def release(self, partition: Partition) -> None:
+    async def release(self, partition: Partition) -> bool:
         """Hand a partition back to the source, within the grace, or for as long as its lease holds; nothing of it is
-        handled any more."""
+        handled any more. Whether the source says that it is handed over."""
         lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
         with anyio.move_on_after(max(self._grace, lease)):
             try:
                 await self._source.release(partition)
+                return True
             except SourceError as error:
                 log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
             except Exception as error:
                 self._shell.stop_because(error)
+        return False
 
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
         if not zombies:

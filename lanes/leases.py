@@ -74,13 +74,15 @@ class LeaseStore(Protocol):
 @dataclass(frozen=True, slots=True)
 class EpochConsumer:
     """A durable of one cohort partition. ``floor``: its ack floor, a sequence of the stream: everything of the
-    partition up to it is acknowledged, or was before it began. ``nonce``: of the acquisition that made it."""
+    partition up to it is acknowledged, or was before it began. ``nonce``: of the acquisition that made it; ``lease``:
+    seconds of the leases of whoever did, 0 = not said."""
 
     partition: int
     epoch: int
     sub: int
     nonce: str
     floor: int
+    lease: int = 0
 
 
 class EpochConsumers(Protocol):

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import anyio
@@ -45,7 +45,7 @@ class CohortSettings:
     partitions, in proportion to the other members', 1 or more. ``target``: how many members should share them, 1 or
     more, None = all; the wish of the member that came last counts. ``drain_within``: seconds after which a partition
     that is to move should be drained, more than 0; ``overdue``: what then, ``"keep"`` it and warn (whoever is to get it
-    waits), or ``"force"``: it is lost.
+    waits), or ``"force"``: what runs of it is cancelled, and it moves.
 
     Raises ``ConfigError`` for anything else.
     """
@@ -81,10 +81,11 @@ class Happened(NamedTuple):
 class Membership:
     """``member`` of the cohort of ``config``, over ``store`` and ``consumers``.
 
-    ``changed`` is called, from the tasks of ``run``, whenever ``take`` has something, a deadline has moved, or
-    ``generation`` is another one; it must not block. ``start``: the first sequence of a cohort that is set up for the
-    first time, None = everything that is there. ``nonce`` makes one that was never there before; ``wall``: seconds
-    since the epoch, for status only.
+    The lease of ``config`` is that of the ``settings``: all members have the same, and ``consumers`` tell it with each
+    durable they make. ``changed`` is called, from the tasks of ``run``, whenever ``take`` has something, a deadline has
+    moved, or ``generation`` is another one; it must not block. ``start``: the first sequence of a cohort that is set up
+    for the first time, None = everything that is there. ``nonce`` makes one that was never there before; ``wall``:
+    seconds since the epoch, for status only.
 
     ``run`` it once; everything else is for the same event loop, does not block, and may be called any number of times.
     Raises ``ConfigError`` for a member name or settings that cannot be.
@@ -107,6 +108,7 @@ class Membership:
         self.settings = settings or CohortSettings()
         self.member = member
         ttl = self.settings.lease
+        config = replace(config, lease=int(ttl))
         try:
             self._roster = Roster(
                 store,
@@ -217,12 +219,13 @@ class Membership:
         """Whether there is a plan, and it gives this member nothing."""
         return self._roster.plan is not None and not self.planned
 
-    def drained(self, partition: int, done: Done) -> None:
-        """Nothing of a partition runs any more, and it may be released; ``done``: its whole ledger.
+    def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
+        """No result of a partition counts any more, and it may be released; ``done``: its whole ledger.
 
+        ``ended``: nothing of it runs. Else what is done is written, and its lease runs out: see ``Tenure.drained``.
         It may come before the ``Revoked`` it answers, where the member has been told to stop.
         """
-        self._tenants[partition].drained(done)
+        self._tenants[partition].drained(done, ended=ended)
 
     def checkpoint(self, partition: int, done: Done) -> None:
         """Write down what is done of a partition that is held, without giving it up."""
@@ -231,7 +234,8 @@ class Membership:
     def takeover(self, partition: int, done: Done) -> None:
         """Take a partition over from oneself: a delivery is missing, or the connection is another one.
 
-        ``done``: its whole ledger. Nothing of it is to start before the ``Owned`` that follows.
+        ``done``: its whole ledger. What is queued may start within the deadline; nothing that is delivered from now on
+        is to be taken in before the ``Owned`` that follows.
         """
         self._tenants[partition].takeover(done)
 

@@ -36,7 +36,7 @@ from lanes.core.cohort.records import (
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
 
-__all__ = ["Roster", "margin_of", "patience_of"]
+__all__ = ["GONE", "GONE_TTL", "Roster", "margin_of", "patience_of"]
 
 log = logging.getLogger("lanes")
 
@@ -97,7 +97,7 @@ class Roster:
         self._config = config
         self._member = member
         self._key = member_key(member)
-        self._heartbeat = Heartbeat(nonce=nonce, weight=weight, target=target, session=session)
+        self._heartbeat = Heartbeat(nonce=nonce, weight=weight, target=target, session=session, lease=int(ttl))
         self._ttl = ttl
         self._start = start
         self._clock = clock
@@ -160,12 +160,13 @@ class Roster:
     async def join(self) -> None:
         """Become a member. Raises ``ConfigError`` when another process of this member id lives.
 
-        Waits for the heartbeat of a process that is gone to expire: a time to live, and a margin.
+        Waits for the heartbeat of a process that is gone to expire: its time to live, and a margin.
         """
         entry = await self._store.read(self._key)
         began, revision = self._clock(), entry.revision
         while entry.value and not self._is_mine(entry.value):
-            if entry.revision != revision or self._clock() > began + self._ttl + margin_of(self._ttl):
+            ttl = max(self._ttl, self._decode(Heartbeat, self._key, entry.value).lease or 0)
+            if entry.revision != revision or self._clock() > began + ttl + margin_of(ttl):
                 raise self._used_twice()
             await anyio.sleep(LOOK_AGAIN)
             entry = await self._store.read(self._key)

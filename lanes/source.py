@@ -168,7 +168,10 @@ class Source(Protocol):
         """Keep these held messages alive at the broker. Idempotent; best effort while disconnected."""
 
     async def release(self, partition: Partition) -> None:
-        """Hand a drained partition back. Everything settled before has reached the broker when it returns."""
+        """Hand a drained partition back. Everything settled before has reached the broker when it returns.
+
+        Idempotent, also while the same call is under way: one that is given back may be revoked at that moment.
+        """
 
     async def aclose(self) -> None:
         """Close what ``open`` opened. Idempotent; a connection the user passed in stays open."""

@@ -87,7 +87,9 @@ class Bell:
 class Tenant:
     """The actor of cohort partition ``partition``, which is ``named`` in logs.
 
-    ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``happened`` is
+    ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
+    seconds after which one that is not drained is warned of; ``force``: whoever handles it then cancels what runs, and
+    answers by ``drained`` all the same: nothing is given up here, for only that one knows what is done. ``happened`` is
     called with each event of the tenure, ``changed`` behind them, and when the deadline has moved. All methods but
     ``serve`` return at once, and end what it waits for.
     """
@@ -144,7 +146,7 @@ class Tenant:
         self._force = force
         self._drain_by = math.inf
         self._revoked: Literal["no", "asked", "answered"] = "no"
-        self._drained: Done | None = None
+        self._drained: tuple[Done, bool] | None = None
         self._seen = -math.inf  # the deadline that was told
         self._in_the_way = ""  # what the last create said of an overlapping consumer
         self._warned = False  # of what obstructs this acquisition
@@ -164,12 +166,12 @@ class Tenant:
         self.tenure.stop(self._clock())
         self._tell()
 
-    def drained(self, done: Done) -> None:
+    def drained(self, done: Done, *, ended: bool = True) -> None:
         """See ``Tenure.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
         if self._revoked == "no":
-            self._drained = done
+            self._drained = done, ended
         elif self._revoked == "asked":
-            self._answer(done)
+            self._answer(done, ended)
         self._tell()
 
     def checkpoint(self, done: Done) -> None:
@@ -250,7 +252,7 @@ class Tenant:
                     )
                 case FindConsumers():
                     found, server_ms = await self._consumers.found(self._partition)
-                    known = tuple(Consumer(each.epoch, each.sub, each.nonce, each.floor) for each in found)
+                    known = tuple(Consumer(each.epoch, each.sub, each.nonce, each.floor, each.lease) for each in found)
                     return Found(known, server_ms)
                 case CreateConsumer():
                     await self._consumers.create(
@@ -267,10 +269,10 @@ class Tenant:
             return Overlapping if error.nonce is None else Taken(error.nonce)
         return None
 
-    def _answer(self, done: Done) -> None:
+    def _answer(self, done: Done, ended: bool) -> None:
         self._revoked, self._drained = "answered", None
         self._drain_by = math.inf
-        self.tenure.drained(done, self._clock())
+        self.tenure.drained(done, self._clock(), ended=ended)
 
     def _tell(self) -> None:
         self._pass_on()
@@ -284,11 +286,11 @@ class Tenant:
             event = tenure.events.pop(0)
             self._happened(self._partition, event)
             self._revoked, self._drain_by = "no", math.inf
-            done = self._drained
+            drained = self._drained
             if isinstance(event, Revoked):
                 self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
-                if done is not None:
-                    self._answer(done)
+                if drained is not None:
+                    self._answer(*drained)
             elif isinstance(event, Lost):
                 self._drained = None
         if changed or tenure.deadline != self._seen:
@@ -312,12 +314,10 @@ class Tenant:
         if self._clock() < self._drain_by:
             return
         self._drain_by = math.inf
-        if self._force:
-            self.gone(f"it was not drained within {self._drain_within:g} s")
-        else:
-            log.warning(
-                "%s: partition %d is to move and is not drained after %g s; whoever is to get it waits",
-                self._named,
-                self._partition,
-                self._drain_within,
-            )
+        log.warning(
+            "%s: partition %d is to move and is not drained after %g s; %s",
+            self._named,
+            self._partition,
+            self._drain_within,
+            "what runs of it is cancelled" if self._force else "whoever is to get it waits",
+        )

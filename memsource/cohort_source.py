@@ -85,7 +85,7 @@ class CohortMemberSource:
         self.way = broker.way(member, clock)
         self.membership = Membership(
             MemoryLeaseStore(broker.bucket, self.way),
-            MemoryEpochConsumers(broker.stream, self.way),
+            MemoryEpochConsumers(broker.stream, self.way, int(broker.cohort.lease)),
             broker.config,
             member=member,
             settings=broker.cohort,
@@ -196,7 +196,7 @@ class CohortMemberSource:
     async def release(self, partition: Partition) -> None:
         """Give a partition back to the cohort; see ``lanes.source.Source.release``.
 
-        It is given up before this suspends: whoever does not wait for the end has given it up all the same.
+        It is given up before this suspends, whoever waits. Nobody does where something runs: then its lease runs out.
         """
         if self.way.severed:
             return
@@ -204,17 +204,22 @@ class CohortMemberSource:
         if slot is None or slot.partition is not partition:
             return
         number = partition.id.number
-        # What comes of it meanwhile is for who has let go of it: the same partition may be this member's again.
-        self._withheld[number] = []
+        # What comes of it meanwhile is for who has let go of it: the same partition may be this member's again. Called
+        # twice at once it is one release, and the first that is over tells.
+        self._withheld.setdefault(number, [])
         try:
             self._silence(number)
             if not slot.revoked:
                 # Who gives back what nobody has asked for is leaving.
                 self.membership.stop()
-            self.membership.drained(number, slot.ledger.snapshot())
-            await slot.gone.wait()
+            ended = not partition.unended
+            self.membership.drained(number, slot.ledger.snapshot(), ended=ended)
+            if ended:
+                await slot.gone.wait()
+            if any(isinstance(event, Lost) for event in self._withheld.get(number, ())):
+                raise SourceError(f"partition {number} was lost before it was released")
         finally:
-            self._events.extend(self._withheld.pop(number))
+            self._events.extend(self._withheld.pop(number, ()))
             self._wake.set()
 
     async def aclose(self) -> None:
@@ -270,9 +275,8 @@ class CohortMemberSource:
                 slot = self._slots[number]
                 slot.revoked = True
                 self._silence(number)
-                settings = self.broker.cohort
-                # Kept until it is drained, however long that takes, or lost by itself when it took too long.
-                within = math.inf if settings.overdue == "keep" else settings.drain_within
+                # Kept until it is drained, however long that takes, or until what runs is cancelled.
+                within = math.inf if self.broker.cohort.overdue == "keep" else self.broker.cohort.drain_within
                 self._emit(number, Revoking(slot.partition, within))
             elif isinstance(event, Released | TenureLost):
                 slot = self._slots[number]

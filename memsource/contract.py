@@ -273,6 +273,21 @@ async def check_release_flushes(harness: Harness) -> None:
         expect(left == 5, f"{left} messages are unsettled right after release, not 5")
 
 
+@_check()
+async def check_release_twice_at_once_is_one(harness: Harness) -> None:
+    """A run that stops gives a partition back that may be revoked at that moment: both calls of ``release`` return."""
+    await harness.publish(numbered(4))
+    async with opened(harness) as session:
+        await session.settle(await session.take(4))
+        for partition in session.partitions:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.source.release, partition)
+                tasks.start_soon(session.source.release, partition)
+    await harness.publish(numbered(2))
+    async with opened(harness) as session:
+        await session.settle(await session.take(2))
+
+
 # --- redelivery
 
 

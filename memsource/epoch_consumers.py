@@ -43,10 +43,11 @@ class Durable(NamedTuple):
 class _Made:
     """A durable. ``log`` is what of the stream it has or had to deliver; ``begin`` the first sequence of that."""
 
-    __slots__ = ("begin", "consumer", "log", "nonce")
+    __slots__ = ("begin", "consumer", "lease", "log", "nonce")
 
-    def __init__(self, nonce: str, begin: int, log: Log, consumer: PullConsumer) -> None:
+    def __init__(self, nonce: str, begin: int, log: Log, consumer: PullConsumer, lease: int) -> None:
         self.nonce = nonce
+        self.lease = lease
         self.begin = begin
         self.log = log
         self.consumer = consumer
@@ -121,7 +122,7 @@ class EpochStream:
     def found(self, partition: int) -> list[EpochConsumer]:
         """The durables of a partition, rising."""
         return [
-            EpochConsumer(name.partition, name.epoch, name.sub, made.nonce, made.floor)
+            EpochConsumer(name.partition, name.epoch, name.sub, made.nonce, made.floor, made.lease)
             for name, made in sorted(self._made.items())
             if name.partition == partition
         ]
@@ -130,7 +131,7 @@ class EpochStream:
         """The server's clock, in milliseconds."""
         return EPOCH_MS + int((now - self.set_back) * 1000)
 
-    def create(self, name: Durable, now: float, *, nonce: str, start: int | None) -> None:
+    def create(self, name: Durable, now: float, *, nonce: str, start: int | None, lease: int = 0) -> None:
         """Create a durable; see ``lanes.leases.EpochConsumers.create``."""
         log = self.topic.log(name.partition)
         there = self._made.get(name)
@@ -147,7 +148,7 @@ class EpochStream:
         for sequence in log.positions[bisect_left(log.positions, begin) :]:
             if (name.partition, sequence) not in self._gone:
                 own.append(log.records[sequence])
-        self._made[name] = _Made(nonce, begin, own, PullConsumer(own, self.settings, self._changed))
+        self._made[name] = _Made(nonce, begin, own, PullConsumer(own, self.settings, self._changed), lease)
         self.created.append((now, name))
         self._changed()
 
@@ -258,11 +259,15 @@ class EpochStream:
 
 
 class MemoryEpochConsumers:
-    """A member's ``lanes.leases.EpochConsumers`` over a ``stream``, reached by its ``way``. On asyncio and on trio."""
+    """A member's ``lanes.leases.EpochConsumers`` over a ``stream``, reached by its ``way``. On asyncio and on trio.
 
-    def __init__(self, stream: EpochStream, way: Way) -> None:
+    ``lease``: seconds of the member's leases, which each durable it makes tells; 0 = none does.
+    """
+
+    def __init__(self, stream: EpochStream, way: Way, lease: int = 0) -> None:
         self.stream = stream
         self.way = way
+        self.lease = lease
 
     def __repr__(self) -> str:
         return f"<MemoryEpochConsumers of {self.stream!r}>"
@@ -280,7 +285,7 @@ class MemoryEpochConsumers:
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         """See ``lanes.leases.EpochConsumers.create``."""
         name = Durable(partition, epoch, sub)
-        await self.way.tell(lambda now: self.stream.create(name, now, nonce=nonce, start=start))
+        await self.way.tell(lambda now: self.stream.create(name, now, nonce=nonce, start=start, lease=self.lease))
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
         """See ``lanes.leases.EpochConsumers.delete``."""

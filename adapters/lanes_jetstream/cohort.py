@@ -13,14 +13,24 @@ from lanes.errors import ConfigError
 from lanes.membership import CohortSettings
 from lanes_jetstream.cohort_stream import CohortStream
 
-__all__ = ["Cohort", "bucket_name"]
+__all__ = ["Cohort", "bucket_name", "namespace_of"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def bucket_name(stream: str, namespace: str) -> str:
-    """What the bucket of a cohort on a stream is called."""
-    return f"lanes_{stream}_{namespace}"
+    """What the bucket of a cohort on a stream is called; no two cohorts have the same.
+
+    ``lanes_<stream>_<namespace>``. A stream has underscores, too: where the namespace has one its length says where it
+    begins, ``lanes-<length>_<stream>_<namespace>``.
+    """
+    return f"lanes-{len(namespace)}_{stream}_{namespace}" if "_" in namespace else f"lanes_{stream}_{namespace}"
+
+
+def namespace_of(bucket: str, stream: str) -> str | None:
+    """The namespace of the cohort on a stream whose bucket is called so; None = it is not one on that stream."""
+    named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({_NAME.pattern})", bucket)
+    return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +43,16 @@ class Cohort:
 
     ``partitions``: how many the stream is divided into, where it is created (default 64); elsewhere None, or as many as
     it has. More than 256 need ``many_partitions=True``. ``create``: how to create the stream where there is none.
-    ``key_refines_partition``: each key of a ``key=`` that is a header or a function comes in one partition only, which
-    is then checked.
+    ``key_refines_partition``: each key of a ``key=`` that is a header or a function comes in one partition only. That
+    is the caller's promise: each process remembers 100,000 keys, and stops at one that comes to it in another
+    partition; where there are more it says so once, and forgets those that came first. A key in partitions of two
+    members is not seen.
 
     ``lease``: seconds, whole ones, 3 or more, after which the partitions of a member that has died are given to
     others. ``weight``: its share of the partitions in proportion to the others', 1 or more. ``target``: how many
     members should share them, the rest are standbys; None = all. ``drain_within``: seconds, more than 0, for one that
     moves; ``overdue``: what becomes of one that takes longer: ``"keep"`` = it is kept and warned of, whoever is to get
-    it waits; ``"force"`` = it is lost.
+    it waits; ``"force"`` = what runs of it is cancelled, what is finished is written down, and it moves.
 
     Raises ``ConfigError`` for anything else.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from lanes.core.cohort.records import CohortConfig
@@ -51,7 +51,7 @@ async def find_place(
         await _check_first_message(connection, stream, partitioning, info)
         sequence = await _first_sequence(connection, stream, start, info)
     except ApiError as error:
-        raise SourceError(f"stream {stream!r}: {error}") from None
+        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}") from None
     except NoAnswer as error:
         raise SourceError(str(error), retryable=True) from None
     store = JetStreamLeaseStore(
@@ -69,7 +69,9 @@ async def find_place(
         tokens=tuple(sorted({token for rule in partitioning.rules for token in rule.hashed or ()})),
         incarnation=str(info["created"]),
         retention=str(info["config"]["retention"]),
-        start=start.isoformat() if isinstance(start, datetime) else str(start),
+        start=start.astimezone(UTC).isoformat() if isinstance(start, datetime) else str(start),
+        stream=stream,
+        namespace=cohort.namespace,
     )
     return FoundPlace(partitioning, config, store, sequence, watched)
 

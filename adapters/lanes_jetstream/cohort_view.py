@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -28,7 +28,8 @@ from lanes.core.cohort.records import (
 )
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, UnknownResult
-from lanes_jetstream.cohort import bucket_name
+from lanes.roster import GONE, GONE_TTL
+from lanes_jetstream.cohort import bucket_name, namespace_of
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.lease_store import JetStreamLeaseStore
 
@@ -149,6 +150,11 @@ class CohortView:
         found = await self._one(CohortConfig, CONFIG_KEY)
         if found is None:
             raise ConfigError(f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting")
+        if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
+            raise ConfigError(
+                f"bucket {self._bucket!r} is of the cohort {found.cohort!r} on stream {found.stream!r} in namespace "
+                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}: correct STREAM or --namespace"
+            )
         return found
 
     async def plan(self) -> PlanRecord | None:
@@ -224,7 +230,8 @@ class CohortView:
                 since=None if heartbeat is None else heartbeat.session / 1000,
             )
 
-        names = {*heartbeats, *(lease.member for lease in leases.values()), *(owner for owner in owners if owner)}
+        holders = (lease.member for lease in leases.values())
+        names = {*heartbeats, *holders, *(owner for owner in owners if owner), *drains}
         return CohortStatus(
             stream=self._stream,
             namespace=self._namespace,
@@ -241,25 +248,33 @@ class CohortView:
 
         Raises ``ConfigError`` for one that is not there.
         """
-        try:
-            key, wish = member_key(member), drain_key(member)
-        except ValueError as error:
-            raise ConfigError(f"MEMBER {member!a}: {error}") from None
-        if await self._one(Heartbeat, key) is None:
+        wish = _key_of(member, drain_key)
+        if await self._one(Heartbeat, _key_of(member, member_key)) is None:
             names = ", ".join(sorted(await self.heartbeats())) or "nobody"
             raise ConfigError(f"{member!a} is no member that lives: there is {names}")
+        return await self._wish(wish, encode(Drain(int(time.time() * 1000))))
+
+    async def undrain(self, member: str) -> bool:
+        """Take such a wish back, also that for a member that is not there; False = there is none.
+
+        Raises ``ConfigError`` for a name that no member can have.
+        """
+        return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
+
+    # --- inside
+
+    async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
+        """Have it so; False = it is so already, or somebody else has just changed it."""
         try:
-            entry = await self._store.read(wish)
-            if entry.value:
+            entry = await self._store.read(key)
+            if bool(entry.value) == bool(value):
                 return False
-            await self._store.write(wish, encode(Drain(int(time.time() * 1000))), revision=entry.revision)
+            await self._store.write(key, value, revision=entry.revision, ttl=ttl)
         except Conflict:
             return False
         except UnknownResult as error:
             raise SourceError(str(error), retryable=True) from None
         return True
-
-    # --- inside
 
     async def _one(self, kind: type[_R], key: str) -> _R | None:
         try:
@@ -303,7 +318,6 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
 
     Raises ``SourceError`` when the server does not answer.
     """
-    prefix = f"KV_{bucket_name(stream, '')}"
     found: list[str] = []
     offset = 0
     for _ in range(_PAGES):
@@ -312,11 +326,19 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
         except (ApiError, NoAnswer) as error:
             raise SourceError(f"{connection.servers}: {error}", retryable=True) from None
         names = page.get("streams") or []
-        found += [name.removeprefix(prefix) for name in names if str(name).startswith(prefix)]
+        buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
+        found += [namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None]
         offset += len(names)
         if not names or offset >= int(page.get("total", 0)):
             break
     return sorted(found)
+
+
+def _key_of(member: str, key: Callable[[str], str]) -> str:
+    try:
+        return key(member)
+    except ValueError as error:
+        raise ConfigError(f"MEMBER {member!a}: {error}") from None
 
 
 def _durable(epoch: int, sub: int, info: Mapping[str, Any]) -> DurableView:

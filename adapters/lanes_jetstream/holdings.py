@@ -111,6 +111,7 @@ class Holdings:
             if not tenancy.releasing:
                 self._events.append(Revoking(tenancy.partition, self._timeout))
         elif isinstance(event, LostTenure):
+            tenancy.lost = True
             self._over(tenancy)
             self._events.append(Lost(tenancy.partition, event.reason))
         elif isinstance(event, Released):

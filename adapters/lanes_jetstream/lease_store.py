@@ -64,7 +64,8 @@ class JetStreamLeaseStore:
     result of a request is unknown.
 
     A bucket that is deleted while it is used is made anew, empty: whoever reads it then finds no lease, and has lost
-    what he owned. Its revisions begin at the time in milliseconds, so none of the lost bucket comes again.
+    what he owned. Its revisions begin at the time in milliseconds, and above all that were seen here, so none of the
+    lost bucket comes again.
     """
 
     def __init__(self, connection: Connection, bucket: str, *, replicas: int = 1, timeout: float = TIMEOUT) -> None:
@@ -79,6 +80,7 @@ class JetStreamLeaseStore:
         self._subjects = f"$KV.{bucket}."
         self._replicas = replicas
         self._timeout = timeout
+        self._highest = 0
         self._watches: list[Subscription] = []
 
     def __repr__(self) -> str:
@@ -161,6 +163,7 @@ class JetStreamLeaseStore:
             if refusal.get("err_code") in _WRONG_REVISION:
                 raise Conflict(f"{key!r}: {refusal.get('description')}")
             raise self._refused(f"write of {key!r}", refusal)
+        self._highest = max(self._highest, int(answer["seq"]))
         return int(answer["seq"])
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
@@ -251,6 +254,7 @@ class JetStreamLeaseStore:
             headers = base64.b64decode(message.get("hdrs") or "")
             value = base64.b64decode(message.get("data") or "")
             revision = int(message["seq"])
+            self._highest = max(self._highest, revision)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SourceError(f"bucket {self._bucket!r}: read of {key!r}: an answer that is none ({error})") from None
         # A client's delete, or what the server leaves where a key has expired.
@@ -322,8 +326,8 @@ class JetStreamLeaseStore:
             "allow_direct": False,
             "allow_msg_ttl": True,
             "subject_delete_marker_ttl": MARKER_SECONDS * 1_000_000_000,
-            # Above every revision of a bucket of this name that was lost.
-            "first_seq": time.time_ns() // 1_000_000,
+            # Above every revision of a bucket of this name that was lost, also where this clock was set back.
+            "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
         }
         try:
             return (await self._connection.api(f"STREAM.CREATE.{self._stream}", wanted))["config"], True
@@ -338,9 +342,7 @@ class JetStreamLeaseStore:
             info = await self._connection.api("INFO")
         except ApiError as error:
             if error.err_code in _NO_JETSTREAM:
-                raise ConfigError(
-                    f"{self._connection.servers}: {error}: enable JetStream on the server (-js) and for this account"
-                ) from None
+                raise ConfigError(f"{self._connection.servers}: {error}") from None
             raise
         if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:
             raise ConfigError(
@@ -358,8 +360,15 @@ class JetStreamLeaseStore:
             wrong.append("replicas may answer for its leader (allow_direct)")
         if config.get("subjects") != [f"{self._subjects}>"]:
             wrong.append(f"its subjects are {config.get('subjects')}")
+        if int(config.get("max_age") or 0) > 0:
+            wrong.append(f"all of its keys expire (max_age is {int(config['max_age']) / 1e9:g} s)")
+        if config.get("discard") != "new":
+            limits = [limit for limit in ("max_bytes", "max_msgs") if int(config.get(limit) or 0) > 0]
+            wrong += [f"at {limit}={config[limit]} it drops keys (discard is not 'new')" for limit in limits]
+        if config.get("discard_new_per_subject"):
+            wrong.append("it takes no second value of a key (discard_new_per_subject)")
         if wrong:
             raise ConfigError(
-                f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}: delete it while no member runs, and lanes "
-                "makes it anew"
+                f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}: correct its stream {self._stream}, or "
+                "delete it while no member runs, and lanes makes it anew"
             )

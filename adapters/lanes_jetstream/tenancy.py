@@ -7,6 +7,7 @@ import asyncio
 from lanes.core.cohort.ledger import DONE, DeliveryLedger, Done
 from lanes.core.types import Message, Partition, key_bytes
 from lanes.source import Delivered
+from lanes_jetstream.backlog import Backlog
 from lanes_jetstream.cohort_pulls import ConsumerPulls
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.partitioning import KeyWatch
@@ -21,9 +22,9 @@ class Tenancy:
 
     ``ledger``: everything delivered and what of it is done, that of earlier owners included. ``pulls``: None while the
     next consumer is being made, and once it drains. ``announced``: whoever handles it knows of it. ``revoked``: the
-    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or lost.
+    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or ``lost``.
     ``again``: deliveries to acknowledge that are of finished messages. ``seen``: when something came last;
-    ``confirm_at``: when an acknowledgement is to be confirmed next.
+    ``confirm_at``: when an acknowledgement is to be confirmed next. ``backlog``: what its consumer has to deliver.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done, pulls: ConsumerPulls) -> None:
@@ -36,9 +37,10 @@ class Tenancy:
         self.revoked = False
         self.releasing = False
         self.over = asyncio.Event()
+        self.lost = False
         self.seen = 0.0
         self.confirm_at = 0.0
-        self._pending: int | None = None
+        self.backlog = Backlog()
         self.follow(pulls)
 
     def __repr__(self) -> str:
@@ -51,6 +53,7 @@ class Tenancy:
         self.again.clear()
         pulls.begin()
         self.pulls = pulls
+        self.backlog.begin()
         self._expected = 1
 
     def rest(self) -> None:
@@ -80,6 +83,7 @@ class Tenancy:
                 pulls.broken = f"delivery {expected} missing, got {delivery}"
                 break
             expected += 1
+            last = raw.reply
             if ledger.delivered(position) is DONE:
                 self.again.append(raw.reply)
                 continue
@@ -98,15 +102,15 @@ class Tenancy:
                 without_key(message, broken)
             run.append(message)
             size += bytes_of
-            last = raw.reply
         self._expected = expected
         if pulls.sent >= expected and pulls.caught_up and pulls.broken is None:
             # Its last delivery never came, and there may be none behind it to show that.
             pulls.broken = f"delivery {pulls.sent} missing"
+        if last:
+            self.backlog.delivered(expected - 1, _pending(last), ledger.highest)
         if not run:
             return None
         pulls.learn(len(run), size)
-        self._pending = _pending(last)
         return Delivered(partition, run, size)
 
     @property
@@ -119,11 +123,12 @@ class Tenancy:
         """How many messages are not finished, delivered or not; None while that is not known."""
         if self.pulls is not None and self.pulls.caught_up:
             return len(self.ledger)
-        return None if self._pending is None else len(self.ledger) + self._pending
+        return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
 
-def _pending(reply: str) -> int | None:
+def _pending(reply: str) -> int:
     """How many messages the consumer had still to deliver behind one, as that one's reply subject says."""
     tokens = reply.split(".")
     number = tokens[8] if len(tokens) == 9 else tokens[10]
-    return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else None
+    # Of one that does not say it nothing can be missed.
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else 0

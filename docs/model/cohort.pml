@@ -4,7 +4,8 @@
  *             state key  Sok Sep Sdone        key WITHOUT TTL: last epoch; floor + done-set (one mask, bit = message)
  *             plan       tgt[s]               slot -> member; members read it late (pl)
  *   server    CX[s] = set of existing epoch consumers; of each: start, delivered, acked, acks on their way, maker
- *   member    ph = phase of (member, slot); Q queued, R running, D ledger (done), Z still running after a fence
+ *   member    ph = phase of (member, slot); Q queued, R running, D ledger (done), Z still running after a fence;
+ *             fz = drained by force, and something of it runs on
  *   ghosts    first (completed once), act/actn (newest epoch that pulled), fl (floor the server confirmed to the owner),
  *             wr (done according to a state that was written)
  * A freeze needs no action: any process may stay unscheduled anywhere, for any time, and go on with old beliefs.
@@ -19,6 +20,7 @@
  *         -DCK checkpoints
  * RET     0 limits   1 workqueue   2 interest
  * KINDS   1 crash   2 lapse   4 unknown CAS result   8 acks lost   16 delivery lost   32 server forgets acks (R1 kill)
+ *         64 a drain that took too long is forced
  * BLK     1 bucket lost   2 bucket falls back to before the last acquisition
  * PROPS   which properties to check: 1 (a) overlap  2 (b) order  4 (d) clean  8 (e) stale ack  16 (f) epoch  32 (c)(g) end  64 (h) floor
  *         128 (i) written
@@ -51,7 +53,7 @@
 #define RET 0
 #endif
 #ifndef KINDS
-#define KINDS 63
+#define KINDS 127
 #endif
 #ifndef EPSRC           /* epoch: 0 record + 1;  1 also above every consumer;  2 also above the server's clock in ms */
 #define EPSRC 2
@@ -82,7 +84,7 @@
 #define CLEAN (flt==F && bl==BL)
 bool Lst[S], Sok[S]; byte Lown[S], Lnon[S], Lrev[S], Sep[S], Sdone[S], tgt[S];              /* bucket */
 byte CX[S], gone[S], Cst[S*E], Cdel[S*E], Cack[S*E], Cfly[S*E], Cby[S*E]; bool Cgap[S*E];   /* server */
-bool up[MEM], young, late[MEM*S]; byte pl[MEM*S], ph[MEM*S], ep[MEM*S], non[MEM*S], rev[MEM*S], Q[MEM*S], R[MEM*S], D[MEM*S], Z[MEM*S];
+bool up[MEM], young, late[MEM*S], fz[MEM*S]; byte pl[MEM*S], ph[MEM*S], ep[MEM*S], non[MEM*S], rev[MEM*S], Q[MEM*S], R[MEM*S], D[MEM*S], Z[MEM*S];
 byte airn[MEM*S], aira[MEM*S], airl[MEM*S];        /* KV writes on their way after the client gave up on the reply */
 #if CK>0
 byte airs[MEM*S], aird[MEM*S], ck=CK;              /* the same of a checkpoint: the revision it is fenced by, what it says */
@@ -119,7 +121,7 @@ bool pSok[S]; byte pLst[S], pLown[S], pLnon[S], pLrev[S], pSep[S], pSdone[S];   
 #define FENCED CASOK
 #endif
 #define HOLDS(x) (ph[x]!=0 && ph[x]!=8)
-#define CLEAR Q[X]=0; R[X]=0; D[X]=0; ep[X]=0; non[X]=0; rev[X]=0; late[X]=0; ph[X]=0
+#define CLEAR Q[X]=0; R[X]=0; D[X]=0; ep[X]=0; non[X]=0; rev[X]=0; late[X]=0; fz[X]=0; ph[X]=0
 #define FENCE Z[X]=Z[X]|R[X]; CLEAR
 #define WRITE KEEP; nonce++; Lst[s]=1; Lown[s]=i; Lnon[s]=nonce; Lrev[s]=Lrev[s]+1; non[X]=nonce; rev[X]=Lrev[s]
 #define MYC C(ep[X])
@@ -176,6 +178,11 @@ bool pSok[S]; byte pLst[S], pLown[S], pLnon[S], pLrev[S], pSep[S], pSdone[S];   
 #else
 #define INDRAIN(m) (((R[X]|D[X])>>(m))!=0)
 #define DRAINED (R[X]==0 && !HOLE(Q[X],D[X]))
+#endif
+#ifdef X_RELRUNNING                                /* released although handlers of it still run */
+#define ENDED 1
+#else
+#define ENDED (!fz[X])
 #endif
 /* in phases 1 to 5 something is queued only in a takeover from myself: it came before the gap, and may start */
 #define STARTABLE(m) ((Q[X]&BIT(m)) && ((ph[X]>=1 && ph[X]<=6) || (ph[X]==7 && INDRAIN(m))) && INTIME && ((Q[X]|R[X]|Z[X])&OLDER(m))==0 && ((R[X]|Z[X])&SAME(m))==0)
@@ -319,13 +326,17 @@ end: do
 #else
  :: d_step { up[i] && ph[X]==7 && DRAINED -> ph[X]=9 }
 #endif
+ /* FORCED: what runs is cancelled; what does not end keeps its lane, and the lease, which then is left to run out */
+ :: d_step { up[i] && ph[X]==7 && R[X]!=0 && CAN(64) -> flt--; SEEN(22); R[X]=0; ph[X]=9 }
+ :: d_step { up[i] && ph[X]==7 && R[X]!=0 && CAN(64) -> flt--; SEEN(23); fz[X]=1; Z[X]=Z[X]|R[X]; R[X]=0; ph[X]=9 }
  :: d_step { up[i] && ph[X]==9 && FRESH -> if :: CASOK ->
 #ifndef X_NODONE
       SAVE; if :: D[X]!=PRE(D[X]) -> SEEN(12) :: else fi;
 #endif
       ph[X]=10 :: else -> FENCE fi }
- :: d_step { up[i] && ph[X]==10 -> if :: CASOK -> Lst[s]=0; Lnon[s]=0; CLEAR :: else -> FENCE fi }
- :: d_step { up[i] && ph[X]==10 && CASOK && CAN(4) && airl[X]==0 -> flt--; airl[X]=rev[X]; ph[X]=11 }
+ :: d_step { up[i] && ph[X]==10 && ENDED -> if :: CASOK -> CHECK(1,!fz[X]); Lst[s]=0; Lnon[s]=0; CLEAR :: else -> FENCE fi }
+ :: d_step { up[i] && ph[X]==10 && !ENDED && !late[X] -> late[X]=1 }
+ :: d_step { up[i] && ph[X]==10 && ENDED && CASOK && CAN(4) && airl[X]==0 -> flt--; airl[X]=rev[X]; ph[X]=11 }
 #ifdef X_RESUME
  :: d_step { up[i] && ph[X]==11 && pl[X]==i -> ph[X]=6 }                                    /* "the release got lost, so I go on" */
 #endif
@@ -340,7 +351,7 @@ end: do
  :: d_step { HOLDS(X) && !late[X] && CAN(2) -> flt--; late[X]=1 }
 #endif
  od }
-#define WIPE(s_) ph[i*S+s_]=0; Q[i*S+s_]=0; R[i*S+s_]=0; D[i*S+s_]=0; Z[i*S+s_]=0; ep[i*S+s_]=0; non[i*S+s_]=0; rev[i*S+s_]=0; late[i*S+s_]=0; pl[i*S+s_]=MEM
+#define WIPE(s_) ph[i*S+s_]=0; Q[i*S+s_]=0; R[i*S+s_]=0; D[i*S+s_]=0; Z[i*S+s_]=0; ep[i*S+s_]=0; non[i*S+s_]=0; rev[i*S+s_]=0; late[i*S+s_]=0; fz[i*S+s_]=0; pl[i*S+s_]=MEM
 proctype Host(byte i) {
 end: do
  :: d_step { CAN(1) && up[i] -> flt--; up[i]=0; WIPE(0);

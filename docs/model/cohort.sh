@@ -28,6 +28,7 @@ reach() { # false invariants: each must be violated, or the model never goes the
   one fail 'old ack before delete'  -DREACH=17;                 one fail 'acquire on a stale plan' -DF=0 -DMOVES=2 -DREACH=18
   one fail 'checkpoint written'     -DF=0 -DREACH=19;           one fail 'checkpoint comes late' -DREACH=20
   one fail 'start in self-takeover' -DREACH=21;                 one fail 'epoch name conflict' -DF=2 -DCK=0 -DP_UNFENCED -DPROPS=0 -DEPSRC=1 -DREACH=5
+  one fail 'a drain is forced'      -DREACH=22;                 one fail 'and a handler does not end' -DREACH=23
 }
 check() {
   for r in 0 1 2; do
@@ -58,7 +59,7 @@ mutants() {
   one fail 'watch as loss signal'       -DX_WATCH -DPROPS=1;           one fail 'renew after loss' -DX_RENEWLOST -DCUT -DKINDS=2 -DPROPS=1
   one fail 'unknown acquire = mine'     -DX_IGNUNK -DP_UNFENCED -DP_NOVERIFY -DKINDS=4; one fail 'unknown release = go on' -DX_RESUME -DMOVES=2
   one fail 'delete any other epoch'     -DX_DELANY;                one fail 'checkpoint unfenced (i)'   -DX_CKUNFENCED
-  one fail 'checkpoint behind the last' -DX_STALESAVE -DKINDS=4
+  one fail 'checkpoint behind the last' -DX_STALESAVE -DKINDS=4;      one fail 'forced while it runs'  -DX_RELRUNNING -DKINDS=64
 }
 big() {
   for r in ${RETS:-0 1 2}; do

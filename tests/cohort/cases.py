@@ -46,7 +46,8 @@ class Case:
 
 def case_of(seed: int) -> Case:
     """The case of a seed."""
-    rng = random.Random(f"cohort {seed}")
+    rng, forced = random.Random(f"cohort {seed}"), random.Random(f"forced {seed}")
+    force = forced.random() < 0.3
     calm = rng.random() < 0.4
     concurrency = rng.randint(1, 4)
     bound = concurrency + rng.randint(0, 6)
@@ -57,8 +58,14 @@ def case_of(seed: int) -> Case:
         partitions=rng.randint(1, 3),
         members=rng.randint(1, 3),
         retention=rng.choice(["limits", "workqueue", "interest"]),
-        cohort=CohortSettings(lease=rng.choice([3.0, 3.0, 4.0, 10.0]), target=rng.choice([None, None, None, 1, 2])),
-        drift=(0.0,) if calm else tuple(rng.choice([0.0, 0.05, -0.05, 0.1, -0.1]) for _ in range(4)),
+        cohort=CohortSettings(
+            lease=rng.choice([3.0, 3.0, 4.0, 10.0]),
+            target=rng.choice([None, None, None, 1, 2]),
+            drain_within=5.0 if calm else forced.choice([1.0, 5.0]),
+            overdue="force" if force else "keep",
+        ),
+        # Where drains are forced clocks are right, so that only what was cancelled may run twice.
+        drift=(0.0,) if calm else tuple(rng.choice([0.0, 0.05, -0.05, 0.1, -0.1]) * (not force) for _ in range(4)),
         latency=tuple(rng.choice([0.0, 0.0, 0.002, 0.03, 0.2]) for _ in range(4)),
         hints=rng.random() < 0.7,
         markers=rng.random() < 0.5,

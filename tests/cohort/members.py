@@ -33,28 +33,30 @@ CONFIG: Final = CohortConfig(
 
 
 class Servers:
-    """A bucket and a stream, and members of cohorts on them, in virtual time."""
+    """A bucket and a stream, and members of cohorts on them, in virtual time. ``ways``: theirs to both, by name."""
 
     def __init__(self, retention: Any = "limits", partitions: int = 2) -> None:
         self.clock = current().time
         self.bucket = Bucket()
         self.stream = EpochStream(partitions, retention=retention)
+        self.ways: dict[str, Way] = {}
 
     def member(
         self,
         name: str,
         config: CohortConfig = CONFIG,
         make: Callable[[Bucket, Way], LeaseStore] = MemoryLeaseStore,
-        consumers: Callable[[EpochStream, Way], EpochConsumers] = MemoryEpochConsumers,
+        consumers: Callable[[EpochStream, Way, int], EpochConsumers] = MemoryEpochConsumers,
         **settings: Any,
     ) -> Membership:
-        way = Way(self.clock, never)
+        way = self.ways[name] = Way(self.clock, never)
+        chosen = CohortSettings(**{"lease": 4.0, **settings})
         made = Membership(
             make(self.bucket, way),
-            consumers(self.stream, way),
+            consumers(self.stream, way, int(chosen.lease)),
             config,
             member=name,
-            settings=CohortSettings(lease=4.0, **settings),
+            settings=chosen,
             changed=lambda: None,
             clock=self.clock,
             wall=lambda: self.clock() + 1e9,

@@ -6,17 +6,20 @@ import gc
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
+from memsource import check
+from memsource.checkers import BoundedRepeats
 from memsource.sim.campaign import Campaign
 from memsource.sim.faults import faults
 from memsource.sim.run import Conditions, Run, collect_garbage
 from memsource.sim.token import encode
 from tests.cohort.app import app
-from tests.cohort.cases import broker
+from tests.cohort.cases import broker, case_of
 
-__all__ = ["BUDGET", "RUNS_A_SEED", "Tally", "campaign", "slice_of", "tally"]
+__all__ = ["BUDGET", "RUNS_A_SEED", "Tally", "campaign", "repeated_too_often", "slice_of", "tally"]
 
 RUNS_A_SEED: Final = 6
 SEEDS_A_SLICE: Final = 20
@@ -61,8 +64,9 @@ class Tally:
         """Count a run."""
         self.runs += 1
         self.happened += run.happened
-        if run.findings:
-            self.found.append(f"seed {run.plan.seed}: {run.findings}: {encode(run.plan)}")
+        findings = run.findings | repeated_too_often(run)
+        if findings:
+            self.found.append(f"seed {run.plan.seed}: {findings}: {encode(run.plan)}")
 
     def missing(self) -> list[str]:
         """What should happen sometimes and never did."""
@@ -73,6 +77,15 @@ class Tally:
         self.happened += other.happened
         self.found += other.found
         return self
+
+
+def repeated_too_often(run: Run) -> dict[str, str]:
+    """The finding that a next owner ran more again than was not written down, unless what was written was lost."""
+    if run.happened["fault: lost"]:
+        return {}
+    written_every = case_of(run.plan.seed).in_flight
+    (verdict,) = check(run.segments, [partial(BoundedRepeats, written_every=written_every)])
+    return {verdict.name: verdict.witnesses[0]} if verdict.status == "violated" else {}
 
 
 def campaign(seed: int, runs: int = RUNS_A_SEED) -> Campaign:

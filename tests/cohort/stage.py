@@ -38,7 +38,8 @@ class Handled(NamedTuple):
 
 class Stage:
     """What a scene is given. ``log``: what the handlers did; ``closed``: positions whose handlers wait until they are
-    not in it any more; ``failing``: those whose handlers fail then."""
+    not in it any more; ``failing``: those whose handlers fail then; ``deaf``: those whose handlers cannot be
+    cancelled; ``cleanup``: seconds that others take to end when they are."""
 
     def __init__(self, world: World, settings: Settings) -> None:
         assert isinstance(world.broker, CohortBroker)
@@ -47,13 +48,21 @@ class Stage:
         self.log: list[Handled] = []
         self.closed: set[int] = set()
         self.failing: set[int] = set()
+        self.deaf: set[int] = set()
+        self.cleanup = 0.0
         self._settings = settings
 
     async def handle(self, message: Message) -> None:
         """The handler of all members."""
         about = (GROUP.get() or "", message.partition.id.number, message.position, message.epoch, message.attempt)
         self.log.append(Handled("start", *about))
-        await until(lambda: message.position not in self.closed, LONG * 10)
+        try:
+            with anyio.CancelScope(shield=message.position in self.deaf):
+                await until(lambda: message.position not in self.closed, LONG * 10)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(self.cleanup)
+            raise
         if message.position in self.failing:
             raise ValueError("no")
         self.log.append(Handled("end", *about))
@@ -69,6 +78,14 @@ class Stage:
             self.world.publish("x", key=key or f"key {number}", partition=partition).position
             for number, partition in enumerate(partitions, len(self.broker.records))
         ]
+
+    async def hold(self, *partitions: int) -> list[int]:
+        """Publish a message to each of these partitions, and wait until their handlers, and no others, wait in it."""
+        began = len(self.starts())
+        held = self.publish(*partitions)
+        self.closed.update(held)
+        await self.wait(lambda: sorted(self.starts()[began:]) == held, f"{held} are held")
+        return held
 
     async def wait(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something that has to come."""
@@ -119,5 +136,5 @@ def staged(
     )
     if run.causes:
         raise run.causes[0]
-    assert run.findings == {}
+    assert run.findings == {}, run.findings
     return run

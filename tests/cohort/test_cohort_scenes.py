@@ -28,9 +28,7 @@ def test_reassign_drains_before_new_owner_consumes(retention: Retention) -> None
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
-        held = stage.publish(0, 0, 0)
-        stage.closed.update(held)
-        await stage.wait(lambda: stage.starts() == held, "three are held")
+        held = await stage.hold(0, 0, 0)
         _, second = stage.join()
         stage.broker.rebalance(stage.world.now)
         (partition,) = first.announced.values()
@@ -52,9 +50,7 @@ def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
-        held = stage.publish(0, 0, 0)
-        stage.closed.update(held)
-        await stage.wait(lambda: stage.starts() == held, "three are held")
+        held = await stage.hold(0, 0, 0)
         _, second = stage.join()
         stage.broker.rebalance(stage.world.now)
         stage.failing.add(held[2])
@@ -75,9 +71,7 @@ def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Re
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
-        held = stage.publish(0, 0, 0)
-        stage.closed.update(held)
-        await stage.wait(lambda: stage.starts() == held, "three are held")
+        held = await stage.hold(0, 0, 0)
         first.way.cut = True
         _, second = stage.join()
         (partition,) = first.announced.values()
@@ -104,9 +98,7 @@ def test_dead_owner_does_not_wedge_a_partition(retention: Retention) -> None:
         _, second = stage.join()
         await stage.wait(lambda: len(second.owned) == 1, "both own one")
         (dead,) = first.owned
-        held = stage.publish(dead, dead)
-        stage.closed.update(held)
-        await stage.wait(lambda: stage.starts("w-1") == held, "both are held")
+        held = await stage.hold(dead, dead)
         began = stage.world.now
         stage.crash(worker)
         stage.closed.clear()
@@ -144,9 +136,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
-        stuck = stage.publish(1)
-        stage.closed.update(stuck)
-        await stage.wait(lambda: stage.starts() == stuck, "one is stuck")
+        await stage.hold(1)
         # Behind it of its own key, so that they wait; the last one is done.
         stage.publish(1, 1, key=f"key {len(stage.broker.records) - 1}")
         done = stage.publish(1, key="another")
@@ -182,9 +172,7 @@ def test_reconnect_keeps_partitions() -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
-        held = stage.publish(0, 1)
-        stage.closed.update(held)
-        await stage.wait(lambda: sorted(stage.starts()) == held, "both are held")
+        await stage.hold(0, 1)
         before = dict(first.announced)
         stage.broker.restart(stage.world.now)
         names = {number: stage.broker.stream.names(number) for number in (0, 1)}
@@ -254,6 +242,40 @@ def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
     staged(scene, retention=retention)
 
 
+@pytest.mark.parametrize("finished", [False, True], ids=["held", "finished"])
+@pytest.mark.parametrize("retention", RETENTIONS)
+def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, finished: bool) -> None:
+    """Nothing can be handed over: what was held runs again under a higher token, and only once it is lost here."""
+
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0, 1)
+        old = dict(list(first.announced))
+        held = await stage.hold(0, 1)
+        _, second = stage.join()
+        await stage.wait(lambda: any(part.draining for part in first.announced.values()), "one is to move")
+        deadlines = {number: partition.deadline for (number, _), partition in first.announced.items()}
+        stage.broker.lose(0, stage.world.now)
+        if finished:
+            stage.closed.clear()
+        while first.owned:
+            assert second.owned == []
+            await stage.pass_time(0.1)
+        lost = stage.world.now
+        assert lost <= max(deadlines.values())
+        stage.closed.clear()
+        await stage.wait(lambda: len(first.owned) == len(second.owned) == 1, "each owns one")
+        assert stage.world.now - lost <= 3 * LEASE
+        new = {number: token for source in (first, second) for number, token in source.announced}
+        assert all(new[number] > old[number] for number in (0, 1))
+        later = stage.publish(0, 1)
+        await stage.world.settled()
+        assert sorted(stage.ends()) == held + later
+        assert len(stage.starts()) == (4 if finished else 6)
+
+    staged(scene, partitions=2, retention=retention)
+
+
 @pytest.mark.parametrize("kind", ["request lost", "reply lost"])
 def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
     """Whichever write of an acquisition, of renewals and of a release has no answer: nothing is lost by it."""
@@ -283,9 +305,7 @@ def test_frozen_past_lease_believes_nothing() -> None:
         await stage.owns(first, 0)
         _, second = stage.join()
         await stage.wait(lambda: second.membership.generation > 0, "it stands by")
-        held = stage.publish(0)
-        stage.closed.update(held)
-        await stage.wait(lambda: stage.starts() == held, "one is held")
+        held = await stage.hold(0)
         queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
         await stage.pass_time(0.5)
         (old,) = first.announced.values()

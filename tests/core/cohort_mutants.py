@@ -68,8 +68,8 @@ class StateWithoutLedger(Tenure):
 class DrainWithoutLedger(Tenure):
     """What was finished since the acquisition is not handed over."""
 
-    def drained(self, done: Done, now: float) -> None:
-        super().drained(NOTHING, now)
+    def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
+        super().drained(NOTHING, now, ended=ended)
 
 
 class AdoptedAfterRestart(Tenure):
@@ -109,10 +109,9 @@ class UnknownIsMine(UnfencedState, NoVerify):
 class NoGrace(Tenure):
     """A state that is missing is one that was never written."""
 
-    def _grace(self, now: float) -> None:
-        self._waited = True
-        if self.phase == phases.READING:
-            self._step("missing")
+    def _surveyed(self, result: Any, now: float, sent: float) -> None:
+        super()._surveyed(result, now, sent)
+        self._not_before = now
 
     def _checked(self, result: Any, now: float, sent: float) -> None:
         self._waited = True

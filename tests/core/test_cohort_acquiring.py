@@ -17,6 +17,7 @@ from lanes.core.cohort.actions import (
     Read,
     Released,
     Revoked,
+    Unknown,
     Wait,
     Write,
 )
@@ -85,6 +86,24 @@ def test_a_missing_state_waits_for_a_lease_and_the_margin_and_no_hint_shortens_i
     assert member.tenure.phase == phases.OWNED
 
 
+def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> None:
+    world = World("limits")
+    (member, _) = world.up()
+    world.lose_bucket()
+    world.tell(member)
+    action = until(world, member, FindConsumers)
+    assert member.tenure.phase == phases.SURVEYING
+    made = Consumer(3, 0, "n", 0, 60), Consumer(4, 0, "m", 0, 30), Consumer(5, 0, "o", 0)
+    now = world.clock(member)
+    member.tenure.apply(action, Unknown, now, now)
+    world.elapse(LOOK_SECONDS)
+    now += LOOK_SECONDS
+    action = member.tenure.next(now, "n")
+    member.tenure.apply(action, Found(made, 1), now, now)
+    # With as much of a margin for it as for its own.
+    assert member.tenure.next(now, "n") == Wait(now + 60 + 60 * MARGIN / TTL)
+
+
 def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     world, member = owned()
     world.pull(member)
@@ -98,6 +117,19 @@ def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     assert world.seen[1:] == [Owned(1001, 1, 1001, Done(1, (1,)), again=True)]
     assert set(world.server.durables) == {(1001, 1)}
     assert member.queue == [1]
+
+
+def test_an_epoch_with_none_above_it_is_refused_with_the_remedy() -> None:
+    world = World("limits")
+    (member, _) = world.up()
+    world.tell(member)
+    action = until(world, member, FindConsumers)
+    now = world.clock(member)
+    with pytest.raises(ValueError, match=r"partition 0: there is no epoch above 9007199254740992.*delete the durable"):
+        member.tenure.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
+    # Given up, and it may be driven on.
+    assert member.tenure.phase == phases.LOOKING
+    assert member.tenure.events == []
 
 
 def test_a_higher_epoch_ends_a_takeover_from_itself() -> None:

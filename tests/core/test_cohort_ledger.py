@@ -61,7 +61,10 @@ def test_a_refusal_is_short_whatever_it_is_about() -> None:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Against plain sets. Deliveries are new, again, or skip the sequences of other partitions."""
+    """Against plain sets. Deliveries are new, again, or skip the sequences of other partitions.
+
+    Those of a consumer rise; what one has passed over, and nobody holds, has left the stream.
+    """
 
     sequences = Bundle("sequences")
 
@@ -72,6 +75,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.held: set[int] = set()
         self.done: set[int] = set()
         self.saved: set[int] = set()
+        self.reached = 0
+
+    def reach(self, sequence: int) -> None:
+        gone = {each for each in self.outstanding - self.held if self.reached < each < sequence}
+        self.done |= gone
+        self.reached = max(self.reached, sequence)
 
     @property
     def outstanding(self) -> set[int]:
@@ -82,6 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
         first = self.ledger.highest + 1 + skipped
         for sequence in range(first, first + count):
             assert self.ledger.delivered(sequence) == NEW
+            self.reach(sequence)
             self.delivered.add(sequence)
             self.held.add(sequence)
         return multiple(*range(first, first + count))
@@ -90,6 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def again(self, sequence: int) -> None:
         known = DONE if sequence in self.done else HELD if sequence in self.held else NEW
         assert self.ledger.delivered(sequence) == known
+        self.reach(sequence)
         if known == NEW:
             self.held.add(sequence)
 
@@ -116,6 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = DeliveryLedger(self.ledger.snapshot())
         self.held.clear()
         self.saved = set(self.done)
+        self.reached = 0
 
     @invariant()
     def agrees(self) -> None:
@@ -143,6 +155,38 @@ def test_a_stuck_message_costs_nothing_however_far_the_others_run() -> None:
     assert encode_done(ledger.save()) == [19_999, 19_998]
     ledger.settled(1)
     assert (ledger.floor, ledger.since_saved) == (19_999, 0)
+
+
+def test_what_has_left_the_stream_is_outstanding_no_more() -> None:
+    """Handed over by one that had it in its hands; a limit, or a purge, has dropped some of it meanwhile."""
+    ledger = DeliveryLedger(Done(50, (3, 5, 8, 40)))
+    assert ledger.delivered(5) == NEW
+    assert ledger.snapshot() == Done(50, (5, 8, 40))
+    assert ledger.delivered(51) == NEW
+    assert ledger.snapshot() == Done(51, (5, 51))
+    # Another consumer, and one that is held here is in the stream no more: it is finished by who has it.
+    assert ledger.delivered(51) == HELD
+    assert ledger.delivered(52) == NEW
+    assert ledger.snapshot() == Done(52, (5, 51, 52))
+    assert ledger.settled(5)
+    assert len(ledger) == 2
+
+
+def test_what_is_dropped_where_the_consumer_is_comes_again() -> None:
+    ledger = DeliveryLedger(Done(5, (5,)))
+    assert ledger.delivered(5) == NEW
+    ledger.dropped(5)
+    assert ledger.delivered(6) == NEW
+    assert ledger.delivered(5) == NEW
+
+
+def test_many_that_have_left_the_stream_cost_no_more_than_once() -> None:
+    done = Done(20_000, tuple(range(1, 20_001)))
+    ledger = DeliveryLedger(done)
+    for sequence in range(10_001, 20_001):
+        assert ledger.delivered(sequence) == NEW
+    assert len(ledger) == 10_000
+    assert ledger.floor == 10_000
 
 
 def test_what_the_floor_passes_needs_no_saving_in_whatever_order_it_was_settled() -> None:

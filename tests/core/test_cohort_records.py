@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,12 +23,16 @@ CONFIG = CohortConfig(
     incarnation="2026-01-01T00:00:00Z",
     retention="limits",
     start="beginning",
+    stream="ORDERS",
+    namespace="lanes",
+    lease=10,
 )
 RECORDS: list[records.Record] = [
     CONFIG,
     PlanRecord(7, ("a", None, "b"), ("a", "b", "c"), ("c",), 3, under_provisioned=False),
     PlanRecord(0, (), (), (), None, under_provisioned=True),
     Heartbeat("n0", 2, None, 1_700_000_000_000),
+    Heartbeat("n0", 2, None, 1_700_000_000_000, 10),
     Lease("a", "n1"),
     Lease("a", "n1", 12, released=True),
     State(1_700_000_000_001, Done(90, (3, 70))),
@@ -122,7 +127,7 @@ def test_the_same_settings_may_join() -> None:
 
 @pytest.mark.parametrize("name", list(json.loads(encode(CONFIG)))[1:])
 def test_any_other_setting_is_named_with_both_values_and_the_remedy(name: str) -> None:
-    changed: Any = {"partitions": 65, "tokens": (9,)}.get(name, "other")
+    changed: Any = {"partitions": 65, "tokens": (9,), "lease": 20}.get(name, "other")
     values = {**json.loads(encode(CONFIG)), name: changed}
     values.pop("version")
     wanted = CohortConfig(**{**values, "tokens": tuple(values["tokens"])})
@@ -130,3 +135,33 @@ def test_any_other_setting_is_named_with_both_values_and_the_remedy(name: str) -
     assert said is not None
     assert f"{name} is {getattr(CONFIG, name)!r}, this member has {changed!r}" in said
     assert "another namespace" in said
+    assert ("the bucket is another cohort's" in said) == (name in ("stream", "namespace"))
+    assert ("delete the key 'config'" in said) == (name == "lease")
+    assert ("delete the cohort's bucket" in said) == (name == "incarnation")
+    assert ("divide it as it was" in said) == (name in ("partitions", "choice", "detail", "tokens"))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (
+            "a" * 90 + "; key x",
+            "a" * 90 + "; key y",
+            "is …'{}; key x', this member has …'{}; key y'".format(*["a" * 14] * 2),
+        ),
+        ("a" * 90, "a" * 90 + "b", "is …'{}', this member has …'{}b'".format(*["a" * 20] * 2)),
+        ("x" * 90, "y" * 90, "is '{}…, this member has '{}…".format("x" * 59, "y" * 59)),
+        ("short", "shorn", "is 'short', this member has 'shorn'"),
+    ],
+)
+def test_of_long_texts_the_difference_is_shown(there: str, here: str, said: str) -> None:
+    found, wanted = replace(CONFIG, detail=there), replace(CONFIG, detail=here)
+    assert f"detail {said}. " in str(records.difference(found, wanted))
+
+
+def test_what_an_earlier_version_did_not_write_is_taken_for_the_members_own() -> None:
+    value = without(CONFIG, stream=..., namespace=..., lease=...)
+    found = decode(CohortConfig, "config", value)
+    assert (found.stream, found.namespace, found.lease) == (None, None, None)
+    assert records.difference(found, CONFIG) is None
+    assert decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10), lease=...)).lease is None

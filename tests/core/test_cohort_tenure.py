@@ -18,7 +18,7 @@ from lanes.core.cohort.actions import (
     Write,
 )
 from lanes.core.cohort.ledger import NOTHING, Done
-from lanes.core.cohort.records import Lease, State, encode
+from lanes.core.cohort.records import Lease, State, decode, encode
 from lanes.core.cohort.tenure import LOOK_SECONDS, IllegalInput, Tenure
 from tests.core.cohort_world import MARGIN, TTL, actions, owned, until
 
@@ -125,6 +125,36 @@ def test_a_clean_move_hands_over_the_whole_ledger() -> None:
     world.elapse(LOOK_SECONDS)
     actions(world, other)
     assert world.seen[1:] == [Revoked(), Released(), Owned(1002, 0, 1002, Done(3, (3,)), again=False)]
+
+
+def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out() -> None:
+    world, member = owned()
+    for _ in range(2):
+        world.pull(member)
+        world.start(member)
+    world.finish(member, 1)
+    world.target = 1
+    for one in world.up():
+        world.tell(one)
+    actions(world, member)
+    expires = world.server.now + TTL - MARGIN
+    (sequence,) = member.running
+    member.zombies, member.running = member.running, []
+    member.tenure.drained(member.ledger.snapshot(), world.clock(member), ended=False)
+    assert [action.__name__ for action in actions(world, member)] == ["Write"]
+    state = decode(State, "s.0", world.server.entries["s.0"][0] or b"")
+    assert not state.done.has(sequence)
+    assert state.done.has(3 - sequence)
+    # Neither renewed nor released: nobody has it before it has expired.
+    assert world.ask(member) == Wait(expires)
+    _, other = world.up()
+    actions(world, other)
+    assert other.tenure.phase == phases.LOOKING
+    world.elapse(TTL - MARGIN)
+    actions(world, member)
+    assert (member.tenure.idle, world.seen[1:]) == (True, [Revoked(), Released()])
+    actions(world, other)
+    assert other.tenure.phase == phases.LOOKING
 
 
 def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:

@@ -89,6 +89,7 @@ def run(folder: Path, *arguments: str) -> str:
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # half a minute, and a C compiler on a busy machine
 def test_the_unit_tests_pass_against_the_compiled_core(tmp_path: Path) -> None:
     if (lacking := missing()) is not None:

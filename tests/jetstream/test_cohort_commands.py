@@ -12,6 +12,7 @@ import pytest
 
 import lanes
 from lanes import cli
+from lanes.core.cohort.records import Drain, drain_key, encode
 from lanes_jetstream.cohort import bucket_name
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.workload import until
@@ -117,6 +118,37 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         said = await command("drain", "c", *where)
         assert (said.status, said.out) == (3, "")
         assert said.err == "lanes: 'c' is no member that lives: there is a, b\n"
+        assert await command("undrain", "b", *where) == (0, "b: is not drained any more\n", "")
+        await until(lambda: len(owned(b)) == 2)
+        assert await command("undrain", "b", *where) == (0, "b: was not to be drained\n", "")
+
+
+async def test_a_wish_that_outlives_its_member_is_seen_and_taken_back(
+    cohort_stream: CohortStream, command: Command
+) -> None:
+    stream, log = cohort_stream, Log()
+    a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
+    where = "--server", stream.url
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        # As of a member that was killed: one that leaves takes its wish with it.
+        subject = f"$KV.{bucket_name(stream.name, 'lanes')}.{drain_key('b')}"
+        await stream.client.request(subject, encode(Drain(5)), timeout=5)
+        b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+        status = json.loads((await command("status", stream.name, *where, "--json")).out)
+        assert [(one["name"], one["live"], one["draining"]) for one in status["members"]] == [
+            ("a", True, False),
+            ("b", False, True),
+        ]
+        assert " gone, to be drained " in (await command("status", stream.name, *where)).out
+        running.join(b)
+        await until(lambda: b.ready)
+        assert (owned(a), owned(b)) == ({0, 1, 2, 3}, set())
+        said = await command("undrain", "b", "--stream", stream.name, *where)
+        assert said == (0, "b: is not drained any more\n", "")
+        await settled(a, b, partitions=4)
+        assert len(owned(b)) == 2
 
 
 async def test_a_cohort_that_is_not_there_is_one_line_and_makes_nothing(
@@ -128,6 +160,7 @@ async def test_a_cohort_that_is_not_there_is_one_line_and_makes_nothing(
         (("status", stream.name, "--server", stream.url, "--namespace", "x"), "has no cohort in the namespace 'x'"),
         (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort: start a member"),
         (("drain", "a", "--server", stream.url), "needs --stream NAME"),
+        (("undrain", "a", "--server", stream.url), "needs --stream NAME"),
         (("status", stream.name), "needs --server URL"),
     ]:
         said = await command(*arguments)

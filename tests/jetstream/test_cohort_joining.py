@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import anyio
@@ -13,10 +14,11 @@ from nats.aio.msg import Msg
 import lanes
 from lanes_jetstream import Cohort, JetStreamSource, header, subject_token, whole_subject
 from lanes_jetstream import CohortStream as Create
+from lanes_jetstream.cohort import bucket_name
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, owned, settled
+from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream, connect
-from tests.jetstream.workload import until
+from tests.jetstream.workload import moment_behind, until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,10 +68,34 @@ async def test_second_cohort_is_refused(cohort_stream: CohortStream) -> None:
         running.join(a)
         await settled(a, partitions=4)
         await refused(stream.source("b", cohort="billing"), "'orders'", "'billing'", "namespace")
+        await refused(stream.source("b", key=whole_subject), "key subject_token(2,)", "key whole_subject")
+        await refused(stream.source("b", lease=4), "lease is 3, this member has 4", "delete the key 'config'")
         await stream.publish(*stream.a_key_each())
         await log.handled(4)
     # Also when nobody of the first one is there.
     await refused(stream.source("b", cohort="billing"), "'orders'", "'billing'", "namespace")
+
+
+async def test_the_lease_of_all_members_is_changed_as_the_error_says(cohort_stream: CohortStream) -> None:
+    """What is finished stays written down, above what was not as well."""
+    stream, log = cohort_stream, Log()
+    keys = stream.a_key_each()
+    gate = Gate(*keys)
+    a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=lanes.Settings(drain_timeout=0.1))
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await stream.publish(*keys, *(stream.key(partition, 1) for partition in range(4)))
+        await until(lambda: gate.waiting == 4 and len(log.done) == 4)
+    bucket = await stream.client.jetstream().key_value(bucket_name(stream.name, "lanes"))
+    await bucket.delete("config")
+    b = lanes.Consumer(stream.source("b", lease=4), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(b)
+        await log.handled(8)
+    assert sorted(run.key.decode() for run in log.of("b")) == sorted(keys)
+    config = await stream.read("config")
+    assert config is not None and config["lease"] == 4
 
 
 async def test_serial_two_racing_members_only_one_gets_work(make_cohort_stream: MakeCohortStream) -> None:
@@ -94,6 +120,45 @@ async def test_serial_two_racing_members_only_one_gets_work(make_cohort_stream: 
         assert owned(other) == {0}
     assert log.violations == []
     assert [run.position for run in log.runs] == list(range(1, 46))
+
+
+class NoLetters:
+    """Dead letters of which nobody is to write one."""
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def put(self, letter: lanes.DeadLetter) -> None:
+        raise AssertionError(f"{letter!r} was to be skipped")
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+async def test_serial_refuses_skip(make_cohort_stream: MakeCohortStream) -> None:
+    """By name; and what fails for good is not passed over where nothing is said either: the next owner begins there."""
+    stream, log = await make_cohort_stream(partitions=1), Log()
+    for poison in ("skip", "block_and_dlq"):
+        with pytest.raises(lanes.ConfigError, match=f'order="serial" with poison="{poison}"'):
+            lanes.Settings(order="serial", poison=poison)
+    keys = [stream.key(0, number) for number in range(3)]
+    await stream.publish(*keys)
+
+    async def fail(message: lanes.Message) -> None:
+        if message.position == 2:
+            raise lanes.Term("never")
+
+    settings = lanes.Settings(order="serial")
+    a = lanes.Consumer(stream.source("a"), log.handler("a", fail), settings=settings, dead_letters=NoLetters())
+    with anyio.fail_after(20):
+        with pytest.raises(lanes.HandlerHalted):
+            await a.run()
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=settings, dead_letters=NoLetters())
+    async with members() as running:
+        running.join(b)
+        await log.handled(3)
+    assert [(run.member, run.position) for run in log.runs] == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert log.violations == []
 
 
 async def test_serial_refuses_more_than_one_partition(cohort_stream: CohortStream) -> None:
@@ -139,7 +204,9 @@ async def test_a_partition_count_that_was_changed_is_refused(cohort_stream: Coho
     config = (await stream.api(f"STREAM.INFO.{stream.name}"))["config"]
     config["subject_transform"]["dest"] = config["subject_transform"]["dest"].replace("partition(4", "partition(8")
     await stream.api(f"STREAM.UPDATE.{stream.name}", config)
-    await refused(stream.source("b"), "partitions is 4", "has 8", "namespace")
+    await refused(
+        stream.source("b"), "partitions is 4", "has 8", "namespace", f"'{stream.name}'", "divide it as it was"
+    )
     await refused(stream.source("b", partitions=4), "partitions=4", "divided into 8")
 
 
@@ -151,7 +218,7 @@ async def test_a_stream_that_was_made_anew_is_refused(cohort_stream: CohortStrea
         await settled(a, partitions=4)
     await stream.api(f"STREAM.DELETE.{stream.name}")
     await stream.create()
-    await refused(stream.source("a"), "incarnation")
+    await refused(stream.source("a"), "incarnation", f"'{stream.name}'", "made anew", "delete the cohort's bucket")
 
 
 async def test_keys_that_may_be_in_two_partitions_are_refused(cohort_stream: CohortStream) -> None:
@@ -214,9 +281,9 @@ async def test_where_a_cohort_begins(cohort_stream: CohortStream, start: Any, fi
     """Decided once, when it is set up."""
     stream, log = cohort_stream, Log()
     await stream.publish(*stream.a_key_each())
-    await anyio.sleep(0.02)
+    moment = await moment_behind(stream.client, stream.name, stream.published)
     if start == "time":
-        start = datetime.now(UTC)
+        start = moment
     await stream.publish(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a", start=start), log.handler("a"), settings=FAST)
     async with members() as running:
@@ -225,6 +292,8 @@ async def test_where_a_cohort_begins(cohort_stream: CohortStream, start: Any, fi
         await stream.publish(*stream.a_key_each())
         await log.handled(13 - first)
         await running.leave(a)
+        if isinstance(start, datetime):
+            start = start.astimezone(timezone(timedelta(hours=2)))  # The same moment.
         b = lanes.Consumer(stream.source("b", start=start), log.handler("b"), settings=FAST)
         running.join(b)
         await settled(b, partitions=4)
@@ -283,7 +352,9 @@ async def test_a_stream_that_lanes_creates(make_cohort_stream: MakeCohortStream)
     ids=lambda arguments: "-".join(map(str, arguments)),
 )
 async def test_settings_that_cannot_be(arguments: dict[str, Any]) -> None:
-    with pytest.raises(lanes.ConfigError):
+    setting, value = list(arguments.items())[-1]
+    named = "cohort" if setting == "name" else setting
+    with pytest.raises(lanes.ConfigError, match=re.escape(f"{named}={value!r}: ") + "(must be|use|pass|.*use letters)"):
         Cohort(**arguments)
 
 
@@ -294,7 +365,6 @@ async def test_settings_that_cannot_be(arguments: dict[str, Any]) -> None:
         {"filter_subject": "a.>"},
         {"takeover": "modify"},
         {"acks": "confirmed"},
-        {"out_of_range": "earliest"},
         {"shared": True},
         {"start_timeout": 5.0},
         {"ack_wait": 0.5},
@@ -341,6 +411,8 @@ async def test_nothing_to_join(
     await stream.create()
     login = server.url.replace("nats://", "nats://{}@")
     await refused(stream.source("a", where=login.format("a:wrong")), "credentials", error=lanes.SourceError)
-    await refused(stream.source("a", where=login.format("n:n")), "JetStream", error=lanes.LanesError)
+    await refused(
+        stream.source("a", where=login.format("n:n")), "'S' at nats://", "enable JetStream", error=lanes.SourceError
+    )
     await refused(stream.source("a", where=login.format("b:b")), "$kv.", "permit it", error=lanes.SourceError)
     await client.close()

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import anyio
@@ -101,6 +102,21 @@ async def test_a_bucket_that_is_lost_is_made_anew_with_higher_revisions(client: 
     assert await store.entries("") == {}
 
 
+@pytest.mark.parametrize("seen", ["written", "read"])
+async def test_a_bucket_is_made_anew_with_higher_revisions_though_a_clock_was_set_back(
+    client: Client, bucket: str, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    other = await opened(client, bucket)
+    store = await opened(client, bucket)
+    lease = await (store if seen == "written" else other).write("l.1", b"mine", revision=0, ttl=10)
+    if seen == "read":
+        assert (await store.read("l.1")).revision == lease
+    monkeypatch.setattr("lanes_jetstream.lease_store.time", SimpleNamespace(time_ns=lambda: 10**15))
+    await client.request(f"$JS.API.STREAM.DELETE.KV_{bucket}", b"", timeout=5)
+    assert await store.read("l.1") == Entry(None, 0)
+    assert await store.write("l.1", b"new", revision=0) > lease
+
+
 async def test_what_an_old_bucket_was_told_does_not_fit_a_new_one(client: Client, bucket: str) -> None:
     """Revisions begin with the time, so a renewal that arrives late hits nobody else's lease."""
     store = await opened(client, bucket)
@@ -174,8 +190,12 @@ async def test_a_frozen_server_is_an_unknown_result(fresh_nats: Callable[..., Na
         ({"allow_msg_ttl": False, "subject_delete_marker_ttl": 0}, ["cannot expire"]),
         ({"allow_direct": True}, ["replicas"]),
         ({"subjects": ["$KV.other.>"]}, ["$KV.other.>"]),
+        ({"max_age": 3_600_000_000_000}, ["all of its keys expire", "max_age is 3600 s"]),
+        ({"max_bytes": 1_000_000}, ["max_bytes=1000000", "drops keys"]),
+        ({"max_msgs": 50, "discard": "old"}, ["max_msgs=50", "drops keys"]),
+        ({"discard": "new", "discard_new_per_subject": True}, ["no second value"]),
     ],
-    ids=["history", "ttl", "direct", "subjects"],
+    ids=["history", "ttl", "direct", "subjects", "age", "bytes", "messages", "second values"],
 )
 async def test_a_bucket_that_does_not_fit_is_refused(
     client: Client, bucket: str, config: dict[str, Any], words: list[str]
@@ -193,6 +213,17 @@ async def test_a_bucket_that_does_not_fit_is_refused(
         await opened(client, bucket)
     for word in [bucket, *words, "anew"]:
         assert word in str(refused.value)
+
+
+async def test_a_bucket_whose_limits_drop_nothing_is_accepted(client: Client, bucket: str) -> None:
+    """Accounts may ask for one: a bucket that is full refuses a write, and keeps what it has."""
+    await opened(client, bucket)
+    stream = f"KV_{bucket}"
+    config = json.loads((await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)).data)["config"]
+    config["max_bytes"] = 1_000_000
+    answer = await client.request(f"$JS.API.STREAM.UPDATE.{stream}", json.dumps(config).encode(), timeout=5)
+    assert "error" not in json.loads(answer.data), answer.data
+    assert not await JetStreamLeaseStore(Connection(client), bucket).open()
 
 
 async def test_a_write_without_a_condition_is_refused(client: Client, bucket: str) -> None:

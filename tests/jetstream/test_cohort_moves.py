@@ -7,7 +7,9 @@ import pytest
 
 import lanes
 from lanes import Nak
-from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, draining, members, owned, settled
+from lanes_jetstream.cohort_view import CohortView
+from lanes_jetstream.connection import Connection
+from tests.jetstream.cohort_workload import FAST, CohortStream, Deadlines, Gate, Log, draining, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until
 
@@ -48,10 +50,7 @@ async def test_reassign_drains_before_new_owner_consumes(cohort_stream: CohortSt
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     async with members() as running:
-        running.join(a)
-        await settled(a, partitions=4)
-        await stream.publish(*held)
-        await until(lambda: gate.waiting == 12)
+        await running.hold(a, stream, gate, *held)
         running.join(b)
         moving = await draining(a, 2)
         await stream.publish(*[key for key in held if stream.partition(key) in moving])
@@ -77,10 +76,7 @@ async def test_move_drains_only_what_moves(cohort_stream: CohortStream) -> None:
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     async with members() as running:
-        running.join(a)
-        await settled(a, partitions=4)
-        await stream.publish(*stream.a_key_each())
-        await until(lambda: gate.waiting == 4)
+        await running.hold(a, stream, gate, *stream.a_key_each())
         running.join(b)
         stay = {0, 1, 2, 3} - await draining(a, 2)
         epochs = {name: part.epoch for name, part in a.status().partitions.items() if not part.draining}
@@ -182,22 +178,25 @@ async def test_one_partition_makes_standbys(make_cohort_stream: MakeCohortStream
     assert of_standby == ["standby", "assigned"]
 
 
-async def test_a_partition_that_is_not_drained_in_time_is_kept(cohort_stream: CohortStream) -> None:
+async def test_a_partition_that_is_not_drained_in_time_is_kept(
+    cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture
+) -> None:
     """The default: whoever is to get it waits, and a warning says so; nothing is cancelled."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
+    deadlines = Deadlines(gate)
     settings = lanes.Settings(drain_timeout=0.3, grace=0.2)
-    a = lanes.Consumer(stream.source("a", drain_within=0.3), log.handler("a", gate), settings=settings)
+    a = lanes.Consumer(stream.source("a", drain_within=0.3), log.handler("a", deadlines), settings=settings)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     async with members() as running:
-        running.join(a)
-        await settled(a, partitions=4)
-        await stream.publish(*stream.a_key_each())
-        await until(lambda: gate.waiting == 4)
+        await running.hold(a, stream, gate, *stream.a_key_each())
         running.join(b)
         moving = await draining(a, 2)
-        # Longer than anything above would wait.
-        await anyio.sleep(1.0)
+        await until(lambda: caplog.text.count("is not drained after 0.3 s; whoever is to get it waits") == 2)
+        # Renewed twice behind that, a second apart: longer than anything above would wait.
+        for _ in range(2):
+            renewed = min(deadlines.partitions[number].deadline for number in moving)
+            await until(lambda then=renewed: min(deadlines.partitions[n].deadline for n in moving) > then)  # type: ignore[misc]
         assert gate.waiting == 4
         assert await draining(a, 2) == moving
         gate.open()
@@ -208,24 +207,75 @@ async def test_a_partition_that_is_not_drained_in_time_is_kept(cohort_stream: Co
 
 
 async def test_a_partition_that_is_not_drained_in_time_is_forced(cohort_stream: CohortStream) -> None:
-    """It is lost there, what runs of it is cancelled, and its next owner runs that again once the lease is over."""
+    """What runs of it is cancelled and runs again at the next owner, and what is finished behind that does not."""
     stream, log = cohort_stream, Log()
-    gate = Gate(*stream.a_key_each())
+    stuck = stream.a_key_each()
+    gate = Gate(*stuck)
+    events: list[lanes.GroupEvent] = []
+
+    async def slowly(message: lanes.Message) -> None:
+        """Whoever is cancelled has something to put away."""
+        try:
+            await gate(message)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+            raise
+
     a = lanes.Consumer(
-        stream.source("a", drain_within=0.3, overdue="force"), log.handler("a", gate), settings=lanes.Settings()
+        stream.source("a", drain_within=0.3, overdue="force"), log.handler("a", slowly), on_event=events.append
     )
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     async with members() as running:
         running.join(a)
         await settled(a, partitions=4)
-        await stream.publish(*stream.a_key_each())
+        await stream.publish(*stuck)
+        await stream.publish(*(stream.key(partition, 1) for partition in range(4)), times=5)
         await until(lambda: gate.waiting == 4)
+        await log.handled(20)
         running.join(b)
         moving = await draining(a, 2)
         await until(lambda: gate.waiting == 2)
-        await log.handled(2)
-        assert {run.partition for run in log.of("b")} == moving
+        await log.handled(22)
+        await settled(a, b, partitions=4)
+        assert sorted(run.key.decode() for run in log.of("b")) == sorted(stuck[partition] for partition in moving)
         gate.open()
-        await log.handled(4)
+        await log.handled(24)
+    assert {run.partition for run in log.of("b")} == moving
+    assert "lost" not in [event.name for event in events]
     assert log.violations == []
     assert log.repeats == []
+
+
+async def test_what_cannot_be_cancelled_starts_nowhere_else_before_its_lease_is_over(
+    make_cohort_stream: MakeCohortStream,
+) -> None:
+    """It is forced all the same, and what was finished is not run again."""
+    stream = await make_cohort_stream(partitions=1)
+    log, gate = Log(), Gate(stream.key(0))
+    deadlines = Deadlines(gate)
+
+    async def deaf(message: lanes.Message) -> None:
+        with anyio.CancelScope(shield=True):
+            await deadlines(message)
+
+    settings = lanes.Settings(grace=0.1)
+    a = lanes.Consumer(stream.source("a", drain_within=0.2, overdue="force"), log.handler("a", deaf), settings=settings)
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=1)
+        await stream.publish(stream.key(0), stream.key(0, 1), stream.key(0, 2))
+        await log.handled(2)
+        running.join(b)
+        await until(lambda: b.ready)
+        (partition,) = deadlines.partitions.values()
+        view = CohortView(Connection(stream.client), stream.name, "lanes")
+        assert await view.drain("a")
+        await until(lambda: bool(log.of("b")))
+        still, deadline = gate.waiting, partition.deadline
+        gate.open()
+        await log.handled(3)
+    (run,) = log.of("b")
+    assert (run.key.decode(), still) == (stream.key(0), 1)
+    assert run.started >= deadline

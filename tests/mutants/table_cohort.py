@@ -99,7 +99,7 @@ COHORT: Final = (
     _mutant(
         "no_grace",
         _ACQUIRING,
-        "        self._not_before = now + self._ttl + self._margin\n",
+        "        self._not_before = now + longest + self._margin * longest / self._ttl\n",
         "        self._not_before = now\n",
         "a bucket that was lost takes the lease from an owner that does not know it yet",
         "NewestOwner",
@@ -113,6 +113,15 @@ COHORT: Final = (
         "what was lost on its way comes again behind newer messages of its key",
         "PerKeyOrder",
         "CaughtUp",
+    ),
+    _mutant(
+        "forced_without_ledger",
+        "lanes.tenants",
+        "        self._drain_by = math.inf\n        log.warning(",
+        "        self._drain_by = math.inf\n        if self._force:\n            return self.gone('overdue')\n"
+        "        log.warning(",
+        "of a partition that is forced what was finished is run again by the next owner",
+        "RepeatsNothing",
     ),
     _mutant(
         "old_view_planned",

@@ -389,3 +389,24 @@ async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
         await until(lambda: len(told) > 1)
         assert await run.stop() is None
     assert told == ["assigned", "lost"]
+
+
+@pytest.mark.anyio
+async def test_what_was_released_behind_the_deadline_it_had_is_no_loss() -> None:
+    """Its lease was renewed while it was handed over, and who has released it knows."""
+    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
+    source = MemorySource(broker, assigned=[])
+    settings = Settings(concurrency=1, grace=10.0)
+    consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=UNTIL)
+        await until(lambda: told == ["assigned"])
+        source.block("release")
+        source.revoke(0)
+        await until(lambda: source.called("release"))
+        clock.now = UNTIL + 1.0
+        source.unblock("release")
+        await until(lambda: len(told) > 1)
+        assert await run.stop() is None
+    assert told == ["assigned", "revoked"]

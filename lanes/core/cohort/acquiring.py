@@ -22,7 +22,7 @@ from lanes.core.cohort.actions import (
 )
 from lanes.core.cohort.holding import Holding
 from lanes.core.cohort.ledger import NOTHING
-from lanes.core.cohort.records import Lease, State, decode, encode
+from lanes.core.cohort.records import HIGHEST, Lease, State, decode, encode
 from lanes.core.cohort.steps import LOOK_SECONDS, Steps
 
 __all__ = ["Acquiring"]
@@ -47,6 +47,8 @@ class Acquiring(Steps):
                 return self._ask(Read(self._lease_key), self._looked)
             case phases.CHECKING:
                 return self._ask(Read(self._state_key), self._checked)
+            case phases.SURVEYING:
+                return self._ask(FindConsumers(), self._surveyed)
             case phases.GRACE:
                 self._waited = True
                 self._step("waited")
@@ -105,14 +107,19 @@ class Acquiring(Steps):
             decode(State, self._state_key, value)
             self._waited = False
         elif not self._waited:
-            self._grace(now)
+            self._step("missing")
             return
         self._step("present")
 
-    def _grace(self, now: float) -> None:
-        """The state is missing, so the bucket was lost, and its lease too: an owner may believe in that for so long."""
-        self._step("missing")
-        self._not_before = now + self._ttl + self._margin
+    def _surveyed(self, result: Any, now: float, sent: float) -> None:
+        """The state is missing, so the bucket was lost, and its lease too: an owner may believe in that for as long as
+        the longest lease of whoever made a consumer, for who owns has one."""
+        if result is Unknown:
+            return
+        found: Found = result
+        longest = max([self._ttl, *(consumer.lease for consumer in found.consumers)])
+        self._step("surveyed")
+        self._not_before = now + longest + self._margin * longest / self._ttl
 
     def _acquired(self, result: Any, now: float, sent: float) -> None:
         if result is Unknown:
@@ -154,7 +161,7 @@ class Acquiring(Steps):
         else:
             # It was lost since it was checked, and the lease that was acquired is one in a new bucket.
             self._holding = None
-            self._grace(now)
+            self._step("missing")
             return
         self._step("read")
 
@@ -168,6 +175,11 @@ class Acquiring(Steps):
             # The server's clock: of an epoch that came and went with its bucket there is no other trace.
             self._epoch = max(known, found.server_ms) + 1
             self._sub = 0
+            if self._epoch > HIGHEST:
+                raise ValueError(
+                    f"cohort partition {self.partition}: there is no epoch above {known}, which no clock has given: "
+                    "delete the durable of that epoch, and let nothing else make durables of such names"
+                )
             self._done = self._state.done
         elif known > self._epoch:
             self._fence(f"epoch {known} is above this member's {self._epoch}")

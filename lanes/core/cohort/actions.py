@@ -91,6 +91,7 @@ class Consumer(NamedTuple):
     sub: int
     nonce: str
     floor: int
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)

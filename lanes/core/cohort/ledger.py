@@ -71,11 +71,15 @@ class _Open:
 class DeliveryLedger:
     """The ledger of one tenure: it begins with what was handed over. Every call is O(1), but for the snapshots.
 
+    A new consumer brings what is outstanding before anything else, in the order of the stream. So what was handed over
+    as outstanding, and is passed over, has left the stream (a limit, a purge, a time to live): nobody can finish it,
+    and it counts as done.
+
     ``highest``: the highest sequence delivered. ``since_saved``: how many messages were settled above the floor and
     after the last ``save``: so many a crash repeats at most, where the consumer's own floor survives it.
     """
 
-    __slots__ = ("_first", "_last", "_open", "highest", "since_saved")
+    __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
 
     def __init__(self, done: Done = NOTHING) -> None:
         self.highest = done.highest
@@ -85,12 +89,15 @@ class DeliveryLedger:
         self._last: _Open | None = None
         for sequence in done.outstanding:
             self._append(sequence, held=False)
+        self._ahead: _Open | None = self._first  # the lowest outstanding one that no consumer has come to
 
     def delivered(self, sequence: int) -> str:
         """Enter a delivery: ``new`` (take it in), ``held`` (it is here already) or ``done`` (acknowledge it again).
 
         First deliveries rise and none is missing: one that is passed over counts as done.
         """
+        if self._ahead is not None:
+            self._pass_over(self._ahead, sequence)
         if sequence > self.highest:
             self.highest = sequence
             self._append(sequence, held=True)
@@ -156,6 +163,14 @@ class DeliveryLedger:
             known.gap = 0
         self.since_saved = 0
         return self.snapshot()
+
+    def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
+        """A consumer has come to ``sequence``: what is below it and never came has left the stream."""
+        while ahead is not None and ahead.sequence <= sequence:
+            passed, ahead = ahead, ahead.after
+            if passed.sequence < sequence:
+                self.settled(passed.sequence)
+        self._ahead = ahead
 
     def _append(self, sequence: int, *, held: bool) -> None:
         last = self._last

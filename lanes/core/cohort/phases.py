@@ -10,7 +10,8 @@ from typing import Final
 IDLE: Final = "idle"  # not wanted, holds nothing
 LOOKING: Final = "looking"  # 1: is the lease free?
 CHECKING: Final = "checking"  # 1: is the state there?
-GRACE: Final = "grace"  # 1: it is not: the bucket was lost, and an owner may not know it yet
+SURVEYING: Final = "surveying"  # 1: it is not: the bucket was lost. Which leases may still be believed in?
+GRACE: Final = "grace"  # 1: an owner may not know it yet
 ACQUIRING: Final = "acquiring"  # 1
 CONFIRMING: Final = "confirming"  # 1: no answer: was it applied?
 READING: Final = "reading"  # 2: the state
@@ -27,7 +28,7 @@ SAVING: Final = "saving"  # 9: the whole ledger, fenced by the lease
 RELEASING: Final = "releasing"  # 9
 FENCED: Final = "fenced"  # 7: until `ended`
 
-SEEKING: Final = frozenset({LOOKING, CHECKING, GRACE, ACQUIRING})
+SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
 """Nothing is held yet, and nothing that could have been is on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
@@ -39,8 +40,10 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (LOOKING, "held"): LOOKING,
     (LOOKING, "unplanned"): IDLE,
     (CHECKING, "present"): ACQUIRING,
-    (CHECKING, "missing"): GRACE,
+    (CHECKING, "missing"): SURVEYING,
     (CHECKING, "unplanned"): IDLE,
+    (SURVEYING, "surveyed"): GRACE,
+    (SURVEYING, "unplanned"): IDLE,
     (GRACE, "waited"): LOOKING,
     (GRACE, "unplanned"): IDLE,
     (ACQUIRING, "acquired"): READING,
@@ -50,7 +53,7 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (CONFIRMING, "acquired"): READING,
     (CONFIRMING, "refused"): LOOKING,
     (READING, "read"): FINDING,
-    (READING, "missing"): GRACE,
+    (READING, "missing"): SURVEYING,
     (FINDING, "found"): WRITING,
     (WRITING, "written, create first"): CREATING,
     (WRITING, "written, delete first"): CLEARING,

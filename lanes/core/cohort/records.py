@@ -17,6 +17,7 @@ from lanes.core.cohort.ledger import Done, decode_done, encode_done
 __all__ = [
     "CONFIG_KEY",
     "DRAIN_PREFIX",
+    "HIGHEST",
     "LEASE_PREFIX",
     "MEMBER_PREFIX",
     "PLAN_KEY",
@@ -52,6 +53,8 @@ HIGHEST: Final = 2**53
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
 _SHOWN: Final = 60
+_BEFORE: Final = 20
+"""Characters in front of the first difference of two long texts that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class CohortConfig:
 
     ``choice``: how the cohort partitions are made, ``transform`` (the stream has one), ``created`` (with the stream) or
     ``sourced`` (another stream); ``detail``: of which, e.g. the transform's destination. ``tokens``: the key's, from 1.
-    ``incarnation``: which making of the stream. ``start``: where the first epoch begins.
+    ``incarnation``: which making of the stream. ``start``: where the first epoch begins. ``stream``, ``namespace``:
+    whose the record is; ``lease``: seconds of every member's leases. What is None was not said, by an earlier version.
     """
 
     cohort: str
@@ -71,6 +75,9 @@ class CohortConfig:
     incarnation: str
     retention: str
     start: str
+    stream: str | None = None
+    namespace: str | None = None
+    lease: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +95,13 @@ class PlanRecord:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A member that lives. ``nonce``: of its process, so that a member id used twice is found. ``session``: when it
-    joined, in milliseconds since 1970 by its own clock, for status only."""
+    joined, in milliseconds since 1970 by its own clock, for status only. ``lease``: seconds until it expires."""
 
     nonce: str
     weight: int
     target: int | None
     session: int
+    lease: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +198,37 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
 
 def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
     """What a member that joins wants otherwise than the cohort was set up, with the remedy; None = nothing."""
-    pairs = [
-        f"{field.name} is {_short(getattr(found, field.name))}, this member has {_short(getattr(wanted, field.name))}"
+    differing = {
+        field.name: "{} is {}, this member has {}".format(field.name, *_apart(there, here))
         for field in fields(CohortConfig)
-        if getattr(found, field.name) != getattr(wanted, field.name)
-    ]
-    if not pairs:
+        if (there := getattr(found, field.name)) != (here := getattr(wanted, field.name))
+        and not (field.default is None and None in (there, here))
+    }
+    if not differing:
         return None
-    return (
-        f"the cohort {found.cohort!r} was set up otherwise: {'; '.join(pairs)}. Give this member the same settings, or "
-        "another namespace for a cohort of its own"
-    )
+    said = "; ".join(differing.values())
+    if differing.keys() & {"stream", "namespace"}:
+        return f"the bucket is another cohort's, {found.cohort!r}: {said}. Give this one another namespace"
+    where = f" (stream {wanted.stream!r}, namespace {wanted.namespace!r})" if wanted.stream is not None else ""
+    said = f"the cohort {found.cohort!r} was set up otherwise{where}: {said}. "
+    if "incarnation" in differing:
+        return (
+            f"{said}The stream was deleted and made anew since, and its sequences mean other messages: where that was "
+            "meant, stop all members, delete the cohort's bucket, and start them again; or give this member another "
+            "namespace"
+        )
+    said += "Give this member the same settings, or another namespace for a cohort of its own"
+    if differing.keys() & {"partitions", "choice", "detail", "tokens"}:
+        said += (
+            ". Where it is the stream that is divided otherwise by now, divide it as it was: what is stored keeps its "
+            "partition, and a key in two of them has two owners"
+        )
+    if "lease" in differing:
+        said += (
+            f". To change the lease of all members, stop them, delete the key {CONFIG_KEY!r} of the cohort's bucket, "
+            "and start them with the new one"
+        )
+    return said
 
 
 def _not_ours(key: str, value: bytes, why: str) -> ValueError:
@@ -208,6 +236,18 @@ def _not_ours(key: str, value: bytes, why: str) -> ValueError:
         f"the key {key!r} of the cohort's bucket holds {_short(value)}: {why}. Run the same version of lanes on every "
         "member, and let nothing else write to the bucket; a record that was damaged has to be put back by hand"
     )
+
+
+def _apart(one: object, other: object) -> tuple[str, str]:
+    """Both of two that differ, so that it shows where."""
+    begin = 0
+    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > _SHOWN:
+        pairs = enumerate(zip(one, other, strict=False))
+        same = next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
+        begin = max(0, same - _BEFORE)
+        one, other = one[begin:], other[begin:]
+    more = "…" if begin else ""
+    return more + _short(one), more + _short(other)
 
 
 def _short(value: object) -> str:
@@ -242,6 +282,7 @@ def _items(value: object) -> list[Any]:
 
 _CHECKS: Final = {
     "str": _text,
+    "str | None": lambda value: None if value is None else _text(value),
     "int": _whole,
     "bool": _truth,
     "int | None": lambda value: None if value is None else _whole(value),

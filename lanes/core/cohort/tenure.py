@@ -13,7 +13,7 @@ from typing import Any
 
 from lanes.core.cohort import phases
 from lanes.core.cohort.acquiring import Acquiring
-from lanes.core.cohort.actions import Action, FindConsumers, Found, Read, Refused, Unknown, Write
+from lanes.core.cohort.actions import Action, FindConsumers, Found, Read, Refused, Unknown, Wait, Write
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.phases import IllegalInput
 from lanes.core.cohort.records import Lease, encode
@@ -35,6 +35,7 @@ class Tenure(Acquiring):
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
         super().__init__(partition, member, retention=retention, ttl=ttl, margin=margin)
         self._stopped = False
+        self._ended = True  # of what was drained nothing runs any more
 
     # --- what a driver looks at
 
@@ -137,8 +138,11 @@ class Tenure(Acquiring):
         if self.consumer is not None:
             self._fence(reason)
 
-    def drained(self, done: Done, now: float) -> None:
-        """After ``Revoked``: nothing of the partition runs any more, and ``done`` is the whole ledger.
+    def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
+        """After ``Revoked``: no result of the partition counts any more, and ``done`` is the whole ledger.
+
+        ``ended``: nothing of it runs. Where something does, the ledger is written all the same, and the lease is not
+        released but left to run out: nobody is to start what still runs before its deadline.
 
         No effect after ``Lost``, which may have come meanwhile. ``IllegalInput`` where nothing was revoked.
         """
@@ -146,6 +150,7 @@ class Tenure(Acquiring):
         if self.phase == phases.FENCED:
             return
         self._step("drained")
+        self._ended = ended
         self._done = self._done.union(done)
         self._checkpoint = None
 
@@ -165,6 +170,8 @@ class Tenure(Acquiring):
                 return self._keep()
             case phases.SAVING:
                 return self._write_state(self._done, self._saved)
+            case phases.RELEASING if not self._ended:
+                return Wait(self._held().expires)
             case phases.RELEASING if self._release_revision is None:
                 return self._ask(Read(self._lease_key), self._release_read)
             case phases.RELEASING:

@@ -1,0 +1,69 @@
+"""A partition that is to move and is not drained in time, under ``overdue="force"``: only what was running repeats."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import pytest
+
+from lanes.membership import CohortSettings
+from memsource.epoch_consumers import Retention
+from tests.cohort.stage import PATIENT, Stage, staged
+
+FORCED: Final = CohortSettings(drain_within=3.0, overdue="force")
+SETTINGS: Final = dataclasses.replace(PATIENT, grace=0.5)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_of_a_partition_that_is_forced_only_what_was_running_repeats(retention: Retention) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.cleanup = SETTINGS.grace / 2
+        _, first = stage.join()
+        await stage.owns(first, 0)
+        stuck = stage.publish(0)
+        stage.closed.update(stuck)
+        # Its own key waits behind it, and so does the floor; the others are finished.
+        queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
+        finished = stage.publish(*[0] * 20)
+        await stage.wait(lambda: sorted(stage.ends()) == finished, "all but one key is finished")
+        _, second = stage.join()
+        stage.broker.rebalance(stage.world.now)
+        (partition,) = first.announced.values()
+        await stage.wait(lambda: partition.draining, "it is asked for")
+        began = stage.world.now
+        await stage.owns(second, 0)
+        assert FORCED.drain_within <= stage.world.now - began < FORCED.drain_within + FORCED.lease / 2
+        stage.closed.clear()
+        await stage.world.settled()
+        assert stage.starts("w-2") == stuck + queued
+        assert sorted(stage.ends()) == sorted(stuck + queued + finished)
+
+    run = staged(scene, retention=retention, cohort=FORCED, settings=SETTINGS)
+    assert run.happened["lost"] == 0, "it was given up in order"
+
+
+def test_what_cannot_be_cancelled_starts_nowhere_else_before_its_lease_is_over() -> None:
+    async def scene(stage: Stage) -> None:
+        _, first = stage.join()
+        await stage.owns(first, 0)
+        stuck = stage.publish(0)
+        stage.closed.update(stuck)
+        stage.deaf.update(stuck)
+        finished = stage.publish(*[0] * 5)
+        await stage.wait(lambda: sorted(stage.ends()) == finished, "all but one are finished")
+        _, second = stage.join()
+        stage.broker.rebalance(stage.world.now)
+        (partition,) = first.announced.values()
+        while not second.owned:
+            assert stage.world.now < partition.deadline or not first.owned
+            await stage.pass_time(0.1)
+        # It runs on there, and its lease was not given away before it had run out.
+        assert stage.starts("w-1") == [*stuck, *finished]
+        assert stage.world.now >= partition.deadline
+        await stage.wait(lambda: stage.starts("w-2") == stuck, "it runs again")
+        stage.closed.clear()
+        await stage.world.settled()
+        assert stage.starts("w-2") == stuck
+
+    staged(scene, cohort=FORCED, settings=SETTINGS)

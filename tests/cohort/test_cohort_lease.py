@@ -1,0 +1,78 @@
+"""Members of one cohort that were given different leases: no two of them own a partition at once."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from lanes import ConfigError
+from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
+from memsource.sim.waiting import until
+from tests.cohort.members import CONFIG, Servers, config_of, once, virtual
+
+LONG, SHORT = 30.0, 4.0
+
+
+def test_a_member_with_another_lease_is_refused_with_the_remedy() -> None:
+    async def test() -> None:
+        servers = Servers()
+        await once(servers.member("a", lease=LONG))
+        with pytest.raises(
+            ConfigError, match=r"lease is 30, this member has 4.*same settings.*delete the key 'config'"
+        ):
+            await servers.member("b", lease=SHORT).run()
+
+    virtual(test)
+
+
+def test_a_record_without_a_lease_is_taken_for_ones_own() -> None:
+    async def test() -> None:
+        servers = Servers()
+        await once(servers.member("a"))
+        entry = servers.bucket.read(CONFIG_KEY, servers.clock())
+        found = decode(CohortConfig, CONFIG_KEY, entry.value or b"")
+        assert found.lease == SHORT
+        servers.bucket.write(CONFIG_KEY, encode(CONFIG), servers.clock(), revision=entry.revision)
+        await once(servers.member("b", lease=LONG))
+
+    virtual(test)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(retention: str) -> None:
+    async def test() -> None:
+        servers, config = Servers(retention), config_of(retention=retention)
+        async with anyio.create_task_group() as tasks:
+            first = servers.member("a", config, lease=LONG)
+            tasks.start_soon(first.run)
+            assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
+            # It believes in its leases for as long as they last, and the bucket forgets them.
+            servers.ways["a"].cut = True
+            servers.bucket.lose(servers.clock())
+            second = servers.member("b", config, lease=SHORT)
+            tasks.start_soon(second.run)
+            believed = first.deadline(0)
+            assert believed > servers.clock() + LONG / 2
+            assert await until(lambda: second.deadline(0) > 0, 3 * LONG)
+            assert servers.clock() >= believed
+            assert first.deadline(0) < 0
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_the_heartbeat_of_a_longer_lease_is_waited_for() -> None:
+    async def test() -> None:
+        servers = Servers()
+        await once(servers.member("a", lease=LONG))
+        # As whoever changes the lease is told to.
+        servers.bucket.drop(CONFIG_KEY, servers.clock())
+        async with anyio.create_task_group() as tasks:
+            second = servers.member("a", lease=SHORT)
+            began = servers.clock()
+            tasks.start_soon(second.run)
+            assert await until(second.joined.is_set, 2 * LONG)
+            assert servers.clock() > began + 2 * SHORT
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
