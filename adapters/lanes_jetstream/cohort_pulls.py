@@ -7,6 +7,8 @@ of, the subject for its acknowledgement says.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -18,10 +20,18 @@ from lanes.core.types import Room
 from lanes_jetstream.connection import Connection
 from lanes_jetstream.transport import Pulls
 
-__all__ = ["ConsumerPulls", "Inbox", "pull_in_turns"]
+__all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
+
+log = logging.getLogger("lanes.jetstream")
 
 EXPIRES: Final = 5.0
 """Seconds until a request that was not filled gives back the room it holds, for a partition that has more to do."""
+
+BRIEF: Final = 0.02
+"""The same where there is less room than there are partitions."""
+
+AGAIN: Final = 1.0
+"""Seconds until a partition that had nothing is asked again there."""
 
 _IDLE_SHARE: Final = 4
 """An idle partition asks for a quarter of an even share, so that busy ones have room."""
@@ -92,7 +102,7 @@ class ConsumerPulls(Pulls):
 
     ``caught_up``: the server had nothing more to send when it last said something. ``sent``: the number of its last
     delivery, as it says while it is idle. ``confirmation``: where it confirms an acknowledgement, or says that nobody
-    was there to read it.
+    was there to read it. ``asked``: when something was requested last, minus infinity = never.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -107,6 +117,7 @@ class ConsumerPulls(Pulls):
         self.caught_up = False
         self.sent = 0
         self.confirmation = ""
+        self.asked = -math.inf
         self._shared = inbox
 
     def begin(self) -> None:
@@ -159,26 +170,80 @@ class ConsumerPulls(Pulls):
         await self._receive(message)
 
 
+class Turns:
+    """The turns of a member, ``name`` in logs, of a cohort of so many ``partitions``."""
+
+    def __init__(self, name: str, partitions: int) -> None:
+        self._name = name
+        self._partitions = partitions
+        self._most = 0
+        self._warned = False
+
+    async def pull(
+        self, pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, now: float
+    ) -> None:
+        """See ``pull_in_turns``; says so once where there is never room for a request of each."""
+        self._most = max(self._most, room.messages)
+        if self._most < len(pulls) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: max_in_flight=%d is less than the %d partitions this member has: they are asked in turns, and "
+                "what comes for one that was idle waits for a second or more; raise it",
+                self._name,
+                self._most,
+                len(pulls),
+            )
+        await pull_in_turns(pulls, busy, room, self._partitions, now)
+
+
 async def pull_in_turns(
-    pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int
+    pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int, now: float
 ) -> None:
     """Request what there is room for: all of it together fits into ``room``.
 
     ``partitions``: of the whole cohort. Each has an idle share set aside, those that are not pulled too, because they
-    may be on their way here; what is left of the room goes to the ``busy`` ones evenly.
+    may be on their way here, up to a quarter of the room; what is left goes to the ``busy`` ones evenly. ``now``:
+    seconds of the monotonic clock.
+
+    Where not every partition can have a request, none waits at the server for long: all are asked in turn, an idle one
+    every ``AGAIN`` seconds. So a message is asked for that long after it came, and ``BRIEF`` seconds more for each time
+    that the idle ones are as many as the messages that there is room for.
     """
-    small = max(1, room.messages // (_IDLE_SHARE * partitions)) if partitions > 1 else room.messages
-    large = max(small, (room.messages - small * (partitions - len(busy))) // max(1, len(busy)))
-    size = max(1, room.bytes // max(1, len(pulls)))
     left = room.messages - sum(each.taken for each in pulls)
-    aside = small * (partitions - len(pulls)) + sum(max(0, small - each.taken) for each in pulls)
-    for each in pulls:
+    without = sum(not each.taken for each in pulls)
+    size = max(1, room.bytes // max(1, len(pulls)))
+    turns = sorted(pulls, key=lambda each: (each.taken > 0, each.asked))
+    if left < without:
+        share = max(1, left // (2 * max(1, len(busy))))
+        for each in turns:
+            if left > 0 and (each in busy or (not each.taken and now - each.asked >= AGAIN)):
+                part = min(share, each.taken + left) if each in busy else 1
+                left -= await _pull(each, room._replace(messages=part, bytes=size), BRIEF, now)
+        return
+    small = room.messages
+    if partitions > 1:
+        small = max(1, min(room.messages // (_IDLE_SHARE * partitions), left // max(1, without)))
+    elsewhere = min(small * (partitions - len(pulls)), room.messages // 4)
+    large = max(small, (room.messages - elsewhere - small * (len(pulls) - len(busy))) // max(1, len(busy)))
+    aside = elsewhere + sum(max(0, small - each.taken) for each in pulls)
+    for each in turns:
         taken = each.taken
         own = max(0, small - taken)
         share = (
             min(large, taken + max(min(own, left), left - aside + own)) if each in busy else min(small, taken + left)
         )
         if share > 0:
-            await each.pull(room._replace(messages=share, bytes=size))
-            left -= each.taken - taken
-            aside -= min(own, each.taken - taken)
+            asked = await _pull(each, room._replace(messages=share, bytes=size), EXPIRES, now)
+            left -= asked
+            aside -= min(own, asked)
+
+
+async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
+    """Request what fits into the room, and say how many messages that was."""
+    taken = pulls.taken
+    pulls.expires = expires
+    await pulls.pull(room)
+    asked = pulls.taken - taken
+    if asked:
+        pulls.asked = now
+    return asked

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import nats.errors
@@ -23,16 +24,18 @@ from lanes.membership import Membership
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.acks import ACK, IN_PROGRESS, send_all
 from lanes_jetstream.cohort import Cohort, bucket_name
-from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox, pull_in_turns
+from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox, Turns
 from lanes_jetstream.cohort_setup import find_place
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.epoch_consumers import CONSUMER_GONE, JetStreamEpochConsumers
+from lanes_jetstream.cohort_watch import CohortWatch
+from lanes_jetstream.connection import Connection
+from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.lease_store import JetStreamLeaseStore
 from lanes_jetstream.partitioning import KeyWatch
 from lanes_jetstream.start import Start
 from lanes_jetstream.tenancy import Tenancy
+from lanes_jetstream.watch import OutOfRange
 
 __all__ = ["CohortSource"]
 
@@ -71,6 +74,7 @@ class CohortSource:
         start: Start,
         ack_wait: float,
         max_ack_pending: int,
+        out_of_range: OutOfRange = "fail",
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -79,6 +83,7 @@ class CohortSource:
         self._start: Start = start
         self._ack_wait = ack_wait
         self._max_ack_pending = max_ack_pending
+        self._out_of_range: OutOfRange = out_of_range
         self._name = f"jetstream {stream}/{cohort.namespace}, member {cohort.member_id}"
         self._watch: KeyWatch | None = None
         self._store: JetStreamLeaseStore
@@ -88,12 +93,11 @@ class CohortSource:
         self._running: asyncio.Task[None] | None = None
         self._bucket = bucket_name(stream, cohort.namespace)
         self._holdings: Holdings
+        self._turns: Turns
+        self._looks: CohortWatch
         self._error: Exception | None = None
-        self._partitions = 1
         self._checkpoints = False
-        self._asking: set[asyncio.Task[None]] = set()
         self._most = 1
-        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<CohortSource {self._name}>"
@@ -107,7 +111,7 @@ class CohortSource:
         found = await find_place(connection, stream, cohort, key=self._key, start=self._start)
         client = connection.client
         self._watch = KeyWatch() if found.watched else None
-        self._partitions = found.partitioning.partitions
+        self._turns = Turns(self._name, found.partitioning.partitions)
         self._checkpoints = found.config.retention != "workqueue"
         self._error = client.last_error
         self._inbox = Inbox(client)
@@ -120,6 +124,8 @@ class CohortSource:
             incarnation=found.config.incarnation,
             filters=found.partitioning.filters,
             highest=lambda: self._holdings.highest,
+            check=partial(found.partitioning.check_unchanged, stream, found.config.retention),
+            lease=cohort.lease,
             ack_wait=self._ack_wait,
             max_ack_pending=self._max_ack_pending,
         )
@@ -141,10 +147,20 @@ class CohortSource:
             start=found.start,
             changed=lambda: self._holdings.changed(self._membership),
         )
+        self._looks = CohortWatch(
+            connection,
+            stream,
+            self._name,
+            holdings=self._holdings,
+            membership=self._membership,
+            out_of_range=self._out_of_range,
+            wake=self._inbox.wake.set,
+        )
         await self._store.watch(self._membership.hint)
         self._running = asyncio.create_task(self._membership.run())
         self._running.add_done_callback(lambda _: self._inbox.wake.set())
         await self._until_joined()
+        self._looks.start()
         return SourceTraits(
             name=self._name,
             system="nats",
@@ -226,7 +242,10 @@ class CohortSource:
             log.debug("%s: in-progress not sent: %s", self._name, error)
 
     async def release(self, partition: Partition) -> None:
-        """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled."""
+        """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled.
+
+        Where something of it still runs, the lease is left to run out, and nobody waits for that here.
+        """
         tenancy = self._holdings.of(partition)
         if tenancy is None:
             return
@@ -237,14 +256,18 @@ class CohortSource:
             # Not because of the plan: the consumer stops, and its member leaves.
             self._membership.stop()
         self._holdings.release(number)
+        ended = not partition.unended
         try:
             try:
                 with suppress(SourceError):
                     await self._connection.flush(_FLUSH)
             finally:
                 # However that ended: nobody else would ever give it up.
-                self._membership.drained(number, tenancy.ledger.snapshot())
-            await tenancy.over.wait()
+                self._membership.drained(number, tenancy.ledger.snapshot(), ended=ended)
+            if ended:
+                await tenancy.over.wait()
+            if tenancy.lost:
+                raise SourceError(f"{self._name}: partition {number} was lost before it was released")
         finally:
             self._holdings.released(number)
 
@@ -264,8 +287,8 @@ class CohortSource:
             with suppress(nats.errors.Error, OSError):
                 await self._store.aclose()
                 await self._inbox.close()
-        for asking in self._asking:
-            asking.cancel()
+        if running is not None:
+            await self._looks.stop()
         await self._connection.close()
 
     def lag(self, partition: Partition) -> int | None:
@@ -310,8 +333,9 @@ class CohortSource:
             error = running.exception()
             if error is not None:
                 raise error
-        if self._holdings.failure is not None:
-            raise self._holdings.failure
+        failure = self._holdings.failure or self._looks.failure
+        if failure is not None:
+            raise failure
         client = self._connection.client
         if client.last_error is not self._error:
             # What is only published is not answered: no other sign is given of what is not permitted any more.
@@ -340,7 +364,7 @@ class CohortSource:
         if pulls.failure is not None:
             if not pulls.deleted:
                 raise pulls.failure
-            self._membership.gone(tenancy.number, str(pulls.failure))
+            self._membership.gone(tenancy.number, f"its consumer {pulls.consumer} was deleted")
             return
         broken = pulls.check()
         if broken is None or not self._connection.client.is_connected:
@@ -348,32 +372,10 @@ class CohortSource:
         tenancy.rest()
         if broken == "no responders":
             # No leader now, or no consumer any more: the server knows.
-            asking = asyncio.create_task(self._ask_for(tenancy, pulls.consumer))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._looks.ask_for(tenancy, pulls.consumer)
             return
         log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
         self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
-
-    async def _ask_for(self, tenancy: Tenancy, consumer: str) -> None:
-        while self._holdings.tenancies.get(tenancy.number) is tenancy:
-            try:
-                await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
-            except NoAnswer:
-                await asyncio.sleep(_LOOK)
-                continue
-            except ApiError as error:
-                if error.temporary:
-                    await asyncio.sleep(_LOOK)
-                    continue
-                if error.err_code == CONSUMER_GONE:
-                    self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
-                    return
-            except SourceError as error:
-                log.debug("%s: consumer %s: %s", self._name, consumer, error)
-            # Whatever else is wrong, the takeover meets it, and says so.
-            self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
-            return
 
     def _take(self) -> list[SourceEvent]:
         """What has arrived. Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing."""
@@ -389,15 +391,17 @@ class CohortSource:
 
     async def _acknowledge_again(self) -> None:
         """Of what is owned, as ``settle`` does."""
-        client, now = self._connection.client, monotonic()
+        client = self._connection.client
         for tenancy in list(self._holdings.tenancies.values()):
-            if tenancy.again and client.is_connected and now < tenancy.partition.deadline:
+            # The one before may have taken its time.
+            if tenancy.again and client.is_connected and monotonic() < tenancy.partition.deadline:
                 tokens, tenancy.again = tenancy.again, []
                 await send_all(client, tokens, ACK)
 
     async def _pull(self, room: Room) -> None:
         """Request what there is room for, in turns; a busy partition gets what idle ones leave."""
-        since = monotonic() - _BUSY
+        now = monotonic()
+        since = now - _BUSY
         pulling: list[ConsumerPulls] = []
         busy: set[ConsumerPulls] = set()
         for tenancy in self._holdings.tenancies.values():
@@ -406,8 +410,7 @@ class CohortSource:
                 if tenancy.seen > since:
                     busy.add(tenancy.pulls)
         if pulling and room.messages > 0:
-            self._turn = (self._turn + 1) % len(pulling)
-            await pull_in_turns(pulling[self._turn :] + pulling[: self._turn], busy, room, self._partitions)
+            await self._turns.pull(pulling, busy, room, now)
 
     def _save(self, tenancy: Tenancy) -> None:
         """Have what is done written down, before a crash would repeat more than could be in flight."""

@@ -96,7 +96,7 @@ async def ensure_stream(
         if info is None and create is not None:
             info = await _create(connection, stream, create.config(stream, partitions))
     except ApiError as error:
-        raise SourceError(f"stream {stream!r}: {error}") from None
+        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}") from None
     if info is None:
         raise ConfigError(
             f"stream {stream!r} does not exist at {connection.servers}: create it, correct stream=…, or pass "

@@ -60,7 +60,8 @@ class ApiError(Exception):
     """
 
     def __init__(self, err_code: int, description: str, code: int = 0) -> None:
-        super().__init__(f"{description} ({err_code})")
+        remedy = ": enable JetStream on the server (-js) and for this account" if err_code in _DISABLED else ""
+        super().__init__(f"{description} ({err_code}){remedy}")
         self.err_code = err_code
         self.temporary = code == 503 and err_code not in _DISABLED
 

@@ -10,11 +10,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
+from lanes.core.cohort.records import HIGHEST
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
+from lanes_jetstream.cohort import bucket_name
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
 
 __all__ = ["CONSUMER_GONE", "JetStreamEpochConsumers"]
@@ -23,6 +26,9 @@ log = logging.getLogger("lanes.jetstream")
 
 NONCE: Final = "lanes-nonce"
 """Metadata of a durable: of the acquisition that made it."""
+
+LEASE: Final = "lanes-lease"
+"""Metadata of a durable: seconds of the leases of whoever made it."""
 
 DEFAULT_ACK_WAIT: Final = 300.0
 """Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
@@ -33,6 +39,9 @@ _PAGES: Final = 1_000
 """Pages of names that are read at most: more would be an answer that never ends."""
 
 _TRIES: Final = 3
+
+_NAMED: Final = 5
+"""Consumers that are not the cohort's which one line names at most."""
 
 _STREAM_GONE: Final = frozenset({10059})
 CONSUMER_GONE: Final = 10014
@@ -46,8 +55,10 @@ class JetStreamEpochConsumers:
     """The durables of the cohort ``namespace`` on ``stream``, as ``lanes.leases.EpochConsumers``; asyncio only.
 
     ``incarnation``: which making of the stream; another one found later stops loudly, and so does one that ends below
-    ``highest``, a sequence that was read. ``filters``: the subjects of a cohort partition. ``ack_wait``: seconds, 1 or
-    more. ``max_ack_pending``: deliveries that may be unacknowledged.
+    ``highest``, a sequence that was read. ``check`` is called with the stream's configuration whenever that is read,
+    and raises where it does not fit any more. ``filters``: the subjects of a cohort partition. ``lease``: seconds of
+    this member's leases, which each durable it makes tells; 0 = that says nothing. ``ack_wait``: seconds, 1 or more.
+    ``max_ack_pending``: deliveries that may be unacknowledged.
     """
 
     def __init__(
@@ -59,16 +70,22 @@ class JetStreamEpochConsumers:
         incarnation: str,
         filters: Callable[[int], Sequence[str]],
         highest: Callable[[], int] = lambda: 0,
+        check: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        lease: float = 0,
         ack_wait: float = DEFAULT_ACK_WAIT,
         max_ack_pending: int = 10_000,
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._namespace = namespace
+        self._bucket = bucket_name(stream, namespace)
+        self._others: list[str] = []
         self._incarnation = incarnation
         self._filters = filters
         self._highest = highest
+        self._check = check
         self._last = 0
+        self._lease = int(lease)
         self._ack_wait = ack_wait
         self._max_ack_pending = max_ack_pending
         self._reading = asyncio.Lock()
@@ -124,9 +141,13 @@ class JetStreamEpochConsumers:
         except ApiError as error:
             if error.err_code in _NAME_TAKEN:
                 info = await self._info(name)
-                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_nonce(info)) from None
+                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
             if error.err_code in _NOT_UNIQUE:
-                raise ConsumerExists(f"consumer {self._stream}/{name}: {error}", nonce=None) from None
+                with suppress(SourceError, UnknownResult):
+                    await self._list()
+                others = ", ".join(map(repr, self._others))
+                why = f"{error}; not the cohort's are {others}" if others else str(error)
+                raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
             if error.err_code == _NO_MORE:
                 raise SourceError(
                     f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
@@ -153,8 +174,8 @@ class JetStreamEpochConsumers:
         if self._last < highest:
             raise SourceError(
                 f"stream {self._stream!r} ends at sequence {self._last} and was read up to {highest}: the server has "
-                "lost messages, and new ones take their sequences; check what is missing, then delete the bucket of "
-                f"the cohort {self._namespace!r} and its consumers, and start again"
+                "lost messages, and new ones take their sequences; check what is missing, stop all members, delete the "
+                f"bucket {self._bucket!r} and the consumers {self._namespace}-p…, and start again"
             )
 
     async def names(self) -> list[EpochName]:
@@ -174,7 +195,7 @@ class JetStreamEpochConsumers:
             "max_deliver": -1,
             "max_ack_pending": self._max_ack_pending,
             "replay_policy": "instant",
-            "metadata": {NONCE: nonce},
+            "metadata": {NONCE: nonce, LEASE: str(self._lease)},
             **({"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}),
             **(
                 {"deliver_policy": "all"}
@@ -198,8 +219,8 @@ class JetStreamEpochConsumers:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
             if error.err_code in _STREAM_GONE:
                 raise SourceError(
-                    f"stream {self._stream!r} was deleted while the cohort {self._namespace!r} used it: what was in it "
-                    "is gone; start again when it is there again"
+                    f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it: "
+                    f"what was in it is gone; make it again, delete the bucket {self._bucket!r}, and start again"
                 ) from None
             raise
 
@@ -232,6 +253,7 @@ class JetStreamEpochConsumers:
         # First the clock: a name that is read later is not missing from what an older clock says.
         info = await self._stream_info()
         names: list[EpochName] = []
+        others: list[str] = []
         offset = 0
         for _ in range(_PAGES):
             try:
@@ -240,9 +262,11 @@ class JetStreamEpochConsumers:
                 raise SourceError(f"stream {self._stream!r}: {error}") from None
             found = page.get("consumers") or []
             names += [parsed for name in found if (parsed := self._parse(name)) is not None]
+            others += [str(name) for name in found if self._parse(name) is None][: _NAMED - len(others)]
             offset += len(found)
             if not found or offset >= int(page.get("total", 0)):
                 break
+        self._others = others
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
     async def _stream_info(self) -> dict[str, Any]:
@@ -255,8 +279,10 @@ class JetStreamEpochConsumers:
         if info.get("created") != self._incarnation:
             raise ConfigError(
                 f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; where that "
-                f"was intended delete the bucket of the cohort {self._namespace!r}, then start again"
+                f"was intended stop all members, delete the bucket {self._bucket!r}, and "
+                "start again"
             )
+        self._check(info.get("config") or {})
         self._last = int((info.get("state") or {}).get("last_seq", 0))
         self.check_end(highest)
         return info
@@ -268,8 +294,8 @@ class JetStreamEpochConsumers:
         if match is None:
             return None
         parsed = int(match[1]), int(match[2]), int(match[3] or 0)
-        # What it would be called by us: a leading zero makes another name.
-        return parsed if name == self.name(*parsed) else None
+        # What it would be called by us: a leading zero makes another name, and no record holds a higher epoch.
+        return parsed if name == self.name(*parsed) and parsed[1] <= HIGHEST else None
 
 
 EpochName = tuple[int, int, int]
@@ -286,13 +312,15 @@ def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) ->
     floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
     config = info.get("config") or {}
     # One that has delivered nothing says 0 on a server of 2.11, whatever it begins with.
-    return EpochConsumer(partition, epoch, sub, _nonce(info) or "", max(floor, int(config.get("opt_start_seq", 1)) - 1))
+    floor = max(floor, int(config.get("opt_start_seq", 1)) - 1)
+    lease = _metadata(info, LEASE) or ""
+    seconds = int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
+    return EpochConsumer(partition, epoch, sub, _metadata(info, NONCE) or "", floor, seconds)
 
 
-def _nonce(info: Mapping[str, Any] | None) -> str | None:
-    metadata = ((info or {}).get("config") or {}).get("metadata") or {}
-    nonce = metadata.get(NONCE)
-    return nonce if isinstance(nonce, str) else None
+def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
+    value = (((info or {}).get("config") or {}).get("metadata") or {}).get(name)
+    return value if isinstance(value, str) else None
 
 
 def _milliseconds(stamp: object) -> int:

@@ -7,6 +7,7 @@ However it came about, it is read back from the stream: what counts is what the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from lanes_jetstream.keys import KeyFunction, whole_subject
 
 __all__ = ["Choice", "KeyWatch", "Partitioning", "Rule", "partition_of", "read_partitioning"]
 
+log = logging.getLogger("lanes.jetstream")
+
 Choice = Literal["transform", "created", "sourced"]
 
 MANAGED: Final = "lanes-cohort-stream"
@@ -28,7 +31,7 @@ MOST_PARTITIONS: Final = 256
 """More cost the server more than they bring: 256 consumers have half the throughput of 64."""
 
 KEYS_WATCHED: Final = 100_000
-"""Keys whose partition a ``KeyWatch`` remembers."""
+"""Keys whose partition a ``KeyWatch`` remembers, in some 10 MB."""
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
@@ -104,6 +107,26 @@ class Partitioning:
         for rule in self.rules:
             self._check_tokens(rule, tokens)
         return False
+
+    def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
+        """Raise ``ConfigError`` for the configuration of a stream that had this division, and this retention, and has
+        another one now."""
+        changed = f"stream {stream!r} was changed while the cohort used it"
+        remedy = (
+            "what is stored stays as it is, so a key may be in two partitions by now: change it back, and start again; "
+            'docs/jetstream.md has the steps to another division ("The partition count has to change")'
+        )
+        try:
+            now = read_partitioning(stream, config)
+        except ConfigError as error:
+            raise ConfigError(f"{changed}: {error}. It was divided by {self.detail}; {remedy}") from None
+        if set(now.rules) != set(self.rules):
+            raise ConfigError(f"{changed}: it was divided by {self.detail}, and is by {now.detail}; {remedy}")
+        if config.get("retention") != retention:
+            raise ConfigError(
+                f"{changed}: its retention was {retention}, and is {config.get('retention')}: partitions change hands "
+                "in another way there; change it back, and start again"
+            )
 
     def _check_tokens(self, rule: Rule, tokens: Sequence[int]) -> None:
         if any(token < 0 for token in tokens) and rule.length is None:
@@ -237,15 +260,21 @@ def _covers(pattern: str, subject: str) -> bool:
 
 
 class KeyWatch:
-    """Sees that no key is in two partitions, for as many keys as ``limit``: then the first ones are forgotten."""
+    """Sees that no key comes to this process in two partitions, for as many keys as ``limit``.
+
+    With one more it says so, once, and forgets those that came first. What other members get it does not see: a key
+    of theirs is compared once its partition has moved here.
+    """
 
     def __init__(self, limit: int = KEYS_WATCHED) -> None:
-        self._partitions: dict[bytes, int] = {}
+        # By a hash of 64 bits: a key may be long, and two of so many with one hash are not to be expected.
+        self._partitions: dict[int, int] = {}
         self._limit = limit
+        self._forgets = False
 
     def see(self, key: bytes, partition: int) -> None:
         """A key came in this partition. Raises ``SourceError`` when it came in another one before."""
-        known = self._partitions.setdefault(key, partition)
+        known = self._partitions.setdefault(hash(key), partition)
         if known != partition:
             raise SourceError(
                 f"key {key_hash(key)} came in the cohort partitions {known} and {partition}: its order cannot be kept; "
@@ -253,4 +282,11 @@ class KeyWatch:
                 "partition()"
             )
         if len(self._partitions) > self._limit:
+            if not self._forgets:
+                self._forgets = True
+                log.warning(
+                    "key_refines_partition=True: more than %d keys have come; those that came first are forgotten from "
+                    "now on, and nobody sees any more when one of them comes in another cohort partition",
+                    self._limit,
+                )
             del self._partitions[next(iter(self._partitions))]

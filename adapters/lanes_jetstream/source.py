@@ -34,9 +34,9 @@ class JetStreamSource:
 
     ``cohort``: ``Cohort(name, …)``, or the name alone. Any number of processes share the stream then, and each key is
     handled by one of them at a time; the durables are made by the cohort, one for each of its partitions, and
-    ``durable``, ``filter_subject``, ``takeover``, ``acks``, ``out_of_range`` and ``shared`` are not for it. ``key``,
-    ``start``, ``ack_wait`` (None = 300 s) and ``max_ack_pending`` (of each partition) are. It needs permission to
-    publish to ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``.
+    ``durable``, ``filter_subject``, ``takeover``, ``acks`` and ``shared`` are not for it. ``key``, ``start``,
+    ``ack_wait`` (None = 300 s), ``max_ack_pending`` (of each partition) and ``out_of_range`` are. It needs permission
+    to publish to ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``.
 
     ``where``: the URL of a server (several with commas), a connected nats client, or its JetStream context. A
     connection that is passed in is never closed. ``key``: where the partition key comes from: ``subject_token(n)``,
@@ -59,8 +59,9 @@ class JetStreamSource:
 
     ``out_of_range``: when the stream has dropped messages before they were delivered, because it was purged or by its
     limits: ``"fail"``, or go on with the ``"earliest"`` there is. Streams that thin themselves out by design (one
-    message a subject, rollups, a time to live for each) are not judged; of a filtered consumer only what happens while
-    it is read.
+    message a subject, rollups, a time to live for each) are not judged; of a filtered consumer, and of a cohort, only
+    what happens while it is read. A cohort warns of messages that were deleted behind others that are still there, and
+    goes on.
 
     ``shared``: other processes pull the same durable. No order can be kept, so only ``Settings(order="none")`` is let
     pass, and nothing is taken over. Otherwise another process that pulls is waited for at the start, 31 s, and then
@@ -116,7 +117,6 @@ class JetStreamSource:
                 ("filter_subject", filter_subject is not None),
                 ("takeover", takeover != "auto"),
                 ("acks", acks != "confirmed-at-drain"),
-                ("out_of_range", out_of_range != "fail"),
                 ("shared", shared),
                 ("start_timeout", start_timeout != DEFAULT_START_TIMEOUT),
             ):
@@ -130,6 +130,7 @@ class JetStreamSource:
                 start=start,
                 ack_wait=COHORT_ACK_WAIT if ack_wait is None else ack_wait,
                 max_ack_pending=max_ack_pending,
+                out_of_range=out_of_range,
             )
             return
         assert durable is not None, "one of both is given"

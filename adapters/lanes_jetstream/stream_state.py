@@ -36,7 +36,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
             raise ConfigError(
                 f"stream {stream!r} does not exist at {connection.servers}: create it, or correct stream=…"
             ) from None
-        raise SourceError(f"stream {stream!r}: {error}", retryable=error.temporary) from None
+        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}", retryable=error.temporary) from None
     config, state = info["config"], info["state"]
     return StreamState(
         incarnation=str(info["created"]),

@@ -308,5 +308,5 @@ class Takeover:
 def gone(durable: Durable, error: ApiError) -> str:
     """What to say of a consumer that the server does not have any more, or does not give out."""
     if error.err_code == CONSUMER_NOT_FOUND:
-        return f"consumer {durable} was deleted: stop whoever deletes it, or start again to make a new one"
+        return f"consumer {durable} was deleted: stop whoever does that, or start again: a new one begins at start=…"
     return f"consumer {durable}: {error}"

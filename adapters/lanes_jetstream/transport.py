@@ -34,7 +34,7 @@ HEARTBEATS_MISSED: Final = 3.0
 """Heartbeats without a sign of life after which the pulls count as broken."""
 
 _FATAL: Final = {
-    "Consumer Deleted": "the consumer was deleted: stop whoever deletes it, or start again to make a new one",
+    "Consumer Deleted": "the consumer was deleted: stop whoever does that, or start again: a new one begins at start=…",
     "Consumer is push based": "the consumer is push-based now: use a durable of its own for lanes",
     "Exceeded MaxRequestBatch": "the consumer's max_batch is too small: raise or remove it",
     "Exceeded MaxRequestExpires": f"the consumer's max_expires is below {PULL_EXPIRES:g} s: raise or remove it",
@@ -45,8 +45,8 @@ _FATAL: Final = {
 class Pulls:
     """The open pull requests of one consumer, and what they brought. asyncio only; one caller.
 
-    ``wake`` is set whenever something has arrived; several may share one. ``expires``: seconds, more than 2 heartbeats,
-    after which the server ends a request that was not filled.
+    ``wake`` is set whenever something has arrived; several may share one. ``expires``: seconds after which the server
+    ends a request that was not filled, of those that follow.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pulls:
         self._request = 0
         self._arrived: list[Msg] = []
         self._wake = wake or asyncio.Event()
-        self._expires = expires
+        self.expires = expires
         self._outstanding = 0
         self._average_size = 256.0
         self._oversized = False
@@ -150,9 +150,11 @@ class Pulls:
         self._outstanding += batch
         request: dict[str, int] = {
             "batch": batch,
-            "expires": int(self._expires * 1e9),
-            "idle_heartbeat": int(HEARTBEAT * 1e9),
+            "expires": int(self.expires * 1e9),
         }
+        if self.expires > 2 * HEARTBEAT:
+            # The server refuses heartbeats of a request that ends before it would miss them.
+            request["idle_heartbeat"] = int(HEARTBEAT * 1e9)
         if max_bytes is not None:
             request["max_bytes"] = max_bytes
         await self._client.publish(

@@ -13,7 +13,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from lanes.core.cohort.records import Lease, encode
+from lanes.core.cohort.records import Drain, Heartbeat, Lease, Record, drain_key, encode, lease_key, member_key
 from lanes.core.types import Partition
 from lanes.source import Source
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
@@ -21,7 +21,7 @@ from lanes_jetstream.cohort import bucket_name
 from memsource.contract import Ability, Check, Sample, checks
 from tests.components import NatsServer
 
-ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "lose")
+ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose")
 
 
 class CohortHarness:
@@ -35,7 +35,8 @@ class CohortHarness:
         self._client = client
         self._url = url
         self._name = name
-        self._members = itertools.count()
+        self._members = (f"m{number}" for number in itertools.count())
+        self._newest = ""
 
     async def api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         request = b"" if body is None else json.dumps(body).encode()
@@ -63,7 +64,8 @@ class CohortHarness:
             )
 
     def source(self) -> Source:
-        cohort = Cohort("contract", member=f"m{next(self._members)}", lease=3)
+        self._newest = next(self._members)
+        cohort = Cohort("contract", member=self._newest, lease=3)
         return JetStreamSource(
             self._url, stream=self._name, cohort=cohort, key=subject_token(2), ack_wait=self.ack_wait
         )
@@ -80,11 +82,16 @@ class CohortHarness:
         await anyio.sleep(seconds)
 
     async def revoke(self, partition: Partition) -> None:
-        raise NotImplementedError("a partition moves by the plan, for another member")
+        """Another member lives, and this one is to be drained: it plans so itself."""
+        await self._write(drain_key(self._newest), Drain(since=0))
+        await self._write(member_key("another"), Heartbeat(nonce="x", weight=1, target=None, session=0))
 
     async def lose(self, partition: Partition) -> None:
-        lease = encode(Lease("somebody", "else"))
-        await self._client.request(f"$KV.{bucket_name(self._name, 'lanes')}.l.0", lease, timeout=5)
+        await self._write(lease_key(0), Lease("somebody", "else"))
+
+    async def _write(self, key: str, record: Record) -> None:
+        subject = f"$KV.{bucket_name(self._name, 'lanes')}.{key}"
+        assert b"error" not in (await self._client.request(subject, encode(record), timeout=5)).data
 
     async def finish(self) -> None:
         raise NotImplementedError("a stream has no end")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -16,8 +15,9 @@ from nats.aio.client import Client
 
 import lanes
 from lanes.clock import monotonic
+from lanes.core.types import Partition
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
-from lanes_jetstream.cohort import bucket_name
+from lanes_jetstream.cohort import bucket_name, namespace_of
 from lanes_jetstream.partitioning import partition_of
 from tests.jetstream.workload import until
 
@@ -50,7 +50,7 @@ class CohortStream:
 
     async def buckets(self) -> list[str]:
         names = (await self.api("STREAM.NAMES")).get("streams") or []
-        return [name for name in names if name.startswith(f"KV_{bucket_name(self.name, '')}")]
+        return [name for name in names if namespace_of(name.removeprefix("KV_"), self.name) is not None]
 
     async def api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         request = b"" if body is None else json.dumps(body).encode()
@@ -88,8 +88,9 @@ class CohortStream:
         key = arguments.pop("key", subject_token(2))
         start = arguments.pop("start", "beginning")
         name = arguments.pop("cohort", "orders")
+        out_of_range = arguments.pop("out_of_range", "fail")
         cohort = Cohort(name, member=member, **{"lease": LEASE, **arguments})
-        return JetStreamSource(where, stream=self.name, cohort=cohort, key=key, start=start)
+        return JetStreamSource(where, stream=self.name, cohort=cohort, key=key, start=start, out_of_range=out_of_range)
 
     async def durables(self) -> list[str]:
         """The consumers of the stream, sorted."""
@@ -204,6 +205,20 @@ class Gate:
             event.set()
 
 
+class Deadlines:
+    """A handler that notes the deadline of each partition as long as it may start something there, then waits."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.partitions: dict[int, Partition] = {}
+        self.tokens: list[str] = []
+
+    async def __call__(self, message: lanes.Message) -> None:
+        self.partitions[message.partition.id.number] = message.partition
+        self.tokens.append(str(message.token))
+        await self._gate(message)
+
+
 def owned(consumer: lanes.Consumer) -> set[int]:
     """The cohort partitions that a consumer has."""
     return {int(name.rpartition("/")[2]) for name in consumer.status().partitions}
@@ -242,6 +257,15 @@ class Members:
             self._running[consumer] = anyio.CancelScope(), anyio.Event()
             self._tasks.start_soon(self._run, consumer)
 
+    async def hold(
+        self, consumer: lanes.Consumer, stream: CohortStream, gate: Gate, *keys: str, times: int = 1
+    ) -> None:
+        """Let the first one join, publish to these keys, and wait until it holds a message of each at the gate."""
+        self.join(consumer)
+        await settled(consumer, partitions=stream.partitions)
+        await stream.publish(*keys, times=times)
+        await until(lambda: gate.waiting == len(keys))
+
     async def leave(self, consumer: lanes.Consumer) -> None:
         """Stop it in order and wait until it has left."""
         consumer.stop()
@@ -272,66 +296,3 @@ async def members(*, within: float = 30.0) -> AsyncIterator[Members]:
             running = Members(tasks)
             yield running
             await running.end()
-
-
-class Wire:
-    """A way to a server that can be cut: ``silence`` lets nothing pass, ``drop`` ends the connections."""
-
-    def __init__(self, url: str) -> None:
-        self._host, _, port = url.removeprefix("nats://").rpartition(":")
-        self._port = int(port)
-        self._pass = asyncio.Event()
-        self._pass.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.url = ""
-
-    def silence(self) -> None:
-        self._pass.clear()
-
-    def resume(self) -> None:
-        self._pass.set()
-
-    def drop(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Wire]:
-        server = await asyncio.start_server(self._serve, self._host, 0)
-        self.url = f"nats://{self._host}:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-            self.drop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a connection is served by a task"
-        self._tasks.add(task)
-        self._writers.add(writer)
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-            self._writers.add(far_writer)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pump(reader, far_writer))
-                tasks.create_task(self._pump(far_reader, writer))
-        except* (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65_536):
-                await self._pass.wait()
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.transport.abort()

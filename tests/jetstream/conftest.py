@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import nats
 import pytest
 from nats.aio.client import Client
 
-from tests.components import NatsServer
+from tests.components import MissingComponent, NatsServer
+from tests.components.nats_cluster import NatsCluster
+from tests.conftest import skip_or_fail
 from tests.jetstream.cohort_workload import CohortStream
 from tests.jetstream.workload import Stream
 
@@ -69,6 +71,19 @@ async def make_cohort_stream(nats_server: NatsServer, client: Client) -> AsyncIt
 async def cohort_stream(make_cohort_stream: MakeCohortStream) -> CohortStream:
     """A stream of four cohort partitions on the shared server."""
     return await make_cohort_stream()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    """Three servers for the tests of one file."""
+    cluster = NatsCluster()
+    try:
+        cluster.start()
+        yield cluster
+    except MissingComponent as missing:
+        skip_or_fail(missing)
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture

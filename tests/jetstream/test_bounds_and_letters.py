@@ -14,7 +14,7 @@ from nats.aio.client import Client
 import lanes
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, read_letter
 from tests.components import NatsServer
-from tests.jetstream.workload import Recorder, Stream, inner, running
+from tests.jetstream.workload import Recorder, Stream, inner, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -140,8 +140,7 @@ async def test_letters_are_read_back_by_an_ordinary_source(stream: Stream, lette
     )
     async with running(consumer):
         with anyio.fail_after(10):
-            while not consumer.ready or not consumer.status().dead_lettered:
-                await anyio.sleep(0.01)
+            await until(lambda: consumer.ready and bool(consumer.status().dead_lettered))
     # Anybody may publish there.
     await client.jetstream().publish(letters, b"no letter", headers={"Lanes-Source": "S"})
 
@@ -171,8 +170,7 @@ async def test_letters_are_read_back_by_an_ordinary_source(stream: Stream, lette
     async with running(lanes.Consumer(source, read, dead_letters=Refused(), decode=read_letter)):
         with anyio.fail_after(10):
             await done.wait()
-            while not found:
-                await anyio.sleep(0.01)
+            await until(lambda: bool(found))
     (letter,) = found
     assert (letter.source, letter.partition, letter.position, letter.epoch) == (stream.name, 0, 1, 1)
     assert (letter.subject, letter.key, letter.value) == (f"{stream.name}.k_é", "k_é".encode(), b"payload")
@@ -232,8 +230,7 @@ async def test_dead_letter_outage_parks_only_its_lane(
     async with running(consumer):
         with anyio.fail_after(20):
             await recorder.reached(200)
-            while not consumer.status().dead_lettered:
-                await anyio.sleep(0.02)
+            await until(lambda: bool(consumer.status().dead_lettered))
         await client.jetstream().delete_stream(name)
         await client.jetstream().publish(f"{stream.name}.poison", b"poison")
         await stream.publish(200, seed=5)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import anyio
 import nats.errors
@@ -14,9 +14,13 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
+from lanes.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
 from lanes_jetstream.connection import Connection
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
+from memsource.epoch_consumers import Durable, Retention
+from memsource.epoch_contract import EPOCH_CHECKS, EpochCheck, EpochHarness
+from tests.components import NatsServer
+from tests.jetstream.conftest import connect
 from tests.jetstream.test_cohort_partitioning import Names
 
 pytestmark = pytest.mark.anyio
@@ -40,10 +44,97 @@ async def made(names: Names, **config: Any) -> tuple[str, JetStreamEpochConsumer
     return name, consumers(names.client, name, info["created"])
 
 
-def consumers(client: Client, stream: str, incarnation: str) -> JetStreamEpochConsumers:
+def consumers(client: Client, stream: str, incarnation: str, **arguments: Any) -> JetStreamEpochConsumers:
+    def filters(partition: int) -> list[str]:
+        return [f"{stream}.{partition}.>"]
+
     return JetStreamEpochConsumers(
-        Connection(client), stream, "c", incarnation=incarnation, filters=lambda p: [f"{stream}.{p}.>"]
+        Connection(client), stream, "c", incarnation=incarnation, filters=filters, **arguments
     )
+
+
+class Harness:
+    """A stream on the shared server; each client of it is one connection's."""
+
+    def __init__(self, names: Names, retention: Retention, clients: list[Client]) -> None:
+        self.retention: Retention = retention
+        self._names = names
+        self._clients = clients
+        self._stream = names()
+        self._incarnation = ""
+        self._of: dict[EpochConsumers, Client] = {}
+        self._replies: dict[tuple[Durable, int], str] = {}
+
+    async def create(self) -> Harness:
+        config = {"name": self._stream, "subjects": [f"{self._stream}.>"], "retention": self.retention}
+        self._incarnation = (await self._names.request(f"STREAM.CREATE.{self._stream}", config))["created"]
+        return self
+
+    def consumers(self, lease: int = 0) -> EpochConsumers:
+        client = self._clients.pop()
+        made = consumers(client, self._stream, self._incarnation, lease=lease)
+        self._of[made] = client
+        return made
+
+    async def publish(self, *partitions: int) -> list[int]:
+        subjects = [f"{self._stream}.{partition}.key" for partition in partitions]
+        answers = [await self._names.client.request(subject, b"", timeout=5) for subject in subjects]
+        return [json.loads(answer.data)["seq"] for answer in answers]
+
+    async def pull(self, durable: Durable, count: int) -> list[int] | None:
+        client = self._names.client
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        name = f"c-p{durable.partition}-e{durable.epoch}" + (f"-{durable.sub}" if durable.sub else "")
+        request = json.dumps({"batch": count, "no_wait": True}).encode()
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", request, reply=inbox)
+        came: list[int] = []
+        try:
+            while len(came) < count:
+                message = await subscription.next_msg(timeout=5)
+                status = (message.headers or {}).get("Status")
+                if status is not None:
+                    return None if status == "503" else came
+                came.append(int(message.reply.split(".")[5]))
+                self._replies[durable, came[-1]] = message.reply
+        finally:
+            await subscription.unsubscribe()
+        return came
+
+    async def ack(self, durable: Durable, sequence: int) -> bool:
+        try:
+            await self._names.client.request(self._replies[durable, sequence], b"+ACK", timeout=5)
+        except nats.errors.NoRespondersError:
+            return False
+        return True
+
+    def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:
+        client = self._of[consumers]
+        request = client.request
+
+        async def lost(subject: str, *args: Any, **arguments: Any) -> Any:
+            if ".CREATE." not in subject and ".DELETE." not in subject:
+                return await request(subject, *args, **arguments)
+            client.request = request  # type: ignore[method-assign]
+            if what == "reply":
+                await request(subject, *args, **arguments)
+            raise nats.errors.TimeoutError
+
+        client.request = lost  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("retention", get_args(Retention))
+@pytest.mark.parametrize("check", EPOCH_CHECKS, ids=lambda check: check.__name__)
+async def test_the_durables_keep_the_contract(
+    nats_server: NatsServer, names: Names, check: EpochCheck, retention: Retention
+) -> None:
+    clients = [await connect(nats_server.url) for _ in range(2)]
+    try:
+        harness: EpochHarness = await Harness(names, retention, list(clients)).create()
+        await check(harness)
+    finally:
+        for client in clients:
+            await client.close()
 
 
 async def publish(client: Client, stream: str, *partitions: int) -> None:

@@ -19,10 +19,10 @@ from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.leases import UnknownResult
 from lanes.membership import Happened
 from lanes.source import Assigned, Generation, Lost, Revoking
-from lanes_jetstream import Cohort, cohort_source, subject_token
+from lanes_jetstream import Cohort, subject_token
 from lanes_jetstream.cohort_pulls import ConsumerPulls
 from lanes_jetstream.cohort_source import CohortSource
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.connection import ApiError, Connection
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.partitioning import KeyWatch
@@ -104,6 +104,20 @@ async def test_what_is_done_is_acknowledged_again_and_what_is_outstanding_comes_
     # Held here: its token is to be swapped, so it is passed on.
     assert [message.position for message in delivered.run] == [10, 11]
     assert [reply.split(".")[3:6] for reply in of.again] == [["d", "1", "7"]]
+
+
+async def test_another_consumer_says_anew_what_is_left() -> None:
+    side = Side(["c", "d"])
+    of = tenancy(side.pulls[0])
+    await side.deliver("c", 4, 1)
+    await side.deliver("c", 5, 2)
+    assert positions(of) == [4, 5]
+    assert of.lag == 2 + 5
+    of.follow(side.pulls[1])
+    assert [of.lag] == [None]
+    await side.deliver("d", 4, 1, reply="$JS.ACK.S.d.1.4.1.1700000000.3")
+    assert positions(of) == [4]
+    assert (of.lag, of.backlog.missed) == (2 + 3, 0)
 
 
 async def test_a_key_that_cannot_be_read_is_a_broken_message() -> None:
@@ -304,44 +318,6 @@ async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> N
     assert held.membership.told == [("gone", number, reason) for number in numbers]
     assert held.names() == ["Lost"] * len(numbers)
     assert list(held.holdings.tenancies) == [400]
-
-
-# --- nobody answers for a consumer
-
-
-@pytest.mark.parametrize(
-    ("errors", "told"),
-    [
-        ([ApiError(10014, "consumer not found", 404)], "gone"),
-        ([NoAnswer("no"), ApiError(10008, "temporarily unavailable", 503)], "takeover"),
-        ([ApiError(10023, "insufficient resources", 503), ApiError(10014, "consumer not found", 404)], "gone"),
-        ([ApiError(10059, "stream not found", 404)], "takeover"),
-        ([lanes.SourceError("the connection is closed")], "takeover"),
-    ],
-    ids=["gone", "no_leader", "then_gone", "stream", "closed"],
-)
-async def test_only_a_consumer_that_is_not_found_is_gone(
-    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], told: str
-) -> None:
-    monkeypatch.setattr(cohort_source, "_LOOK", 0.0)
-    held = Held()
-    held.tell((3, taken_over(7)))
-    source = CohortSource(
-        Connection(Client()), "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
-    )
-    source._holdings, source._membership = held.holdings, held.membership  # type: ignore[assignment]
-    answers = list(errors)
-
-    async def api(subject: str) -> dict[str, Any]:
-        assert subject == "CONSUMER.INFO.S.c-p3-e7"
-        if answers:
-            raise answers.pop(0)
-        return {}
-
-    monkeypatch.setattr(source._connection, "api", api)
-    await source._ask_for(held.holdings.tenancies[3], "c-p3-e7")
-    assert [(what, number) for what, number, _ in held.membership.told] == [(told, 3)]
-    assert answers == []
 
 
 async def test_a_server_that_is_short_of_resources_leaves_a_listing_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,32 +17,19 @@ from tests.components import NatsServer
 from tests.jetstream.cohort_workload import (
     FAST,
     CohortStream,
+    Deadlines,
     Gate,
     Log,
-    Wire,
     draining,
     members,
     owned,
     settled,
 )
 from tests.jetstream.conftest import MakeCohortStream, connect
+from tests.jetstream.wire import Wire
 from tests.jetstream.workload import until
 
 pytestmark = pytest.mark.anyio
-
-
-class Deadlines:
-    """A handler that notes the deadline of each partition as long as it may start something there, then waits."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self.partitions: dict[int, lanes.core.types.Partition] = {}
-        self.tokens: list[str] = []
-
-    async def __call__(self, message: lanes.Message) -> None:
-        self.partitions[message.partition.id.number] = message.partition
-        self.tokens.append(str(message.token))
-        await self._gate(message)
 
 
 async def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(cohort_stream: CohortStream) -> None:
@@ -55,10 +42,7 @@ async def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(cohort_
         a = lanes.Consumer(stream.source("a", where=wire.url), log.handler("a", deadlines), settings=FAST)
         b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
         async with members() as running:
-            running.join(a)
-            await settled(a, partitions=4)
-            await stream.publish(*held)
-            await until(lambda: gate.waiting == 12)
+            await running.hold(a, stream, gate, *held)
             wire.silence()
             running.join(b)
             await log.handled(12)
@@ -94,10 +78,7 @@ async def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion(coh
     a = lanes.Consumer(stream.source("a"), log.handler("a", give_up), settings=FAST)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     async with members() as running:
-        running.join(a)
-        await settled(a, partitions=4)
-        await stream.publish(*held)
-        await until(lambda: gate.waiting == 12)
+        await running.hold(a, stream, gate, *held)
         running.join(b)
         moving = await draining(a, 2)
         moved = {key.encode() for key in held if stream.partition(key) in moving}
@@ -144,10 +125,7 @@ async def test_zombie_cannot_ack_after_takeover(cohort_stream: CohortStream) -> 
         a = lanes.Consumer(stream.source("a", where=wire.url), log.handler("a", deadlines), settings=FAST)
         b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
         async with members() as running:
-            running.join(a)
-            await settled(a, partitions=4)
-            await stream.publish(*stream.a_key_each())
-            await until(lambda: gate.waiting == 4)
+            await running.hold(a, stream, gate, *stream.a_key_each())
             old = await stream.durables()
             wire.silence()
             running.join(b)
@@ -181,10 +159,7 @@ async def test_reconnect_keeps_partitions(cohort_stream: CohortStream) -> None:
             stream.source("a", where=wire.url), log.handler("a", gate), settings=FAST, on_event=events.append
         )
         async with members() as running:
-            running.join(a)
-            await settled(a, partitions=4)
-            await stream.publish(*keys, times=3)
-            await until(lambda: gate.waiting == 4)
+            await running.hold(a, stream, gate, *keys, times=3)
             before, seen = a.status().partitions, len(events)
             durables = await stream.durables()
             wire.drop()
@@ -212,6 +187,7 @@ async def test_kv_blackout_does_not_overlap_owners(
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     events: list[lanes.GroupEvent] = []
+    asked: list[object] = []
     a, b = (
         lanes.Consumer(stream.source(name), log.handler(name, gate), settings=FAST, on_event=events.append)
         for name in "ab"
@@ -223,16 +199,17 @@ async def test_kv_blackout_does_not_overlap_owners(
         await until(lambda: gate.waiting == 4)
         with monkeypatch.context() as patch:
 
-            async def dark(*_: object, **__: object) -> None:
+            async def dark(*question: object, **_: object) -> None:
+                asked.append(question)
                 await anyio.sleep(0.05)
                 raise UnknownResult("the bucket does not answer")
 
             patch.setattr("lanes_jetstream.lease_store.JetStreamLeaseStore._ask", dark)
             await until(lambda: [event.name for event in events].count("lost") == 4)
             assert gate.waiting == 0
-            started = len(log.runs)
+            started, seen = len(log.runs), len(asked)
             # A member that is let in again by nothing but its own belief would start what is there.
-            await anyio.sleep(0.3)
+            await until(lambda: len(asked) >= seen + 10)
             assert len(log.runs) == started
         gate.open()
         await log.handled(stream.published)
@@ -271,16 +248,43 @@ def _newest(log: Log, partition: int) -> int:
     return max((run.epoch for run in log.runs if run.partition == partition), default=0)
 
 
+async def test_unblock_resumes_head_with_attempts_kept(cohort_stream: CohortStream) -> None:
+    """A head that fails for good holds up its key alone, in a cohort too; it goes on with one more attempt."""
+    stream, log = cohort_stream, Log()
+    attempts: list[tuple[int, int]] = []
+    failing = True
+
+    async def fail(message: lanes.Message) -> None:
+        attempts.append((message.position, message.attempt))
+        if failing and message.position == 1:
+            raise ValueError("no")
+
+    settings = lanes.Settings(poison="block", retry=lanes.Retry(attempts=3, backoff=0.01))
+    key, other = stream.key(0), stream.key(0, 1)
+    a = lanes.Consumer(stream.source("a"), log.handler("a", fail), settings=settings)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await stream.publish(key, key, other)
+        await until(lambda: bool(a.status().blocked) and log.done == {3})
+        assert [each for each in attempts if each[0] != 3] == [(1, 1), (1, 2), (1, 3)]
+        failing = False
+        assert a.unblock(key) == 1
+        await log.handled(3)
+        assert a.unblock(key) == 0
+    assert [each for each in attempts if each[0] != 3] == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1)]
+    assert len({run.epoch for run in log.runs}) == 1
+    assert log.violations == []
+    assert log.repeats == []
+
+
 async def test_a_durable_deleted_in_mid_run(cohort_stream: CohortStream) -> None:
     """By somebody who should not: its partition is lost and taken anew, and nothing is missed."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
     async with members() as running:
-        running.join(a)
-        await settled(a, partitions=4)
-        await stream.publish(*stream.a_key_each(), times=3)
-        await until(lambda: gate.waiting == 4)
+        await running.hold(a, stream, gate, *stream.a_key_each(), times=3)
         gone = (await stream.durables())[0]
         await stream.api(f"CONSUMER.DELETE.{stream.name}.{gone}")
         await until(lambda: gate.waiting == 3)

@@ -242,7 +242,35 @@ def test_a_key_that_may_be_in_two_partitions_is_refused(found: Partitioning, key
         assert word in str(refused.value)
 
 
-def test_a_key_that_is_said_to_refine_is_watched() -> None:
+_CONFIG: dict[str, Any] = {
+    "retention": "limits",
+    "subjects": ["a.*.*"],
+    "subject_transform": {"src": "a.*.*", "dest": "{{partition(4,1)}}.a.{{wildcard(1)}}.{{wildcard(2)}}"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"subject_transform": None}, ["no transform", "divided by a.*.* -> {{partition(4,1)}}"]),
+        ({"subjects": ["a.*.*", "b.*"]}, ["also takes b.*"]),
+        ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(8,1)}}.a.$1.$2"}}, ["{{partition(8,1)}}"]),
+        ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(4,2)}}.a.$1.$2"}}, ["{{partition(4,2)}}"]),
+        ({"subject_transform": {"src": "a.*.*", "dest": "a.{{partition(4,1)}}.$1.$2"}}, ["a.{{partition(4,1)}}"]),
+        ({"retention": "interest"}, ["retention was limits", "interest"]),
+    ],
+    ids=["none", "subjects", "count", "tokens", "place", "retention"],
+)
+def test_a_stream_that_was_changed_is_told_from_one_that_was_not(changed: dict[str, Any], words: list[str]) -> None:
+    found = read_partitioning("S", _CONFIG)
+    found.check_unchanged("S", "limits", _CONFIG | {"max_bytes": 5, "metadata": {"a": "b"}})
+    with pytest.raises(lanes.ConfigError) as stopped:
+        found.check_unchanged("S", "limits", _CONFIG | changed)
+    for word in ("'S' was changed while the cohort used it", "change it back, and start again", *words):
+        assert word in str(stopped.value)
+
+
+def test_a_key_that_is_said_to_refine_is_watched(caplog: pytest.LogCaptureFixture) -> None:
     assert _two().check_key(header("Key"), refines=True) is True
     watch = KeyWatch(limit=2)
     for key, partition in ((b"a", 1), (b"b", 2), (b"a", 1)):
@@ -251,8 +279,11 @@ def test_a_key_that_is_said_to_refine_is_watched() -> None:
         watch.see(b"b", 3)
     assert "b'b'" not in str(stopped.value)
     assert not stopped.value.retryable
+    assert caplog.text == ""
     watch.see(b"c", 3)  # The limit: the first one is forgotten.
     watch.see(b"a", 2)
+    watch.see(b"d", 2)
+    assert caplog.text.count("more than 2 keys have come; those that came first are forgotten") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import anyio
@@ -11,10 +12,22 @@ import lanes
 from tests.components import NatsServer
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, settled
 from tests.jetstream.conftest import connect
-from tests.jetstream.test_source_versions import SUPPORTED, program
+from tests.jetstream.test_source_versions import OLDER, SUPPORTED, program
 from tests.jetstream.workload import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def test_an_older_server_is_refused(fresh_nats: Callable[..., NatsServer]) -> None:
+    server = fresh_nats(program=program(OLDER))
+    client = await connect(server.url)
+    stream = CohortStream(server.url, client, "OLD")
+    await stream.create()
+    with pytest.raises(lanes.ConfigError, match=r"a cohort needs a server of 2\.11 or newer.*update it, or .*durable="):
+        await lanes.run(stream.source("a"), Log().handler("a"))
+    answer = await client.request("$JS.API.STREAM.NAMES", timeout=5)
+    assert json.loads(answer.data)["streams"] == [stream.name], "nothing was made there"
+    await client.close()
 
 
 @pytest.mark.parametrize("version", SUPPORTED)

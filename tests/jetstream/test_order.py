@@ -153,8 +153,7 @@ async def test_server_restart_mid_pull_resumes(fresh_stream: MakeStream) -> None
         await anyio.to_thread.run_sync(server._process.wait)
         await anyio.to_thread.run_sync(server.start)
         with anyio.fail_after(20):
-            while not stream.client.is_connected:
-                await anyio.sleep(0.05)
+            await until(lambda: stream.client.is_connected)
         await stream.publish(50, seed=2)
         await all_done(stream, recorder)
 
@@ -235,8 +234,7 @@ async def test_two_processes_that_start_together_are_stopped(stream: Stream, mon
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             tasks.start_soon(run)
-            while not ended:
-                await anyio.sleep(0.05)
+            await until(lambda: bool(ended))
             tasks.cancel_scope.cancel()
     assert "pulled by another process" in ended[0]
 

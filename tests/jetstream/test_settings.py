@@ -22,6 +22,9 @@ pytestmark = pytest.mark.anyio
 
 MakeStream = Callable[..., Awaitable[tuple[NatsServer, Stream]]]
 
+READERS = pytest.mark.parametrize("reader", [{"durable": "d"}, {"cohort": "c"}], ids=["durable", "cohort"])
+"""One process on a durable, and a member of a cohort."""
+
 
 async def handler(message: lanes.Message) -> None:
     """Never called here."""
@@ -87,10 +90,11 @@ async def test_missing_stream(stream: Stream) -> None:
         await lanes.run(source, handler)
 
 
-async def test_no_server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@READERS
+async def test_no_server(reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
-    source = JetStreamSource("nats://user:secret@127.0.0.1:9", stream="S", durable="d", key=None)
-    with pytest.raises(lanes.SourceError, match=r"nats://127\.0\.0\.1:9 within 0\.5 s") as refused:
+    source = JetStreamSource("nats://user:secret@127.0.0.1:9", stream="S", key=whole_subject, **reader)
+    with pytest.raises(lanes.SourceError, match=r"nats://127\.0\.0\.1:9 within 0\.5 s.*correct the URL") as refused:
         await lanes.run(source, handler)
     assert "secret" not in str(refused.value)
     assert "secret" not in repr(source)
@@ -115,7 +119,15 @@ async def test_wrong_credentials(fresh_nats: Callable[..., NatsServer], monkeypa
 async def test_jetstream_disabled_for_the_account(fresh_nats: Callable[..., NatsServer]) -> None:
     server = fresh_nats(config="accounts { A { users: [{user: a, password: b}] } }\nno_auth_user: a")
     source = JetStreamSource(server.url, stream="S", durable="d", key=None)
-    with pytest.raises(lanes.SourceError, match="JetStream"):
+    with pytest.raises(lanes.SourceError, match=r"'S' at nats://.*JetStream not enabled.*enable JetStream.*account"):
+        await lanes.run(source, handler)
+
+
+@READERS
+async def test_jetstream_disabled_on_the_server(fresh_nats: Callable[..., NatsServer], reader: dict[str, Any]) -> None:
+    server = fresh_nats(arguments=["-js=false"])
+    source = JetStreamSource(server.url, stream="S", key=whole_subject, **reader)
+    with pytest.raises(lanes.SourceError, match=r"nats://.*JetStream does not answer: enable it on the server \(-js\)"):
         await lanes.run(source, handler)
 
 

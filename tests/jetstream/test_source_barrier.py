@@ -14,7 +14,7 @@ import lanes
 from lanes_jetstream.durable import ORIGINAL_ACK_WAIT, ORIGINAL_BACKOFF
 from tests.components import NatsServer
 from tests.conftest import Spawn
-from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, running
+from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -134,8 +134,7 @@ async def test_paused_consumer_is_waited_for(stream: Stream, caplog: pytest.LogC
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         with anyio.fail_after(10):
-            while "is paused: resume it" not in caplog.text:
-                await anyio.sleep(0.02)
+            await until(lambda: "is paused: resume it" in caplog.text)
         assert not recorder.done
         await stream.client.request(pause, b"{}", timeout=5)
         await all_done(stream, recorder)

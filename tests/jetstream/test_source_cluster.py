@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import anyio
 import anyio.lowlevel
-import nats.errors
-import nats.js.errors
 import pytest
-from nats.aio.client import Client
 
 import lanes
-from tests.components import MissingComponent, NatsServer
 from tests.components.nats_cluster import NatsCluster
-from tests.conftest import skip_or_fail
+from tests.jetstream.cluster_workload import UNDECIDED, confirmed, leader, patiently
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import DURABLE, Recorder, Stream, inner, running
 
@@ -24,19 +20,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FAST = lanes.Settings(concurrency=50, drain_timeout=10)
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    """Three servers for the tests of this file."""
-    cluster = NatsCluster()
-    try:
-        cluster.start()
-        yield cluster
-    except MissingComponent as missing:
-        skip_or_fail(missing)
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
@@ -50,45 +33,10 @@ async def stream(cluster: NatsCluster) -> AsyncIterator[Stream]:
     await client.close()
 
 
-async def patiently(stream: Stream) -> None:
-    """Make it as soon as there is somebody to decide where."""
-    with anyio.fail_after(30):
-        while True:
-            try:
-                await stream.create(num_replicas=3)
-                return
-            except (nats.errors.Error, nats.js.errors.Error):
-                await anyio.sleep(0.2)
-
-
-async def leader(cluster: NatsCluster, client: Client, stream: str, durable: str | None) -> NatsServer:
-    """Who leads the consumer, or the stream; waits for one."""
-    context = client.jetstream(timeout=1)
-    with anyio.fail_after(30):
-        while True:
-            try:
-                info = await (context.consumer_info(stream, durable) if durable else context.stream_info(stream))
-                if info.cluster is not None and info.cluster.leader:
-                    return cluster.server(info.cluster.leader)
-            except (nats.errors.Error, nats.js.errors.Error):
-                pass
-            await anyio.sleep(0.2)
-
-
 async def published(stream: Stream, count: int) -> None:
-    """Published, and confirmed by most of the copies: what the servers may lose is not of this test."""
-    context = stream.client.jetstream(timeout=2)
     for number in range(count):
-        message_id = f"{stream.published + number}"
-        with anyio.fail_after(30):
-            while True:
-                try:
-                    await context.publish(
-                        f"{stream.name}.{number % 20}", b"x" * 40, headers={"Nats-Msg-Id": message_id}
-                    )
-                    break
-                except (nats.errors.Error, nats.js.errors.Error, OSError):
-                    await anyio.sleep(0.1)
+        subject = f"{stream.name}.{number % 20}"
+        await confirmed(stream.client, subject, b"x" * 40, stream.published + number)
     stream.published += count
 
 
@@ -99,7 +47,7 @@ async def all_done(stream: Stream, recorder: Recorder) -> None:
             try:
                 if not await stream.ack_pending():
                     break
-            except (nats.errors.Error, nats.js.errors.Error):
+            except UNDECIDED:
                 pass
             await anyio.sleep(0.1)
     assert recorder.violations == []

@@ -19,7 +19,7 @@ from lanes_jetstream import JetStreamSource, subject_token, whole_subject
 from lanes_jetstream.acks import send_all
 from lanes_jetstream.start import start_fields
 from tests.components import NatsServer
-from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, inner, running, until
+from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, inner, moment_behind, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +48,7 @@ async def began_at(stream: Stream, **arguments: Any) -> int:
 
 async def test_start_points(stream: Stream) -> None:
     await stream.publish(5)
-    await anyio.sleep(0.002)
-    moment = datetime.now(timezone(timedelta(hours=5)))
+    moment = (await moment_behind(stream.client, stream.name, 5)).astimezone(timezone(timedelta(hours=5)))
     await stream.publish(5)
     assert await began_at(stream, durable="all") == 1
     assert await began_at(stream, durable="next", start="next") == 12

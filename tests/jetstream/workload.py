@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -159,6 +160,15 @@ def inner(source: JetStreamSource) -> DurableSource:
     """What a source over a durable is inside."""
     assert isinstance(source._source, DurableSource)
     return source._source
+
+
+async def moment_behind(client: Client, stream: str, sequence: int) -> datetime:
+    """A time of this machine, whose clock is the server's, behind a message that is stored by then."""
+    while True:
+        answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
+        state, now = json.loads(answer.data)["state"], datetime.now(UTC)
+        if state["last_seq"] >= sequence and now > datetime.fromisoformat(state["last_ts"]):
+            return now
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,189 @@
+"""The durables in memory keep the contract of a cohort's durables, and the contract finds those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, Literal, get_args
+
+import pytest
+
+from lanes.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
+from memsource.epoch_consumers import Durable, EpochStream, MemoryEpochConsumers, Retention
+from memsource.epoch_contract import EPOCH_CHECKS, EpochCheck, EpochHarness
+from memsource.harness import ContractBroken
+from memsource.way import Fate, Way
+
+SIZE: Final = 1 << 20
+RETENTIONS: Final[tuple[Retention, ...]] = get_args(Retention)
+
+
+class MemoryHarness:
+    """A stream whose clock stands still. ``wrap`` makes of each client another one."""
+
+    def __init__(
+        self, retention: Retention, wrap: Callable[[MemoryEpochConsumers], EpochConsumers] | None = None
+    ) -> None:
+        self.retention: Retention = retention
+        self.stream = EpochStream(4, retention=retention)
+        self._wrap = wrap
+        self._made: dict[EpochConsumers, MemoryEpochConsumers] = {}
+
+    def consumers(self, lease: int = 0) -> EpochConsumers:
+        made = MemoryEpochConsumers(self.stream, Way(lambda: 0.0, _never, timeout=0.001), lease)
+        wrapped: EpochConsumers = made if self._wrap is None else self._wrap(made)
+        self._made[wrapped] = made
+        return wrapped
+
+    async def publish(self, *partitions: int) -> list[int]:
+        return [self.stream.publish("x", key="k", partition=partition).position for partition in partitions]
+
+    async def pull(self, durable: Durable, count: int) -> list[int] | None:
+        deliveries = self.stream.pull(durable, count, SIZE, 0.0)
+        return None if deliveries is None else [each.record.position for each in deliveries]
+
+    async def ack(self, durable: Durable, sequence: int) -> bool:
+        return self.stream.ack(durable, sequence, 0.0)
+
+    def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:
+        kind: Literal["request lost", "reply lost"] = "request lost" if what == "request" else "reply lost"
+        self._made[consumers].way.fates.append(Fate(kind))
+
+
+def _never(at: float, act: Callable[[float], None]) -> None:
+    raise AssertionError(f"nothing is to be done later, at {at}: {act}")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("check", EPOCH_CHECKS, ids=lambda check: check.__name__)
+async def test_the_durables_in_memory_keep_the_contract(check: EpochCheck, retention: Retention) -> None:
+    harness: EpochHarness = MemoryHarness(retention)
+    await check(harness)
+
+
+# --- durables that do not
+
+
+class _Wrong:
+    """Passes everything on; its descendants do one thing wrong."""
+
+    def __init__(self, inner: MemoryEpochConsumers) -> None:
+        self.inner = inner
+
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        return await self.inner.found(partition)
+
+    async def names(self) -> Sequence[tuple[int, int, int]]:
+        return await self.inner.names()
+
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
+
+    async def delete(self, partition: int, epoch: int, sub: int) -> None:
+        await self.inner.delete(partition, epoch, sub)
+
+
+class _InSeconds(_Wrong):
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        found, clock = await self.inner.found(partition)
+        return found, clock // 1000
+
+
+class _ByName(_Wrong):
+    """In the order of what they are called: 10 comes before 9."""
+
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        found, clock = await self.inner.found(partition)
+        return sorted(found, key=lambda each: f"{each.epoch}-{each.sub}"), clock
+
+
+class _WithoutNonce(_Wrong):
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        found, clock = await self.inner.found(partition)
+        return [replace(each, nonce="") for each in found], clock
+
+
+class _WithoutFloor(_Wrong):
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        found, clock = await self.inner.found(partition)
+        floors = [self.inner.stream.consumer(Durable(each.partition, each.epoch, each.sub)) for each in found]
+        return [
+            replace(each, floor=each.floor if of.unfinished else 0) for each, of in zip(found, floors, strict=True)
+        ], clock
+
+
+class _WithItsOwnLease(_Wrong):
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        found, clock = await self.inner.found(partition)
+        return [replace(each, lease=self.inner.lease) for each in found], clock
+
+
+class _OfOnePartition(_Wrong):
+    async def names(self) -> Sequence[tuple[int, int, int]]:
+        return [name for name in await self.inner.names() if name[0] == 0]
+
+
+class _Overwrites(_Wrong):
+    """As the client of the broker does by itself."""
+
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        await self.inner.delete(partition, epoch, sub)
+        await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
+
+
+class _Silent(_Wrong):
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        with suppress(ConsumerExists):
+            await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
+
+
+class _FromTheFirst(_Wrong):
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        await self.inner.create(partition, epoch, sub, nonce=nonce, start=None)
+
+
+class _Keeps(_Wrong):
+    async def delete(self, partition: int, epoch: int, sub: int) -> None:
+        return
+
+
+class _DeletesAll(_Wrong):
+    async def delete(self, partition: int, epoch: int, sub: int) -> None:
+        for name in await self.inner.names():
+            await self.inner.delete(*name)
+
+
+class _SendsAgain(_Wrong):
+    """Nothing is lost on its way, for it sends again what was not answered."""
+
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        try:
+            await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
+        except UnknownResult:
+            await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
+
+
+WRONG: Final[Mapping[type[_Wrong], str]] = {
+    _InSeconds: "check_nothing_is_found_at_first",
+    _ByName: "check_they_rise_by_epoch_and_sub_number",
+    _WithoutNonce: "check_what_is_made_is_found_by_every_client",
+    _WithoutFloor: "check_the_floor_is_what_is_acknowledged",
+    _WithItsOwnLease: "check_each_tells_the_lease_of_who_made_it",
+    _OfOnePartition: "check_what_is_made_is_found_by_every_client",
+    _Overwrites: "check_they_are_made_strictly",
+    _Silent: "check_they_are_made_strictly",
+    _FromTheFirst: "check_it_delivers_what_it_begins_with",
+    _Keeps: "check_what_is_deleted_answers_nobody",
+    _DeletesAll: "check_what_is_deleted_is_gone",
+    _SendsAgain: "check_a_lost_request_is_unknown",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__.lstrip("_"))
+async def test_the_contract_finds_durables_that_break_it(wrong: type[_Wrong]) -> None:
+    (check,) = [check for check in EPOCH_CHECKS if check.__name__ == WRONG[wrong]]
+    with pytest.raises(ContractBroken):
+        await check(MemoryHarness("limits", wrong))
