@@ -18,7 +18,8 @@ from anyio.abc import TaskGroup
 from lanes.clock import Clock
 from lanes.core.types import Message, Outcome
 from lanes.errors import ConfigError
-from lanes.threads import entry_of_loop, handler_context, report_left, report_stuck
+from lanes.loops import entry_of_loop
+from lanes.threads import handler_context, report_left, report_stuck
 
 
 class _Call:

@@ -22,6 +22,7 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
 from lanes.handover import Handover
 from lanes.history import key_hash
+from lanes.loops import FromAnywhere
 from lanes.parking import Parking
 from lanes.settling import Settler, Shell
 from lanes.source import (
@@ -79,6 +80,7 @@ class Running:
         self._stalls = Stalls(engine.committer)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
+        self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         self._workers = workers(self)
         self._settler = Settler(engine, source, self, clock, tap, commits=self._commits)
@@ -129,7 +131,10 @@ class Running:
         return self._redelivered
 
     def stop(self) -> None:
-        """Take nothing more and drain. Does not block. Idempotent."""
+        """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``FromAnywhere``."""
+        self._told_to_stop()
+
+    def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
             if self._active:
@@ -179,7 +184,7 @@ class Running:
 
     # --- end
 
-    async def _guarded(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+    async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
         try:
             await task(*args)
@@ -305,6 +310,7 @@ class Running:
     async def _timer(self) -> None:
         """The one timer for the earliest deadline of all held lanes, and of what stands still."""
         while True:
+            self._told_to_stop.serve()
             due = self._engine.next_due()
             at = min(self._stalls.next_at(), INFINITY if due is None else due)
             self._timer_wake = anyio.Event()

@@ -15,7 +15,6 @@ before it.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 import threading
@@ -33,6 +32,7 @@ from lanes.core.types import ABANDON, ACK, Message, Partition
 from lanes.endings import Endings
 from lanes.errors import LanesError
 from lanes.handlers import SyncHandler
+from lanes.loops import entry_of_loop
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS
 from lanes.settling import Shell
@@ -354,15 +354,6 @@ def handler_context() -> contextvars.Context:
         # Else a handler that runs a loop of its own in its thread would be told that it is in one.
         context.run(sniffio.current_async_library_cvar.set, None)
     return context
-
-
-def entry_of_loop() -> Callable[[Callable[[], None]], object]:
-    """What calls a function on the running event loop, from any thread; ``RuntimeError`` when the loop is gone."""
-    if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
-        return asyncio.get_running_loop().call_soon_threadsafe
-    import trio
-
-    return trio.lowlevel.current_trio_token().run_sync_soon
 
 
 def report_stuck(message: Message, age: float, timeout: float) -> None:

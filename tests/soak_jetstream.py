@@ -24,7 +24,7 @@ from lanes.demo import DemoConfig, Report
 from lanes.demo.config import Retention
 from lanes.demo.members import Members
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import Wire
+from tests.jetstream.wire import Wire
 from tests.storm import EVENTS, FAULTS, LEAST, Storm, play, soak
 
 LEASE: Final = 4.0
@@ -89,12 +89,15 @@ async def round_of(server: NatsServer, seed: int, kind: str, keep: Path) -> tupl
     wires = Wires(chance, server.url)
     more = {"dropped": wires.drop, "silenced": wires.silence, "isolated": wires.isolate}
     storm = Storm(chance, server, LEASE, more)
+    latency, concurrency = chance.choice([0.002, 0.01, 0.03]), chance.choice([50, 300])
     config = DemoConfig(
         server=server.url,
         events=EVENTS,
         seed=seed,
-        latency=chance.choice([0.002, 0.01, 0.03]),
-        concurrency=chance.choice([50, 300]),
+        latency=latency,
+        concurrency=concurrency,
+        # So few that a done-set which is lost shows: a crash may repeat twice as many of a partition.
+        max_in_flight=2 * concurrency,
         serial_seconds=0.0,
         stall_timeout=90.0,
         members=MEMBERS,

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from lanes.clock import monotonic
 from lanes.demo import DemoConfig, Report
 from lanes.demo import run as run_demo
-from lanes.demo.members import Members
+from lanes.demo.members import Members, Process
 
 EVENTS: Final = 20_000
 FAULTS: Final = 20
@@ -67,8 +67,8 @@ class Storm:
     async def __call__(self, group: Members) -> None:
         """Strike again and again, and mend everything at the end."""
         self.group = group
-        await group.feed(1 / (FAULTS + 1))
         await group.until(group.settled)
+        await group.feed(1 / (FAULTS + 1))
         try:
             for number in range(1, FAULTS + 1):
                 await group.until(lambda: bool(self._possible(group)))
@@ -95,11 +95,12 @@ class Storm:
         if len(group.running) > LEAST:
             possible += [
                 ("killed", self._kill),
-                ("frozen", self._freeze_beyond),
                 ("paused", self._freeze_below),
                 ("stopped", self._stop),
                 *self._more.items(),
             ]
+            if any(one.begun for one in group.running):
+                possible.append(("frozen", self._freeze_beyond))
         return possible
 
     async def _join(self, group: Members) -> None:
@@ -112,13 +113,15 @@ class Storm:
         await group.stop(self._chance.choice(group.running))
 
     async def _freeze_beyond(self, group: Members) -> None:
-        await self._freeze(group, self._chance.uniform(*self._beyond))
+        # A start that is frozen for so long may end for want of answers, and say so, as a process should.
+        begun = [one for one in group.running if one.begun]
+        await self._freeze(group, begun, self._chance.uniform(*self._beyond))
 
     async def _freeze_below(self, group: Members) -> None:
-        await self._freeze(group, self._chance.uniform(*self._below))
+        await self._freeze(group, group.running, self._chance.uniform(*self._below))
 
-    async def _freeze(self, group: Members, seconds: float) -> None:
-        thaw = group.freeze(self._chance.choice(group.running))
+    async def _freeze(self, group: Members, members: Sequence[Process], seconds: float) -> None:
+        thaw = group.freeze(self._chance.choice(members))
         try:
             await asyncio.sleep(seconds)
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from lanes.threads import entry_of_loop
+from lanes.loops import entry_of_loop
 
 
 class Bridge:

@@ -39,8 +39,8 @@ Script = Callable[["Members"], Awaitable[None]]
 Protocol = Literal["classic", "cooperative", "consumer"]
 """How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
 
-Retention = Literal["limits", "workqueue"]
-"""What a stream keeps: everything, or what is not finished."""
+Retention = Literal["limits", "workqueue", "interest"]
+"""What a stream keeps: everything, what is not finished, or what somebody waits for and has not finished."""
 
 VARIABLE: Final = "LANES_DEMO_WORKER"
 """The environment variable that tells a worker its configuration."""
@@ -69,9 +69,10 @@ class DemoConfig:
 
     With ``members``, 2 or more (None = 3 on Kafka, and one process on JetStream), so many processes share
     ``partitions`` partitions (None = 8 on Kafka, 64 on JetStream): in one Kafka group by ``protocol``, or in one
-    JetStream cohort with a ``lease`` in seconds on a stream of this ``retention``. What is done to them is ``script``,
-    None = one is killed, one added, one frozen and one stopped, and ``kill_at`` means nothing. ``route``: the address
-    that a member of this name is told, None = ``server``.
+    JetStream cohort with a ``lease`` in seconds on a stream of this ``retention``; one of ``"interest"`` gets nothing
+    before they are there. What is done to them is ``script``, None = one is killed, one added, one frozen and one
+    stopped, and ``kill_at`` means nothing. ``route``: the address that a member of this name is told, None =
+    ``server``.
 
     ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
     on the run from outside: kill the server, freeze the worker.
@@ -117,6 +118,11 @@ class DemoConfig:
         """Whether they are a group, or a cohort."""
         return self.broker == "kafka" or self.processes > 1
 
+    @property
+    def waits_for_members(self) -> bool:
+        """Whether what is published before there are members is nobody's."""
+        return self.broker == "jetstream" and self.in_group and self.retention == "interest"
+
     def __post_init__(self) -> None:
         if self.broker not in get_args(BrokerName):
             raise DemoError(f"broker={self.broker!r}: must be {_choice(BrokerName)}")
@@ -124,6 +130,11 @@ class DemoConfig:
             raise DemoError(f"protocol={self.protocol!r}: must be {_choice(Protocol)}")
         if self.retention not in get_args(Retention):
             raise DemoError(f"retention={self.retention!r}: must be {_choice(Retention)}")
+        if self.waits_for_members and self.serial_seconds > 0:
+            raise DemoError(
+                f"serial_seconds={self.serial_seconds!r} with retention='interest': there is nothing to handle one "
+                "at a time before the members are there, set it to 0"
+            )
         if self.partitions is not None and not 1 <= self.partitions <= _PARTITIONS_LIMIT:
             raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
         if self.members is not None and not _LEAST[self.broker] <= self.members <= self.shared:

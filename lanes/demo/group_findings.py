@@ -104,6 +104,17 @@ class Knowledge:
         return frozenset(self.removals)
 
     @property
+    def forgotten(self) -> frozenset[Assignment]:
+        """The assignments that ended while the broker was away, or shortly after: it may have forgotten of them what it
+        had been told."""
+        last = {segment.member: segment.rows[-1].mono for segment in self.segments}
+        return frozenset(
+            assignment
+            for assignment, span in self.spans.items()
+            if self._in_outage(min(span.end, last[assignment[0]]), _AFTERMATH)
+        )
+
+    @property
     def frozen(self) -> float:
         """The longest time in seconds that a process or the broker was kept from going on."""
         return max((one.ended - one.begun for one in self.faults), default=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class Findings(NamedTuple):
 def examine(directory: Path, seen: Seen | None = None) -> Findings:
     """Read all segments of a directory and check them. Blocks: reads everything. ``seen``: of a group."""
     import memsource
-    from memsource.checkers import MARGIN, checkers_within
+    from memsource.checkers import MARGIN, BoundedRepeats, checkers_within
 
     try:
         segments = memsource.read([directory])
@@ -49,6 +50,8 @@ def examine(directory: Path, seen: Seen | None = None) -> Findings:
     knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
     # A process that we froze ourselves was late by as much, and cannot say why.
     checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
+    if knowledge is not None and knowledge.deadlines:
+        checkers += (partial(BoundedRepeats, excused=knowledge.forgotten),)
     verdicts = [
         Verdict(found.name, found.status, _detail(found.violations, found.witnesses, found.reasons))
         for found in memsource.check(segments, checkers, taken=knowledge.taken if knowledge is not None else ())

@@ -77,7 +77,8 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
     feed.open()
     try:
         # A group gets the rest while things are done to it.
-        await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
+        if not config.waits_for_members:
+            await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
         serial_rate = 0.0
         if config.serial_seconds:
             progress.phase = "one at a time"

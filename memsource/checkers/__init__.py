@@ -10,6 +10,7 @@ from typing import Final
 from memsource.checkers.ahead import MaxAhead, StallNamed
 from memsource.checkers.commit_times import CommitsInTime, UnknownCommitRepeated
 from memsource.checkers.commits import CommitsRise, NoCommitAfterRevoke, NoCommitPastUnfinished, OneCommitAtATime
+from memsource.checkers.crashes import BoundedRepeats
 from memsource.checkers.deadlines import MARGIN
 from memsource.checkers.delivery import AtLeastOnce
 from memsource.checkers.drains import DrainInTime, DrainStartsNothing, DrainWaitsForRunning, HandedOverAfterDrain
@@ -36,6 +37,7 @@ __all__ = [
     "AttemptsCount",
     "BoundedBytes",
     "BoundedInFlight",
+    "BoundedRepeats",
     "Checker",
     "CommitsInTime",
     "CommitsRise",

@@ -8,11 +8,11 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.components.kafka_installation import install, wait_started
 from tests.components.kafka_properties import HOST, Ports, choose_ports, server_properties, write_properties
+from tests.components.server import Server
 from tests.components.supervised import ComponentError, Supervised
 from tests.components.waiting import wait_until
 
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 2.0
 _WHO_ARE_YOU = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
-class KafkaServer:
+class KafkaServer(Server):
     """One broker in one folder, which is removed at `stop`. Not for use by several threads at once.
 
     `directory`: an empty or missing folder; none = a fresh one among the system's temporary files. `properties` are
@@ -55,18 +55,6 @@ class KafkaServer:
     def __repr__(self) -> str:
         return f"<KafkaServer {self.url if self._ports else 'not started'}, {self._process!r}>"
 
-    def __enter__(self) -> KafkaServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     @property
     def url(self) -> str:
         """Where clients connect (`bootstrap.servers`); known, and the same, from the first start to `stop`."""
@@ -76,21 +64,6 @@ class KafkaServer:
     def admin_url(self) -> str:
         """Where nobody has to log in and everybody may do everything; without `users` it is `url`."""
         return f"{HOST}:{self._known_ports().inside}"
-
-    @property
-    def pid(self) -> int:
-        """Of the broker itself; ComponentError when it is not running."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the broker is there. A paused one is."""
-        return self._process.alive
-
-    @property
-    def folder(self) -> Path:
-        """Its folder, with `log`, `data/`, `server.properties` and `run/state.json`."""
-        return self._process.folder
 
     def config(self, user: str | None = None) -> dict[str, Any]:
         """What a client has to set to reach this broker, as this user of `users`. It holds the password."""
@@ -142,19 +115,6 @@ class KafkaServer:
             self._process.signal(signal.SIGKILL)  # nothing of it is kept, so it need not put anything in order
         self._process.stop()
         self._ports = None
-
-    def kill(self) -> None:
-        """End the broker with -9 and block until it is gone. Its data and its ports stay for `start`."""
-        self._process.signal(signal.SIGKILL)
-        self._process.wait()
-
-    def pause(self) -> None:
-        """Freeze the broker: connections stay open and nothing answers. It has stopped when this returns."""
-        self._process.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """End a `pause`. Harmless without one."""
-        self._process.signal(signal.SIGCONT)
 
     def _known_ports(self) -> Ports:
         if self._ports is None:

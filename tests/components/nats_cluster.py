@@ -6,15 +6,15 @@ import concurrent.futures
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tests.components.nats_server import NatsServer
+from tests.components.server import Started
 from tests.components.supervised import ComponentError
 
 _HOST = "127.0.0.1"
 
 
-class NatsCluster:
+class NatsCluster(Started):
     """`size` servers, named n1, n2, …; `servers` may be killed and started again one by one.
 
     Not for use by several threads at once. `seconds` bounds the start of each.
@@ -38,18 +38,6 @@ class NatsCluster:
 
     def __repr__(self) -> str:
         return f"<NatsCluster of {len(self.servers)}: {', '.join(map(repr, self.servers))}>"
-
-    def __enter__(self) -> NatsCluster:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     @property
     def url(self) -> str:

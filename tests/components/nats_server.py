@@ -6,13 +6,12 @@ import contextlib
 import http.client
 import json
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from tests.components.server import Server
 from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
 
@@ -32,7 +31,7 @@ def find_program() -> str:
     return found
 
 
-class NatsServer:
+class NatsServer(Server):
     """One server in one folder, which is removed at `stop`. Not for use by several threads at once.
 
     `directory`: an empty or missing folder, or one where such a server runs already; none = a fresh one among
@@ -68,18 +67,6 @@ class NatsServer:
     def __repr__(self) -> str:
         return f"<NatsServer {self.url if self._ports else 'not started'}, {self._process!r}>"
 
-    def __enter__(self) -> NatsServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     @property
     def url(self) -> str:
         """Where clients connect; known, and the same, from the first start to `stop`."""
@@ -89,21 +76,6 @@ class NatsServer:
     def monitor_url(self) -> str:
         """The server's own HTTP pages: `/healthz`, `/jsz?streams=1`, `/connz`, …"""
         return f"http://{_HOST}:{self._known_ports()[1]}"
-
-    @property
-    def pid(self) -> int:
-        """Of the server itself; ComponentError when this object has not started it or it is gone."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server that this object started is there. A paused one is."""
-        return self._process.alive
-
-    @property
-    def folder(self) -> Path:
-        """Its folder, with `log`, `data/` and `run/state.json`."""
-        return self._process.folder
 
     def prepare(self) -> None:
         """See that the program is there; MissingComponent when it is not."""
@@ -135,19 +107,6 @@ class NatsServer:
             self._process.stop()
         self._attached = False
         self._ports = None
-
-    def kill(self) -> None:
-        """End the server with -9 and block until it is gone. Its data and its ports stay for `start`."""
-        self._process.signal(signal.SIGKILL)
-        self._process.wait()
-
-    def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing answers. It has stopped when this returns."""
-        self._process.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """End a `pause`. Harmless without one."""
-        self._process.signal(signal.SIGCONT)
 
     def get(self, path: str) -> dict[str, Any]:
         """One of the server's own pages as JSON, such as `/jsz`. Blocks; OSError when nobody answers."""

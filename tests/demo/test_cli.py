@@ -187,3 +187,24 @@ def test_ring_folds_a_long_key_and_keeps_its_numbers_whole(lanes: Command, monke
     _, first, *more = rows(lanes("ring", "k" * 200))
     assert first[1:] == [str(slot("k" * 200)), str(partition("k" * 200, 64)), str(lane("k" * 200, 16))]
     assert "".join(row[0] for row in [first, *more]) == repr("k" * 200)
+
+
+def test_a_journal_is_made_and_checked_like_its_history(lanes: Command, tmp_path: Path) -> None:
+    history = History(tmp_path, member="m")
+    history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
+    history.close("drained", 2.0)
+    to = tmp_path / "journal"
+    made = lanes("journal", "convert", str(history.path), "--to", str(to))
+    (path,) = to.glob("*.parquet")
+    assert made == (0, f"{path}\n", "")
+    assert lanes("check", str(to)) == lanes("check", str(history.path))
+
+
+def test_what_is_no_history_makes_no_journal(lanes: Command, tmp_path: Path) -> None:
+    empty, to = tmp_path / "empty.jsonl", tmp_path / "journal"
+    empty.touch()
+    for file, said in ((empty, "no history in it"), (tmp_path / "nowhere", "No such file or directory")):
+        made = lanes("journal", "convert", str(file), "--to", str(to))
+        assert (made.status, made.out) == (3, "")
+        assert made.err.startswith(f"lanes: {file}: {said}")
+    assert list(to.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import nats
 import pytest
@@ -68,7 +68,7 @@ async def test_members_come_and_go_and_nothing_runs_again(nats_server: NatsServe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+@pytest.mark.parametrize("retention", get_args(Retention))
 async def test_everything_is_done_to_a_cohort(nats_server: NatsServer, retention: Retention) -> None:
     report = await run(config(nats_server, members=4, events=10_000, retention=retention))
     assert report.broken == []

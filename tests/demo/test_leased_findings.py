@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.demo.group_findings import Fault, FaultKind, Knowledge, findings
+from lanes.demo.history import Seen, examine
 from lanes.demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report
 from tests.history.rows import (
@@ -20,6 +22,7 @@ from tests.history.rows import (
     assigned,
     at,
     delivered,
+    encoded,
     ended,
     owned,
     parsed,
@@ -108,6 +111,26 @@ def test_who_made_a_message_run_again(first: Rows, crashed: bool, faults: list[F
     done = [Fault(kind, "m-1", 103.0, 106.0) for kind in faults]
     found = findings(known(first, again, done, crashed=crashed))
     assert {name: count for name, count in found.duplicates.items() if count} == {cause: 1}
+
+
+@pytest.mark.parametrize(
+    ("outage", "forgotten"),
+    [((90.0, 92.0), True), ((80.0, 87.0), False), ((102.0, 104.0), True), ((103.5, 104.0), False)],
+    ids=["over shortly before", "over long before", "when it died", "begun behind it"],
+)
+def test_a_broker_that_was_away_may_have_forgotten_what_it_was_told(
+    tmp_path: Path, outage: tuple[float, float], forgotten: bool
+) -> None:
+    """Of who died at 103 s, or shortly after; otherwise it is held to what a crash may repeat: 200 of 100 in flight."""
+    before = flat(RUNS, *(at(102.0, *ran(position)) for position in range(1, 300)), at(103.0, delivered(999)))
+    again = flat(at(110.0, assigned(None), leased(120.0)), *(at(111.0, *ran(position)) for position in range(1, 300)))
+    knowledge = known(before, again, [Fault("broker", "", *outage)], crashed=True)
+    assert (ONE in knowledge.forgotten) == forgotten
+    segments = [segment(before, end=None), segment(again, member="m-2", pid=2, start=100.5)]
+    (tmp_path / "history.jsonl").write_bytes(encoded(*segments))
+    found = examine(tmp_path, Seen([], knowledge.faults))
+    (verdict,) = [one for one in found.verdicts if one.name == "BoundedRepeats"]
+    assert verdict.status == ("passed" if forgotten else "violated")
 
 
 def test_the_loss_says_last_until_when_a_lease_was() -> None:

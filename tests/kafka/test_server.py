@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 
 from tests.components import ComponentError, KafkaServer, MissingComponent, kafka_installation, kafka_server, wait_until
 from tests.components.kafka_properties import Ports, choose_ports
-from tests.conftest import KafkaFactory, Spawn, first_line, is_free, is_gone
+from tests.conftest import KafkaFactory, Spawn, first_line, is_free, is_gone, warm_groups
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, produce
 
@@ -113,6 +113,7 @@ def test_a_killed_broker_comes_back_with_port_messages_and_commits(fresh_kafka: 
     server.start()
     assert server.url == url and server.pid != pid
     assert sum(events.ends()) == 500
+    warm_groups(server)
     assert events.committed("g") == [None, 7]
 
 

@@ -86,6 +86,9 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
         source.fail("settle", SourceError("the connection is closed"), times=100)
     elif case == "poison policy":
         settings = lanes.Settings(poison="skip")
+    elif case == "events":
+        source.finish()
+        lanes.main(source, acknowledge, settings=settings, on_event=lambda event: say(event.name), backend=backend)
     lanes.main(source, HANDLERS.get(case, acknowledge), settings=settings, backend=backend)
 
 

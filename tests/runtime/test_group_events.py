@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import lanes
 from lanes import Consumer, GroupEvent, Message, Nak, PartitionId
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.runtime.support import Gated, consumer_of, publish, started, until
@@ -74,3 +75,14 @@ async def test_what_hears_of_ownership_and_raises_stops_the_consumer() -> None:
         error = await run.end()
     assert isinstance(error, RuntimeError)
     assert [call.partition for call in source.called("release")] == [0]
+
+
+@pytest.mark.anyio
+async def test_what_only_runs_tells_it_too() -> None:
+    source, told = MemorySource(MemoryBroker()), list[GroupEvent]()
+    source.finish()
+    await lanes.run(source, Gated(), on_event=told.append)
+    assert told == [
+        GroupEvent(name="assigned", partition=ONE, epoch=1),
+        GroupEvent(name="revoked", partition=ONE, epoch=1),
+    ]

@@ -14,6 +14,7 @@ import pytest
 from lanes import ConfigError, Consumer, HandlerHalted, Message, Nak, Retry, Settings, Term
 from lanes.clock import monotonic
 from lanes.handlers import Handler, is_async
+from lanes.loops import entry_of_loop
 from lanes.running import Running
 from lanes.threads import ThreadWorkers
 from memsource.source import MemoryDeadLetters, MemorySource
@@ -201,10 +202,7 @@ async def test_the_loop_sleeps_while_all_threads_are_busy(monkeypatch: pytest.Mo
 async def test_the_loop_is_woken_once_for_a_batch_of_results(
     monkeypatch: pytest.MonkeyPatch, workers: tuple[Options, list[ThreadWorkers]]
 ) -> None:
-    from lanes import threads as module
-
     calls: list[int] = []
-    entry_of_loop = module.entry_of_loop
 
     def counting() -> Callable[[Callable[[], None]], object]:
         call_on_loop = entry_of_loop()
@@ -215,7 +213,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
 
         return count
 
-    monkeypatch.setattr(module, "entry_of_loop", counting)
+    monkeypatch.setattr("lanes.threads.entry_of_loop", counting)
     broker = published(*"abcdef")
     source = MemorySource(broker)
     source.finish()

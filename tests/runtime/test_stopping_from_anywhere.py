@@ -1,0 +1,146 @@
+"""Where ``stop`` may be called: tasks, callbacks of the loop, handlers of signals, other threads; ended or not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+
+from lanes import Message
+from lanes.loops import FromAnywhere
+from memsource import MemorySource
+from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+
+Stop = Callable[[], None]
+
+
+def on_asyncio() -> bool:
+    return anyio.get_cancelled_exc_class() is asyncio.CancelledError
+
+
+def in_a_callback(stop: Stop) -> None:
+    """As soon as the loop is idle, and in no task of anybody."""
+    if on_asyncio():
+        asyncio.get_running_loop().call_soon(stop)
+    else:
+        import trio
+
+        trio.lowlevel.current_trio_token().run_sync_soon(stop)
+
+
+def in_a_thread(stop: Stop) -> None:
+    """In one that no event loop knows of."""
+    thread = threading.Thread(target=stop)
+    thread.start()
+    thread.join()
+
+
+def in_a_thread_with_a_loop(stop: Stop) -> None:
+    """In a task of another event loop."""
+
+    async def elsewhere() -> None:
+        stop()
+
+    def run() -> None:
+        anyio.run(elsewhere)
+
+    in_a_thread(run)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("where", [in_a_callback, in_a_thread, in_a_thread_with_a_loop])
+async def test_it_may_be_called_outside_of_tasks(where: Callable[[Stop], None]) -> None:
+    broker = published("a", "a", "b")
+    source, handler = MemorySource(broker), Gated()
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.running == 2)
+        where(run.consumer.stop)
+        where(run.consumer.stop)
+        await turns()
+        # What runs may end; what has not begun does not.
+        assert not run.ended.is_set()
+        handler.let(0, 1, 2)
+        assert await run.end() is None
+        where(run.consumer.stop)
+    assert broker.acked() == [0, 2]
+    assert [call.name for call in source.calls][-2:] == ["release", "aclose"]
+
+
+@pytest.mark.anyio
+async def test_a_thread_may_call_it_while_the_source_opens() -> None:
+    broker = published("a")
+    source, handler = MemorySource(broker), Gated()
+    source.block("open")
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: source.called("open"))
+        in_a_thread(run.consumer.stop)
+        source.unblock("open")
+        assert await run.end() is None
+    assert handler.started == []
+    assert broker.acked() == []
+
+
+@pytest.mark.anyio
+async def test_a_task_of_its_loop_stops_it_at_once() -> None:
+    broker = published("a", "a", "a")
+    source = MemorySource(broker)
+
+    async def handler(message: Message) -> None:
+        if message.position == 1:
+            consumer.stop()
+
+    consumer = consumer_of(source, handler)
+    async with started(consumer) as run:
+        assert await run.end() is None
+    # The worker that runs on takes nothing more, although it has not suspended since.
+    assert broker.acked() == [0, 1]
+
+
+@pytest.mark.parametrize("run_job", [lambda job: asyncio.run(job()), anyio.run], ids=["asyncio.run", "anyio.run"])
+def test_a_handler_of_a_signal_may_call_it(run_job: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+    """Whether or not the libraries can tell there in which loop they are."""
+    broker = published("a", "a")
+    source, handler = MemorySource(broker), Gated()
+
+    async def job() -> None:
+        consumer = consumer_of(source, handler)
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+
+        def hear() -> None:
+            consumer.stop()
+            heard.set()
+
+        loop.add_signal_handler(signal.SIGUSR1, hear)
+        try:
+            async with started(consumer) as run:
+                await until(lambda: handler.running == 1)
+                os.kill(os.getpid(), signal.SIGUSR1)
+                await heard.wait()
+                await turns()
+                handler.let(0, 1)
+                assert await run.end() is None
+        finally:
+            loop.remove_signal_handler(signal.SIGUSR1)
+
+    run_job(job)
+    assert broker.acked() == [0]
+
+
+@pytest.mark.anyio
+async def test_nothing_is_called_where_the_loop_is_gone() -> None:
+    called: list[int] = []
+
+    async def make() -> FromAnywhere:
+        return FromAnywhere(lambda: called.append(1), lambda: called.append(2))
+
+    with ThreadPoolExecutor(1) as pool:
+        gone = pool.submit(anyio.run, make).result()
+    gone()
+    in_a_thread(gone)
+    assert called == []
