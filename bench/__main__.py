@@ -21,10 +21,12 @@ from bench import (
     jetstream,
     jetstream_faststream,
     jetstream_stuck,
+    journal,
     kafka,
     kafka_bounds,
     kafka_handlers,
     kafka_recovery,
+    postgres,
     runtime,
     simloop,
 )
@@ -34,6 +36,7 @@ from tests.components import ComponentError
 CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
+    "journal": journal.figures,
     "jetstream": jetstream.figures,
     "jetstream-faststream": jetstream_faststream.figures,
     "jetstream-stuck": jetstream_stuck.figures,
@@ -43,6 +46,7 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "kafka-handlers": kafka_handlers.figures,
     "kafka-bounds": kafka_bounds.figures,
     "kafka-recovery": kafka_recovery.figures,
+    "postgres": postgres.figures,
     "simloop": simloop.figures,
 }
 

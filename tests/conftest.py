@@ -20,7 +20,7 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents
 
 from hypothesis import Phase, settings
 
-from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, wait_until
+from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, PostgresServer, wait_until
 
 # A busy machine is slow, not wrong.
 # Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where an alarm met that.
@@ -36,6 +36,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 NatsFactory = Callable[..., NatsServer]
 KafkaFactory = Callable[..., KafkaServer]
+PostgresFactory = Callable[..., PostgresServer]
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
@@ -152,6 +153,45 @@ def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
     finally:
         for server in servers:
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The one PostgreSQL server of the test session. Shared: name databases uniquely, and never stop it."""
+    server = PostgresServer()
+    try:
+        yield start_postgres_or_skip(server)
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def fresh_postgres() -> Iterator[PostgresFactory]:
+    """Makes private servers, started, to be killed, paused and restarted: `fresh_postgres(settings=…)`.
+
+    Takes the arguments of `PostgresServer`. All of them are stopped after the test.
+    """
+    servers: list[PostgresServer] = []
+
+    def make(**arguments: Any) -> PostgresServer:
+        server = PostgresServer(**arguments)
+        servers.append(server)
+        return start_postgres_or_skip(server)
+
+    try:
+        yield make
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def start_postgres_or_skip(server: PostgresServer) -> PostgresServer:
+    """Start it. Without its programs a test is skipped (fails where `CI` is set)."""
+    try:
+        server.start()
+    except MissingComponent as missing:
+        skip_or_fail(missing)
+    return server
 
 
 def warm_groups(server: KafkaServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,23 @@ from bench.__main__ import CASES, command, main
 from bench.figures import Effort, cost, interleaved, middle, pairs, rate, table
 from tests.components import MissingComponent
 from tests.components.nats_server import find_program
+from tests.components.postgres_server import find_programs
 
 TINY = Effort(scale=0.002, repeats=1)
 ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
+NEEDED: dict[str, Callable[[], object]] = {
+    **{name: find_program for name in CASES if name.startswith("jetstream")},
+    "postgres": find_programs,
+}
 FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS])
 def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if name.startswith("jetstream") and not os.environ.get("CI"):
+    if name in NEEDED and not os.environ.get("CI"):
         try:
-            find_program()
+            NEEDED[name]()
         except MissingComponent as missing:
             pytest.skip(str(missing))
     measure(name, tmp_path, capsys)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.components import KafkaServer, NatsServer
+from tests.components import KafkaServer, NatsServer, PostgresServer
 
 FOLDER = Path(__file__).parents[1] / "examples"
 JETSTREAM = sorted((FOLDER / "jetstream").glob("*.py"))
 KAFKA = sorted((FOLDER / "kafka").glob("*.py"))
+POSTGRES = sorted((FOLDER / "postgres").glob("*.py"))
 SIMULATED = sorted(FOLDER.glob("simulate_*"))
 
 
@@ -25,6 +26,11 @@ def test_jetstream_example_runs(example: Path, nats_server: NatsServer, tmp_path
 @pytest.mark.parametrize("example", KAFKA, ids=lambda example: example.stem)
 def test_kafka_example_runs(example: Path, kafka: KafkaServer, tmp_path: Path) -> None:
     run(example, tmp_path, KAFKA_URL=kafka.url)
+
+
+@pytest.mark.parametrize("example", POSTGRES, ids=lambda example: example.stem)
+def test_postgres_example_runs(example: Path, postgres: PostgresServer, tmp_path: Path) -> None:
+    run(example, tmp_path, POSTGRES_URL=postgres.url)
 
 
 def run(example: Path, folder: Path, **environment: str) -> None:
@@ -53,4 +59,5 @@ def test_simulated_example_passes(example: Path) -> None:
 def test_there_are_examples() -> None:
     assert JETSTREAM
     assert KAFKA
+    assert POSTGRES
     assert SIMULATED

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tests.components.kafka_server import KafkaServer
 from tests.components.nats_server import NatsServer
+from tests.components.postgres_server import PostgresServer
 from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
 
@@ -27,6 +28,7 @@ __all__ = [
     "KafkaServer",
     "MissingComponent",
     "NatsServer",
+    "PostgresServer",
     "Supervised",
     "running",
     "start_all",
@@ -51,7 +53,11 @@ class Component(Protocol):
         """Block until it is gone, folder included. Idempotent."""
 
 
-COMPONENTS: dict[str, Callable[[], Component]] = {"kafka": KafkaServer, "nats": NatsServer}
+COMPONENTS: dict[str, Callable[[], Component]] = {
+    "kafka": KafkaServer,
+    "nats": NatsServer,
+    "postgres": PostgresServer,
+}
 
 
 def start_all(components: Sequence[Component]) -> None:

@@ -5,16 +5,17 @@
 | `python` | runs in a process of its own; it must end with status 0 and without a warning |
 | `python nats` | the same, with the URL of a real server in `NATS_URL` |
 | `python kafka` | the same, with the address of a real broker in `KAFKA_URL` |
+| `python postgres` | the same, with the address of a real server in `POSTGRES_URL` |
 | `python nats forever` | the same; once it has printed something it gets a SIGTERM |
 | `python no-run` | is compiled |
 | `sh`, `console` | `make` lines: target and variables exist in the Makefile. `pip install` lines: the extras of this |
 | | project exist. All others run, one shell a block |
-| `sh nats`, `sh kafka` | the same, with `NATS_URL` or `KAFKA_URL` |
+| `sh nats`, `sh kafka`, `sh postgres` | the same, with `NATS_URL`, `KAFKA_URL` or `POSTGRES_URL` |
 | `sh cluster` | only its `make` and `pip` lines are looked at |
 
-The blocks of a page run in its order. They share one NATS server of the page's own, and the Python ones a working
-folder; the shells work in the project folder. Kafka is the broker of the test session: the topics of a page are deleted
-after it. In a `console` block commands start with `$ `, the rest is output.
+The blocks of a page run in its order. They share one NATS and one PostgreSQL server of the page's own, and the Python
+ones a working folder; the shells work in the project folder. Kafka is the broker of the test session: the topics of a
+page are deleted after it. In a `console` block commands start with `$ `, the rest is output.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from confluent_kafka.admin import AdminClient
 from packaging.requirements import Requirement
 
 from tests.components import KafkaServer, wait_until
-from tests.conftest import NatsFactory
+from tests.conftest import NatsFactory, PostgresFactory
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
-VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL"}
+VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL", "postgres": "POSTGRES_URL"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SECONDS = 40.0  # below the limit of a test, so that the block is named, with its output
 
@@ -178,9 +179,13 @@ def check(block: Block, urls: Urls, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def urls(fresh_nats: NatsFactory, request: pytest.FixtureRequest) -> Urls:
-    nats = functools.cache(fresh_nats)
-    return {"nats": lambda: nats().url, "kafka": lambda: str(request.getfixturevalue("clean_kafka"))}
+def urls(fresh_nats: NatsFactory, fresh_postgres: PostgresFactory, request: pytest.FixtureRequest) -> Urls:
+    nats, postgres = functools.cache(fresh_nats), functools.cache(fresh_postgres)
+    return {
+        "nats": lambda: nats().url,
+        "kafka": lambda: str(request.getfixturevalue("clean_kafka")),
+        "postgres": lambda: postgres().url,
+    }
 
 
 @pytest.fixture
@@ -325,4 +330,5 @@ def test_a_block_has_the_server_it_asks_for(urls: Urls, tmp_path: Path) -> None:
     asking = blocks_of("page.md", f"```python nats\n{connect}\n```")[0]
     check(asking, urls, tmp_path)
     check(block("sh", 'test -n "$NATS_URL"\n', "nats"), urls, tmp_path)
-    check(block("sh", 'test -z "${NATS_URL:-}${KAFKA_URL:-}"\n'), urls, tmp_path)
+    check(block("sh", 'test -n "$POSTGRES_URL"\n', "postgres"), urls, tmp_path)
+    check(block("sh", 'test -z "${NATS_URL:-}${KAFKA_URL:-}${POSTGRES_URL:-}"\n'), urls, tmp_path)

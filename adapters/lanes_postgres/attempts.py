@@ -1,0 +1,134 @@
+"""Attempts that outlive their process: how often a message has failed, and whether its key stands still for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Literal, LiteralString, NamedTuple, cast, get_args
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.types.numeric import Int4, Int8
+
+from lanes.core.types import Message, Partition
+from lanes.errors import ConfigError
+from lanes_postgres.errors import mapped
+from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
+from lanes_postgres.steps import Result, Statement, Steps, compose
+from lanes_postgres.topics import Topics
+from lanes_postgres.transactions import alone_async
+
+__all__ = ["Attempt", "PostgresAttempts", "State"]
+
+State = Literal["held", "blocked", "parking"]
+"""What a failed message waits for: its next attempt; for somebody to unblock or park it; for its dead letter."""
+
+Connect = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
+
+_ERROR_TYPE_LIMIT: Final = 200
+
+# One value with all of them, for a partition has many rows or none.
+_LOAD: Final[LiteralString] = (
+    "SELECT array_agg(position), array_agg(attempts), array_agg(state), array_agg(error_type) "
+    "FROM {schema}.lanes_attempts WHERE topic = %s AND partition = %s"
+)
+_KEEP: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_attempts AS kept (topic, partition, position, attempts, state, error_type, epoch) "
+    "VALUES (%s, %s, %s, %s, %s, %s, %s::bigint) ON CONFLICT (topic, partition, position) DO UPDATE "
+    "SET attempts = excluded.attempts, state = excluded.state, error_type = excluded.error_type, "
+    "epoch = greatest(kept.epoch, excluded.epoch) "
+    "WHERE kept.attempts <= excluded.attempts AND (kept.epoch <= excluded.epoch) IS NOT FALSE RETURNING 1"
+)
+_DROP: Final[LiteralString] = (
+    "DELETE FROM {schema}.lanes_attempts WHERE topic = %s AND partition = %s AND position = ANY(%s::bigint[]) "
+    "AND (epoch <= %s::bigint) IS NOT FALSE"
+)
+
+
+class Attempt(NamedTuple):
+    """What is known of a message that has failed: ``attempts`` so far, 1 or more; ``error_type`` of the last one."""
+
+    attempts: int
+    state: State
+    error_type: str
+
+
+class PostgresAttempts:
+    """The failed messages of one subscription, each in a transaction of its own, beside the handler's.
+
+    ``connect``: gives a connection for a while, such as ``pool.connection`` of an ``AsyncConnectionPool``. The tables
+    are those of ``migrate``. Every write is fenced by the fencing token of the partition, where it has one: that of a
+    former owner changes nothing. Every call may be repeated, and cancelled: then it has happened or not. Raises what
+    ``Positions`` raises.
+    """
+
+    def __init__(self, connect: Connect, subscription: str, *, schema: str = SCHEMA) -> None:
+        check_subscription(subscription)
+        check_schema_name(schema)
+        if not callable(connect):
+            raise ConfigError(f"connect is a {type(connect).__name__}: pass a function, such as pool.connection")
+        self._connect = connect
+        self._subscription = subscription
+        self._schema = schema
+        self._topics = Topics(subscription, schema)
+        self._load = compose(_LOAD, schema)
+        self._keep = compose(_KEEP, schema)
+        self._drop = compose(_DROP, schema)
+
+    def __repr__(self) -> str:
+        return f"<PostgresAttempts of {self._subscription!r} in the schema {self._schema!r}>"
+
+    async def load(self, partition: Partition) -> Mapping[int, Attempt]:
+        """What former owners have kept of a partition, by position; for the moment it is assigned."""
+        return await self._perform(self._loading(partition))
+
+    async def keep(self, message: Message, state: State, error_type: str) -> bool:
+        """Keep that ``message.attempt`` attempts have failed; False when a newer owner or attempt has been kept."""
+        if state not in get_args(State):
+            raise ConfigError(f"state={state!r} is unknown: use {', '.join(map(repr, get_args(State)))}")
+        return await self._perform(self._keeping(message, state, error_type))
+
+    async def drop(self, messages: Sequence[Message]) -> None:
+        """Forget messages of one partition that are finished: handled after all, or parked."""
+        if messages:
+            await self._perform(self._dropping(messages))
+
+    async def _perform(self, steps: Steps[Result]) -> Result:
+        where = f"attempts of {self._subscription!r} in the schema {self._schema!r}"
+        try:
+            async with self._connect() as connection:
+                return await alone_async(connection, steps, where)
+        except psycopg.Error as error:
+            raise mapped(where, error) from error
+
+    def _loading(self, partition: Partition) -> Steps[Mapping[int, Attempt]]:
+        topic = yield from self._topic_of(partition)
+        found = yield Statement(self._load, (topic, Int8(partition.id.number)))
+        if found is None or found[0] is None:
+            return {}
+        return {
+            position: Attempt(attempts, cast(State, state), error_type)
+            for position, attempts, state, error_type in zip(*found, strict=True)
+        }
+
+    def _keeping(self, message: Message, state: State, error_type: str) -> Steps[bool]:
+        partition = message.partition
+        topic = yield from self._topic_of(partition)
+        # A name is the user's, and may hold what a text cannot.
+        name = error_type.replace("\0", "").encode(errors="backslashreplace").decode()[:_ERROR_TYPE_LIMIT]
+        place = (topic, Int8(partition.id.number), Int8(message.position))
+        kept = yield Statement(self._keep, (*place, Int4(message.attempt), state, name, _epoch(partition)))
+        return kept is not None
+
+    def _dropping(self, messages: Sequence[Message]) -> Steps[None]:
+        partition = messages[0].partition
+        topic = yield from self._topic_of(partition)
+        positions = [message.position for message in messages]
+        yield Statement(self._drop, (topic, Int8(partition.id.number), positions, _epoch(partition)))
+
+    def _topic_of(self, partition: Partition) -> Steps[int]:
+        return (yield from self._topics.of(partition.id.source, partition.incarnation))
+
+
+def _epoch(partition: Partition) -> Int8 | None:
+    return None if partition.fencing_token is None else Int8(partition.fencing_token)

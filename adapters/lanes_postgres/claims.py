@@ -1,0 +1,177 @@
+"""Claims: whether a message is to have its effect, decided by one statement that also says that it had it.
+
+The statement is a compare-and-set: it writes the position of a message into the row of its key where that is lower,
+and tells by the row that comes back. It locks the row until the end of the transaction, so whoever claims the same key
+meanwhile waits, and sees the outcome. Everything else here is for the rare case that no row comes back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final, LiteralString, NamedTuple
+
+from psycopg.types.numeric import Int8
+
+from lanes.clock import monotonic
+from lanes.core.types import Message
+from lanes.errors import ConfigError, LanesError, SourceError
+from lanes_postgres.rows import Row
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.topics import TRIES, Topics, being_changed
+
+_PLACE: Final = 5
+"""Fields of a ``Row`` that say where it is; the others do not compare."""
+
+_OF_TOPIC: Final[LiteralString] = (
+    "FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s AND (%s = '' OR incarnation = %s)"
+)
+_INTO: Final[LiteralString] = "INSERT INTO {schema}.lanes_positions AS kept (topic, partition, key, position, epoch) "
+_UNLESS_DONE: Final[LiteralString] = (
+    " ON CONFLICT (topic, partition, key) DO UPDATE "
+    "SET position = excluded.position, epoch = greatest(kept.epoch, excluded.epoch) "
+    "WHERE kept.position < excluded.position AND (kept.epoch <= excluded.epoch) IS NOT FALSE "
+)
+_ADVANCE: Final[LiteralString] = _INTO + "SELECT id, %s, %b, %s, %s::bigint " + _OF_TOPIC + _UNLESS_DONE + "RETURNING 1"
+_ADVANCE_ALL: Final[LiteralString] = (
+    "WITH advanced AS (" + _INTO + "SELECT id, each.* FROM (SELECT id " + _OF_TOPIC + ") AS of, "
+    "unnest(%s::bigint[], %b::bytea[], %s::bigint[], %s::bigint[]) AS each (partition, key, position, epoch) "
+    "ORDER BY each.partition, each.key" + _UNLESS_DONE + "RETURNING partition, key) "
+    "SELECT array_agg(partition), array_agg(key) FROM advanced"
+)
+_LOOK: Final[LiteralString] = (
+    "SELECT of.incarnation, kept.position, kept.epoch FROM {schema}.lanes_topics AS of "
+    "LEFT JOIN {schema}.lanes_positions AS kept ON kept.topic = of.id AND kept.partition = %s AND kept.key = %b "
+    "WHERE of.subscription = %s AND of.topic = %s"
+)
+_LETTER: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_letters (topic, partition, position) "
+    "SELECT id, %s, %s " + _OF_TOPIC + " ON CONFLICT DO NOTHING RETURNING 1"
+)
+
+
+class Kept(NamedTuple):
+    """What the tables have of a row. ``position``: None = nothing yet."""
+
+    incarnation: str
+    position: int | None
+    epoch: int | None
+
+
+class Claims:
+    """The claims of one subscription in one schema. Frozen; performs nothing by itself."""
+
+    def __init__(self, subscription: str, schema: str) -> None:
+        self._subscription = subscription
+        self._topics = Topics(subscription, schema)
+        self._advance = compose(_ADVANCE, schema)
+        self._advance_all = compose(_ADVANCE_ALL, schema)
+        self._look = compose(_LOOK, schema)
+        self._letter = compose(_LETTER, schema)
+
+    def one(self, message: Message, row: Row) -> Steps[bool]:
+        """Whether it is to have its effect now. Returns False for one that had it."""
+        if row.letter and not (yield from self._first_time(row)):
+            return False
+        if (yield self._advancing(row)) is not None:
+            return True
+        return (yield from self._examine(message, row))
+
+    def all(self, messages: Sequence[Message], rows: Sequence[Row]) -> Steps[list[Message]]:
+        """Those that are to have their effect now, in the order given."""
+        # All claim in one order, so no two transactions wait for each other; and a key's in that of their positions.
+        order = sorted(range(len(rows)), key=lambda index: rows[index][:_PLACE])
+        fresh = set()
+        for of_topic in _grouped(order, rows):
+            if any(rows[index].letter for index in of_topic):
+                for index in of_topic:
+                    if (yield from self.one(messages[index], rows[index])):
+                        fresh.add(index)
+                continue
+            # The first round locks every row, so the later ones wait for nobody.
+            for each in _rounds(of_topic, rows):
+                advanced = yield from self._advance_rows([rows[index] for index in each])
+                for index in each:
+                    row = rows[index]
+                    if (row.partition, row.key) in advanced or (yield from self._examine(messages[index], row)):
+                        fresh.add(index)
+        return [messages[index] for index in sorted(fresh)]
+
+    def _advancing(self, row: Row) -> Statement:
+        epoch = None if row.epoch is None else Int8(row.epoch)
+        place = (Int8(row.partition), row.key, Int8(row.position), epoch)
+        return Statement(self._advance, (*place, *self._topic_of(row)))
+
+    def _advance_rows(self, rows: Sequence[Row]) -> Steps[set[tuple[int, bytes]]]:
+        """Advance rows of one topic, no two of which are the same; returns which of them did."""
+        columns = tuple([getattr(row, name) for row in rows] for name in ("partition", "key", "position", "epoch"))
+        found = yield Statement(self._advance_all, (*self._topic_of(rows[0]), *columns))
+        return set() if found is None or found[0] is None else set(zip(*found, strict=True))
+
+    def _topic_of(self, row: Row) -> tuple[str, str, str, str]:
+        return self._subscription, row.topic, row.incarnation, row.incarnation
+
+    def _examine(self, message: Message, row: Row) -> Steps[bool]:
+        """Why no row came back: the message had its effect, or may not have it; or the topic is new."""
+        for _ in range(TRIES):
+            kept = yield from self._kept(row)
+            if kept.position is not None:
+                if kept.position >= row.position:
+                    # Of a letter: another message of its key has gone on since it was parked.
+                    return row.letter and kept.position > row.position
+                if kept.epoch is not None and row.epoch is not None and row.epoch < kept.epoch:
+                    raise self._fenced(message, row, kept.epoch)
+            if (yield self._advancing(row)) is not None:
+                return True
+        raise being_changed(self._subscription, row.place)
+
+    def _first_time(self, row: Row) -> Steps[bool]:
+        """Whether a letter has not been handled before."""
+        yield from self._kept(row)
+        found = yield Statement(self._letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
+        return found is not None
+
+    def _kept(self, row: Row) -> Steps[Kept]:
+        """What is kept of a row; the topic has one from here on. Raises for one of another incarnation."""
+        looking = (Int8(row.partition), row.key, self._subscription, row.topic)
+        for _ in range(TRIES):
+            found = yield Statement(self._look, looking)
+            if found is not None:
+                kept = Kept(*found)
+                if not row.incarnation or kept.incarnation == row.incarnation:
+                    return kept
+            yield from self._topics.of(row.topic, row.incarnation)
+        raise being_changed(self._subscription, row.place)
+
+    def _fenced(self, message: Message, row: Row, epoch: int) -> LanesError:
+        partition = message.partition
+        text = (
+            f"subscription {self._subscription!r}: {row.place} comes with epoch {row.epoch}, and its key was written "
+            f"with epoch {epoch} since"
+        )
+        if partition.live and monotonic() < partition.deadline:
+            # Whoever owns it is the newest owner: then epochs have begun anew, and every message would fail.
+            return ConfigError(
+                f"{text}, although this process owns the partition: epochs have begun anew, as after the loss of a "
+                "cohort's bucket. When no former owner is left, call Positions.unfence"
+            )
+        return SourceError(f"{text}: another process owns the partition now, and handles the message")
+
+
+def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+    """What is of one topic."""
+    return [list(group) for _, group in groupby(order, lambda index: (rows[index].topic, rows[index].incarnation))]
+
+
+def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+    """The first of each row, the second of each, and so on: one statement may change a row once."""
+    rounds: list[list[int]] = []
+    times: Counter[tuple[int, bytes]] = Counter()
+    for index in order:
+        place = (rows[index].partition, rows[index].key)
+        if times[place] == len(rounds):
+            rounds.append([])
+        rounds[times[place]].append(index)
+        times[place] += 1
+    return rounds

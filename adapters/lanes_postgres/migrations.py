@@ -1,0 +1,135 @@
+"""The tables, made and brought up to date by the numbered SQL files beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from importlib.resources import files
+from typing import Any, Final, LiteralString, NamedTuple, overload
+
+from blake3 import blake3
+from psycopg import AsyncConnection, Connection
+
+from lanes.errors import ConfigError
+from lanes_postgres.names import SCHEMA, check_schema_name
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.transactions import alone
+
+__all__ = ["check_schema", "migrate"]
+
+# A snapshot of the whole transaction would not see what was made while it waited for the lock.
+_READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(%s::bigint)"
+_IS_THERE: Final[LiteralString] = (
+    "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL, "
+    "to_regclass(quote_ident(%s) || '.lanes_migrations') IS NOT NULL"
+)
+_CREATE_SCHEMA: Final[LiteralString] = "CREATE SCHEMA {schema}"
+_SEARCH_PATH: Final[LiteralString] = "SET LOCAL search_path TO {schema}"
+_CREATE_TABLE: Final[LiteralString] = (
+    "CREATE TABLE {schema}.lanes_migrations (version integer PRIMARY KEY, name text NOT NULL, "
+    "applied timestamptz NOT NULL DEFAULT now())"
+)
+_VERSION: Final[LiteralString] = "SELECT max(version) FROM {schema}.lanes_migrations"
+_APPLIED: Final[LiteralString] = "INSERT INTO {schema}.lanes_migrations (version, name) VALUES (%s, %s)"
+
+
+class Migration(NamedTuple):
+    """One file: ``0001_positions.sql`` is version 1, named positions."""
+
+    version: int
+    name: str
+    text: bytes
+
+
+@overload
+def migrate(connection: AsyncConnection[Any], *, schema: str = SCHEMA) -> Awaitable[list[str]]: ...
+
+
+@overload
+def migrate(connection: Connection[Any], *, schema: str = SCHEMA) -> list[str]: ...
+
+
+def migrate(
+    connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA
+) -> Awaitable[list[str]] | list[str]:
+    """Make the tables, or bring them up to date; returns the names of the migrations that were applied.
+
+    ``schema`` is created where it is missing. One transaction, all of it or nothing; others that do the same at the
+    same time wait, and find nothing left to do. Idempotent. Needs the right to create there, which the users of
+    ``Positions`` do not. Raises ``ConfigError`` for tables that a newer version of ``lanes`` has made, and what
+    ``Positions`` raises.
+    """
+    check_schema_name(schema)
+    return alone(connection, _migrating(schema, migrations()), f"migrations of the schema {schema!r}")
+
+
+@overload
+def check_schema(connection: AsyncConnection[Any], *, schema: str = SCHEMA) -> Awaitable[None]: ...
+
+
+@overload
+def check_schema(connection: Connection[Any], *, schema: str = SCHEMA) -> None: ...
+
+
+def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA) -> Awaitable[None] | None:
+    """Raise ``ConfigError`` unless the tables are there, and those of this version of ``lanes``. Changes nothing.
+
+    For the start of a service whose user may not ``migrate``.
+    """
+    check_schema_name(schema)
+    return alone(connection, _checking(schema, migrations()), f"version of the schema {schema!r}")
+
+
+def migrations() -> Sequence[Migration]:
+    """All of them, by version, which begins at 1 and has no gaps."""
+    found = []
+    for file in files("lanes_postgres").joinpath("migrations").iterdir():
+        number, _, name = file.name.removesuffix(".sql").partition("_")
+        found.append(Migration(int(number), name, file.read_bytes()))
+    return sorted(found)
+
+
+def _migrating(schema: str, known: Sequence[Migration]) -> Steps[list[str]]:
+    yield Statement(compose(_READ_COMMITTED, schema), ())
+    number = int.from_bytes(blake3(f"lanes_postgres.migrate {schema}".encode()).digest(length=8), "big", signed=True)
+    yield Statement(compose(_LOCK, schema), (number,))
+    there = yield Statement(compose(_IS_THERE, schema), (schema, schema))
+    has_schema, has_table = there or (False, False)
+    if not has_schema:
+        yield Statement(compose(_CREATE_SCHEMA, schema), ())
+    if not has_table:
+        yield Statement(compose(_CREATE_TABLE, schema), ())
+    version = yield from _version(schema)
+    _refuse_newer(schema, version, known)
+    yield Statement(compose(_SEARCH_PATH, schema), ())
+    missing = known[version:]
+    for migration in missing:
+        yield Statement(migration.text)
+        yield Statement(compose(_APPLIED, schema), (migration.version, migration.name))
+    return [migration.name for migration in missing]
+
+
+def _checking(schema: str, known: Sequence[Migration]) -> Steps[None]:
+    there = yield Statement(compose(_IS_THERE, schema), (schema, schema))
+    if there is None or not there[1]:
+        raise ConfigError(f"the schema {schema!r} has no tables of lanes: run lanes_postgres.migrate with schema=")
+    version = yield from _version(schema)
+    _refuse_newer(schema, version, known)
+    if version < len(known):
+        raise ConfigError(
+            f"the tables of lanes in the schema {schema!r} have version {version}, and this lanes needs "
+            f"{len(known)}: run lanes_postgres.migrate"
+        )
+
+
+def _version(schema: str) -> Steps[int]:
+    found = yield Statement(compose(_VERSION, schema), ())
+    return 0 if found is None else found[0] or 0
+
+
+def _refuse_newer(schema: str, version: int, known: Sequence[Migration]) -> None:
+    if version > len(known):
+        raise ConfigError(
+            f"the tables of lanes in the schema {schema!r} have version {version}, made by a newer lanes; this one "
+            f"knows {len(known)}: upgrade lanes-runtime, or use another schema"
+        )

@@ -1,0 +1,152 @@
+"""Transactions: what may be done on a connection, and a block whose end commits, for both kinds of connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.pq import PipelineStatus, TransactionStatus
+
+from lanes.errors import ConfigError
+from lanes_postgres.errors import mapped
+from lanes_postgres.steps import Result, Steps, perform, perform_async
+
+Either: TypeAlias = AsyncConnection[Any] | Connection[Any]
+Block: TypeAlias = AbstractAsyncContextManager[Result] | AbstractContextManager[Result]
+
+_IDLE: Final = TransactionStatus.IDLE
+
+
+def inside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+    """Perform the steps in the transaction of the caller.
+
+    Raises ``ConfigError`` where that would not be one transaction with what the caller does.
+    """
+    if isinstance(connection, AsyncConnection):
+        return _inside_async(connection, steps, where)
+    blocking = _blocking(connection)
+    _check_open(blocking, where)
+    return perform(blocking, steps, where)
+
+
+async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
+    _check_open(connection, where)
+    return await perform_async(connection, steps, where)
+
+
+def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
+    """A transaction of its own that begins with the steps, and is committed at the end of the block.
+
+    Raises ``ConfigError`` for a connection that is in one already, and where the block has left none to be committed.
+    """
+    if isinstance(connection, AsyncConnection):
+        return _block_async(connection, steps, where)
+    return _block(_blocking(connection), steps, where)
+
+
+def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+    """Perform the steps in a transaction of their own. Raises what ``block`` raises."""
+    if isinstance(connection, AsyncConnection):
+        return alone_async(connection, steps, where)
+    with _block(_blocking(connection), steps, where) as result:
+        return result
+
+
+async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
+    """The same without blocking. Cancelled, it has happened or not."""
+    async with _block_async(connection, steps, where) as result:
+        return result
+
+
+@contextmanager
+def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Iterator[Result]:
+    _check_idle(connection, where)
+    transaction = connection.transaction()
+    try:
+        transaction.__enter__()
+    except psycopg.Error as error:
+        raise mapped(where, error) from error
+    try:
+        yield perform(connection, steps, where)
+        _check_whole(connection, where)
+    except BaseException as error:
+        if not transaction.__exit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        try:
+            transaction.__exit__(None, None, None)
+        except psycopg.OperationalError as error:
+            raise mapped(f"{where}, at the COMMIT", error) from error
+
+
+@asynccontextmanager
+async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> AsyncIterator[Result]:
+    _check_idle(connection, where)
+    transaction = connection.transaction()
+    try:
+        await transaction.__aenter__()
+    except psycopg.Error as error:
+        raise mapped(where, error) from error
+    try:
+        yield await perform_async(connection, steps, where)
+        _check_whole(connection, where)
+    except BaseException as error:
+        if not await transaction.__aexit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        try:
+            await transaction.__aexit__(None, None, None)
+        except psycopg.OperationalError as error:
+            raise mapped(f"{where}, at the COMMIT", error) from error
+
+
+def _check_idle(connection: Either, where: str) -> None:
+    # What is done in somebody else's transaction is committed by somebody else, later or never.
+    status = TransactionStatus(connection.pgconn.transaction_status)
+    if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
+        raise ConfigError(
+            f"{where}: the connection is in a transaction or a pipeline already ({status.name}): end that before; in "
+            "a transaction of your own, call claim()"
+        )
+
+
+def _check_open(connection: Either, where: str) -> None:
+    if _pipelined(connection):
+        raise ConfigError(f"{where}: the connection is in a pipeline: leave that before")
+    if connection.autocommit and TransactionStatus(connection.pgconn.transaction_status) == _IDLE:
+        raise ConfigError(
+            f"{where}: the connection has autocommit and is in no transaction, so position and effect would be "
+            "committed one by one: call it inside `with connection.transaction():`, or use once()"
+        )
+
+
+def _check_whole(connection: Either, where: str) -> None:
+    # The server answers the COMMIT of a failed transaction with a ROLLBACK, and no error: the effect would be lost.
+    status = TransactionStatus(connection.pgconn.transaction_status)
+    if status == TransactionStatus.INERROR:
+        raise ConfigError(
+            f"{where}: a statement of this transaction failed and its exception did not leave the block, so nothing of "
+            "it can be committed: let it out, or put what may fail into a `with connection.transaction():` of its own"
+        )
+    if status == _IDLE:
+        raise ConfigError(
+            f"{where}: the transaction was ended inside its block, by a COMMIT or a ROLLBACK: leave that to the block"
+        )
+
+
+def _pipelined(connection: Either) -> bool:
+    # By value: what the client returns is no member of the enumeration.
+    return connection.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+def _blocking(connection: object) -> Connection[Any]:
+    if isinstance(connection, Connection):
+        return connection
+    # Its value is not shown: it may hold a password.
+    raise ConfigError(
+        f"a {type(connection).__name__} is no connection: pass a psycopg.Connection or AsyncConnection, which a pool "
+        "gives by `with pool.connection() as connection:`"
+    )

@@ -1,0 +1,77 @@
+"""Payments into accounts, each exactly once: the position of a message is kept in the transaction that moves the money.
+
+Everything is delivered three times here, and handlers fail on the way. The broker is the one of this process.
+
+Needs a server: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/postgres/exactly_once.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+import lanes
+from lanes_postgres import Positions, migrate
+from memsource import MemoryBroker, MemorySource
+
+SERVER = os.environ["POSTGRES_URL"]
+ACCOUNTS, PAYMENTS, DELIVERIES = 20, 300, 3
+SCHEMA = "example"
+
+positions = Positions("accounts", schema=SCHEMA)
+chance = random.Random(1)
+calls = 0
+
+
+async def main() -> None:
+    async with AsyncConnectionPool(SERVER, min_size=8) as pool:
+
+        async def pay(message: lanes.Message) -> None:
+            """The handler: one at a time per account, in order."""
+            global calls
+            calls += 1
+            async with pool.connection() as connection, positions.once(connection, message) as fresh:
+                if fresh:
+                    await connection.execute(
+                        "UPDATE accounts SET amount = amount + %s WHERE id = %s", (int(message.value), message.key)
+                    )
+                    if chance.random() < 0.1:
+                        raise lanes.Nak(delay=0.001)  # neither the amount nor the position is changed
+
+        # A restart whose acknowledgements were all lost, twice: everything comes again, from the first payment on.
+        for _ in range(DELIVERIES):
+            settings = lanes.Settings(concurrency=8, retry=lanes.Retry(attempts=50))
+            await lanes.run(published(), pay, settings=settings)
+        async with pool.connection() as connection:
+            found = await (await connection.execute("SELECT sum(amount) FROM accounts")).fetchone()
+    expected = sum(range(PAYMENTS))
+    assert found == (expected,)
+    print(f"{PAYMENTS} payments, {calls} calls of the handler, {expected} in the accounts: each counted once")
+
+
+def published() -> MemorySource:
+    """The payments, for the example."""
+    broker = MemoryBroker()
+    for number in range(PAYMENTS):
+        broker.publish(str(number), key=f"account-{number % ACCOUNTS}")
+    source = MemorySource(broker)
+    source.finish()
+    return source
+
+
+if __name__ == "__main__":
+    with psycopg.connect(SERVER) as connection:
+        migrate(connection, schema=SCHEMA)
+        connection.execute("CREATE TABLE accounts (id bytea PRIMARY KEY, amount bigint NOT NULL)")
+        connection.cursor().executemany(
+            "INSERT INTO accounts VALUES (%s, 0)", [(b"account-%d" % number,) for number in range(ACCOUNTS)]
+        )
+    try:
+        asyncio.run(main())
+    finally:
+        with psycopg.connect(SERVER) as connection:
+            connection.execute(f"DROP TABLE accounts; DROP SCHEMA {SCHEMA} CASCADE")

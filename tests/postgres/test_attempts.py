@@ -1,0 +1,106 @@
+"""What is kept of failed messages, for the next owner of their partition."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool
+
+from lanes.core.types import Message, Partition
+from lanes.errors import ConfigError, SourceError
+from lanes_postgres import Positions
+from lanes_postgres.attempts import Attempt, PostgresAttempts
+from tests.postgres.tables import Effects, message, partition
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def store(effects: Effects) -> AsyncIterator[PostgresAttempts]:
+    async with AsyncConnectionPool(effects.url, min_size=1, max_size=2) as pool:
+        yield PostgresAttempts(pool.connection, "books", schema=effects.schema)
+
+
+def failed(position: int, attempt: int, of: Partition) -> Message:
+    made = message(position, b"k", of)
+    made.attempt = attempt
+    return made
+
+
+async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
+    owned = partition()
+    assert await store.load(owned) == {}
+    assert await store.keep(failed(5, 1, owned), "held", "ValueError")
+    assert await store.keep(failed(5, 2, owned), "blocked", "KeyError")
+    assert await store.keep(failed(7, 3, owned), "parking", "Term")
+    kept = {5: Attempt(2, "blocked", "KeyError"), 7: Attempt(3, "parking", "Term")}
+    assert await store.load(partition()) == kept
+    assert await store.load(partition(1)) == {}
+    await store.drop([failed(5, 2, owned), failed(6, 1, owned)])
+    await store.drop([])
+    assert await store.load(owned) == {7: kept[7]}
+
+
+async def test_every_call_may_be_repeated(store: PostgresAttempts) -> None:
+    owned = partition(epoch=1)
+    for _ in range(2):
+        assert await store.keep(failed(5, 2, owned), "held", "ValueError")
+    assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
+    # One that was on its way for long does not count down.
+    assert not await store.keep(failed(5, 1, owned), "held", "ValueError")
+    assert await store.keep(failed(5, 2, owned), "blocked", "ValueError"), "the state may change between attempts"
+    for _ in range(2):
+        await store.drop([failed(5, 2, owned)])
+    assert await store.load(owned) == {}
+
+
+async def test_a_former_owner_changes_nothing(store: PostgresAttempts) -> None:
+    former, owner = partition(epoch=1), partition(epoch=2)
+    assert await store.keep(failed(5, 2, former), "held", "ValueError")
+    assert await store.keep(failed(5, 2, owner), "blocked", "ValueError")
+    assert not await store.keep(failed(5, 9, former), "held", "ValueError")
+    await store.drop([failed(5, 9, former)])
+    assert await store.load(owner) == {5: Attempt(2, "blocked", "ValueError")}
+    await store.drop([failed(5, 2, owner)])
+    assert await store.load(owner) == {}
+
+
+async def test_names_progress_independently_and_any_error_has_a_name(effects: Effects) -> None:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        async with await psycopg.AsyncConnection.connect(effects.url, autocommit=True) as connection:
+            yield connection
+
+    books, mails = (PostgresAttempts(connect, name, schema=effects.schema) for name in ("books", "mails"))
+    await books.keep(failed(5, 1, partition()), "held", "a\0b\ud800" + "x" * 300)
+    assert await mails.load(partition()) == {}
+    (kept,) = (await books.load(partition())).values()
+    assert kept.error_type.startswith("ab\\ud800xxx") and len(kept.error_type) == 200
+    assert repr(books) == f"<PostgresAttempts of 'books' in the schema {effects.schema!r}>"
+    async with connect() as connection, connection.transaction():
+        await Positions("books", schema=effects.schema).forget(connection, "orders", partition=0)
+    assert await books.load(partition()) == {}
+
+
+async def test_what_cannot_be_kept_is_refused(store: PostgresAttempts, effects: Effects) -> None:
+    with pytest.raises(ConfigError, match="state='lost' is unknown: use 'held', 'blocked', 'parking'"):
+        await store.keep(message(1), "lost", "E")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="connect is a str: pass a function") as refused:
+        PostgresAttempts("postgresql://me:canary@db/x", "books")  # type: ignore[arg-type]
+    assert "canary" not in str(refused.value)
+    await store.keep(failed(1, 1, partition(incarnation="made-1")), "held", "E")
+    with pytest.raises(ConfigError, match="'made-2'"):
+        await store.load(partition(incarnation="made-2"))
+
+
+async def test_without_tables_or_server_it_says_so(effects: Effects) -> None:
+    async with AsyncConnectionPool(effects.url, min_size=1) as pool:
+        with pytest.raises(ConfigError, match="migrate"):
+            await PostgresAttempts(pool.connection, "books", schema=f"{effects.schema}none").load(partition())
+    with pytest.raises(SourceError, match="attempts of 'books'") as failed_:
+        await PostgresAttempts(pool.connection, "books", schema=effects.schema).load(partition())
+    assert failed_.value.retryable

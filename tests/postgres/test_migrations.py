@@ -1,0 +1,108 @@
+"""The tables: made once, whoever asks and how often, and never by halves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel, sql
+
+from lanes.errors import ConfigError, SourceError
+from lanes_postgres import Positions, check_schema, migrate, migrations
+from lanes_postgres.migrations import Migration
+from tests.components import PostgresServer
+from tests.postgres.tables import Effects, message
+
+ALL = ["positions", "attempts"]
+
+
+def test_the_files_are_numbered_without_a_gap() -> None:
+    found = migrations.migrations()
+    assert [(each.version, each.name) for each in found] == list(enumerate(ALL, 1))
+
+
+def test_a_second_migration_finds_nothing_to_do(connection: psycopg.Connection, schema: str) -> None:
+    assert migrate(connection, schema=schema) == ALL
+    assert migrate(connection, schema=schema) == []
+    connection.isolation_level = IsolationLevel.SERIALIZABLE
+    assert migrate(connection, schema=schema) == []
+    assert connection.execute("SHOW search_path").fetchone() == ('"$user", public',)
+
+
+@pytest.mark.anyio
+async def test_the_same_without_blocking(aconnection: psycopg.AsyncConnection, schema: str) -> None:
+    await aconnection.set_autocommit(True)
+    assert await migrate(aconnection, schema=schema) == ALL
+    await check_schema(aconnection, schema=schema)
+    assert await migrate(aconnection, schema=schema) == []
+
+
+def test_those_that_migrate_at_once_wait_for_each_other(postgres: PostgresServer, schema: str) -> None:
+    def start() -> list[str]:
+        with psycopg.connect(postgres.url) as connection:
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            return migrate(connection, schema=schema)
+
+    with ThreadPoolExecutor(6) as threads:
+        results = [each.result() for each in [threads.submit(start) for _ in range(6)]]
+    assert sorted(results) == [[]] * 5 + [ALL]
+
+
+def test_a_schema_that_is_there_is_used(connection: psycopg.Connection, schema: str) -> None:
+    connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    connection.commit()
+    assert migrate(connection, schema=schema) == ALL
+
+
+def test_a_file_that_fails_leaves_nothing(
+    connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations.migrations()
+    broken = [*known, Migration(3, "broken", b"CREATE TABLE half (a int); SELECT 1 / 0")]
+    monkeypatch.setattr(migrations, "migrations", lambda: broken)
+    with pytest.raises(SourceError, match="22012"):
+        migrate(connection, schema=schema)
+    monkeypatch.undo()
+    assert connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,)
+    connection.commit()
+    assert migrate(connection, schema=schema) == ALL
+
+
+def test_tables_of_before_are_brought_up_to_date(
+    connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
+    assert migrate(connection, schema=schema) == ["positions"]
+    with Positions("books", schema=schema).once(connection, message(5)) as fresh:
+        assert fresh
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"have version 1, and this lanes needs 2: run lanes_postgres\.migrate"):
+        check_schema(connection, schema=schema)
+    assert migrate(connection, schema=schema) == ["attempts"]
+    check_schema(connection, schema=schema)
+    with Positions("books", schema=schema).once(connection, message(5)) as fresh:
+        assert not fresh
+
+
+def test_an_older_program_on_newer_tables_is_refused_by_name(
+    connection: psycopg.Connection, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
+    refusing: list[Any] = [migrate, check_schema]
+    for refused in refusing:
+        with pytest.raises(ConfigError, match=r"have version 2, made by a newer lanes; this one knows 1: upgrade"):
+            refused(connection, schema=effects.schema)
+    monkeypatch.undo()
+    check_schema(connection, schema=effects.schema)
+
+
+def test_a_transaction_of_the_caller_is_not_joined(connection: psycopg.Connection, schema: str) -> None:
+    connection.execute("SELECT 1")
+    with pytest.raises(ConfigError, match="in a transaction"):
+        migrate(connection, schema=schema)
+    with pytest.raises(ConfigError, match="schema="):
+        migrate(connection, schema="")

@@ -1,0 +1,376 @@
+"""Which messages are to have their effect, in one session at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from lanes.core.types import Message
+from lanes.dead_letter import DeadLetter
+from lanes.errors import ConfigError, MessageError, SourceError
+from lanes.letter_box import message_of
+from lanes_postgres import Positions, migrate
+from lanes_postgres.names import SCHEMA
+from tests.components import PostgresServer
+from tests.postgres.tables import Effects, message, partition
+
+Connection = psycopg.Connection
+AsyncConnection = psycopg.AsyncConnection
+
+
+def handle(positions: Positions, connection: Connection, effects: Effects, *messages: Message) -> list[bool]:
+    """What a handler does, message by message; which of them were fresh."""
+    found = []
+    for each in messages:
+        with positions.once(connection, each) as fresh:
+            if fresh:
+                effects.add(connection, each.position)
+        found.append(fresh)
+    return found
+
+
+def fail_after(effect: Callable[[], None], block: AbstractContextManager[object]) -> None:
+    with pytest.raises(ZeroDivisionError), block:  # noqa: PT012 (the block is what is looked at)
+        effect()
+        raise ZeroDivisionError
+
+
+def give_up() -> None:
+    raise psycopg.Rollback
+
+
+def test_a_message_has_its_effect_once(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, message(5), message(5), message(4), message(9), message(5)) == [
+        *(True, False, False, True, False)
+    ]
+    assert effects.all() == [5, 9]
+    assert effects.kept() == {"lanes_topics": 1, "lanes_positions": 1, "lanes_letters": 0, "lanes_attempts": 0}
+
+
+def test_keys_partitions_topics_and_subscriptions_progress_independently(
+    connection: Connection, effects: Effects
+) -> None:
+    books, mails = Positions("books", schema=effects.schema), Positions("mails", schema=effects.schema)
+    assert handle(books, connection, effects, message(7)) == [True]
+    assert handle(mails, connection, effects, message(3), message(7), message(3)) == [True, True, False]
+    others = [message(1, b"other"), message(1, b"k", partition(1)), message(1, b"k", partition(0, topic="refunds"))]
+    assert handle(books, connection, effects, *others) == [True, True, True]
+    assert handle(books, connection, effects, message(1), message(8)) == [False, True]
+
+
+def test_a_rollback_leaves_neither_effect_nor_position(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    effect = partial(effects.add, connection, 5)
+    fail_after(effect, positions.once(connection, message(5)))
+    assert (effects.all(), effects.kept()["lanes_positions"], effects.kept()["lanes_topics"]) == ([], 0, 0)
+    with positions.once(connection, message(5)):
+        effect()
+        give_up()
+    assert (effects.all(), effects.kept()["lanes_positions"]) == ([], 0)
+    assert handle(positions, connection, effects, message(5)) == [True]
+
+
+def test_first_message_failure_never_rewinds_position(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, message(5)) == [True]
+    for failing in (message(6), message(5), message(0)):
+        with pytest.raises(ZeroDivisionError), positions.once(connection, failing):
+            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), positions.once_all(connection, [failing, message(9)]):
+            raise ZeroDivisionError
+        assert effects.fetch("SELECT position FROM {}", "lanes_positions") == [(5,)]
+    assert handle(positions, connection, effects, message(5), message(6)) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "key", [b"", b"\x00", b"\xff\xfe", bytes(range(256)), b"'; DROP TABLE x; --%s %(a)s", b"k" * 5_000_000], ids=len
+)
+def test_keys_are_any_bytes(key: bytes, connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    alike = [message(1, key), message(1, key + b"\x00"), message(1, key[:-1] + b"!")]
+    assert handle(positions, connection, effects, *alike, *alike) == [True, True, True, False, False, False]
+    assert effects.fetch("SELECT DISTINCT length(key) FROM {}", "lanes_positions") == [(32,)]
+
+
+def test_positions_have_64_bits(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    least, most = -(1 << 63), (1 << 63) - 1
+    assert handle(positions, connection, effects, message(least), message(most), message(most)) == [True, True, False]
+    for beyond in (least - 1, most + 1):
+        with pytest.raises(MessageError, match="the position is beyond 64 bits"):
+            positions.once(connection, message(beyond))
+    with pytest.raises(MessageError, match="the fencing token is beyond"):
+        positions.once(connection, message(1, b"k", partition(epoch=most + 1)))
+
+
+def test_a_message_without_a_key_stands_for_itself(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    keyless = [message(9, None), message(3, None), message(3, b"k"), message(9, None), message(3, None)]
+    assert handle(positions, connection, effects, *keyless) == [True, True, True, False, False]
+    # No key of eight bytes is taken for the position of such a message.
+    assert handle(positions, connection, effects, message(9, (9).to_bytes(8, "big"))) == [True]
+
+
+def test_by_message_no_order_is_needed(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema, by="message")
+    assert handle(positions, connection, effects, message(9), message(3), message(9), message(3)) == [
+        *(True, True, False, False)
+    ]
+    unordered = message(4)
+    unordered.lane = None
+    assert handle(positions, connection, effects, unordered, unordered) == [True, False]
+    with pytest.raises(ConfigError, match=r'order="none".*by="message"'):
+        Positions("books", schema=effects.schema).once(connection, unordered)
+
+
+def test_a_lower_epoch_is_refused_and_an_equal_or_higher_one_passes(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7))) == [True]
+    zombie = partition(epoch=6)
+    with pytest.raises(SourceError, match=r"orders/0 position 2 comes with epoch 6.*with epoch 7") as refused:
+        handle(positions, connection, effects, message(2, b"k", zombie))
+    assert not refused.value.retryable
+    assert handle(positions, connection, effects, message(1, b"k", zombie)) == [False], "it had its effect"
+    assert handle(positions, connection, effects, message(1, b"other", zombie)) == [True]
+    assert handle(positions, connection, effects, message(2, b"k", partition(epoch=7))) == [True]
+    assert handle(positions, connection, effects, message(3, b"k", partition(epoch=8))) == [True]
+    with pytest.raises(SourceError, match="epoch 8"):
+        handle(positions, connection, effects, message(4, b"k", partition(epoch=7)))
+    assert effects.all() == [1, 1, 2, 3]
+
+
+def test_epochs_of_one_process_are_not_compared(connection: Connection, effects: Effects) -> None:
+    # A Kafka group and a Spark job have no token that rises across owners: positions alone see to it.
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7)), message(2)) == [True, True]
+    kafka = partition()
+    kafka.epoch = 1
+    assert handle(positions, connection, effects, message(2, b"k", kafka), message(3, b"k", kafka)) == [False, True]
+    with pytest.raises(SourceError, match="epoch 7"):
+        handle(positions, connection, effects, message(4, b"k", partition(epoch=6)))
+
+
+def test_epochs_that_begin_anew_stop_the_consumer_until_unfenced(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7))) == [True]
+    owned = partition(epoch=1, live=True)
+    with pytest.raises(ConfigError, match=r"this process owns the partition.*Positions\.unfence"):
+        handle(positions, connection, effects, message(2, b"k", owned))
+    with connection.transaction():
+        assert positions.unfence(connection, "orders") == 1
+        assert positions.unfence(connection, "orders") == 0
+    assert handle(positions, connection, effects, message(1, b"k", owned), message(2, b"k", owned)) == [False, True]
+
+
+def test_a_recreated_topic_is_refused_by_name(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    first, second, unknown = (partition(incarnation=name) for name in ("made-1", "made-2", ""))
+    assert handle(positions, connection, effects, message(5, b"k", unknown), message(6, b"k", first)) == [True, True]
+    with pytest.raises(ConfigError, match=r"'made-2'.*'made-1'.*Positions\.forget"):
+        handle(positions, connection, effects, message(7, b"k", second))
+    # Whoever does not know it, such as history read from a table, has the same rows.
+    assert handle(positions, connection, effects, message(6, b"k", unknown), message(7, b"k", unknown)) == [False, True]
+    with connection.transaction():
+        assert positions.forget(connection, "orders") == 1
+    assert handle(positions, connection, effects, message(1, b"k", second)) == [True]
+
+
+def test_what_never_comes_again_is_forgotten(connection: Connection, effects: Effects) -> None:
+    positions, others = Positions("books", schema=effects.schema), Positions("mails", schema=effects.schema)
+    messages = [message(position, None, partition(number)) for number in (0, 1) for position in (1, 2, 3)]
+    assert all(handle(positions, connection, effects, *messages) + handle(others, connection, effects, *messages))
+    with connection.transaction():
+        assert positions.forget(connection, "orders", partition=0, below=3) == 2
+        assert positions.forget(connection, "orders", partition=0, below=3) == 0
+        assert positions.forget(connection, "orders", below=2) == 1
+        assert positions.forget(connection, "no such topic") == 0
+    assert handle(positions, connection, effects, *messages) == [True, True, False, True, False, False]
+    with connection.transaction():
+        assert positions.forget(connection, "orders") == 6
+    assert not any(handle(others, connection, effects, *messages))
+    assert effects.kept()["lanes_topics"] == 1
+
+
+def letter(position: int, key: bytes | None = b"k") -> Message:
+    return message_of(
+        DeadLetter(
+            id="i",
+            source="orders",
+            partition=0,
+            position=position,
+            subject="s",
+            key=key,
+            value=b"",
+            headers=(),
+            attempts=5,
+            error_type="E",
+            error_text="",
+            epoch=1,
+            time=0.0,
+        )
+    )
+
+
+@pytest.mark.parametrize("by", ["key", "message"])
+def test_a_dead_letter_has_its_effect_once_although_its_key_went_on(
+    by: str, connection: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema, by=by)  # type: ignore[arg-type]
+    live = [message(number, b"k", partition(epoch=9)) for number in (4, 6)]
+    assert handle(positions, connection, effects, *live) == [True, True]
+    # 5 was parked meanwhile, and 6 was not: what a letter says of it is not true.
+    assert handle(positions, connection, effects, letter(5), letter(5), letter(6)) == [True, False, False]
+    assert effects.all() == [4, 6, 5]
+    # Its epoch is that of the assignment in which it was given up.
+    assert handle(positions, connection, effects, letter(8), letter(8)) == [True, False]
+    with pytest.raises(ZeroDivisionError), positions.once(connection, letter(3)):
+        raise ZeroDivisionError
+    assert handle(positions, connection, effects, letter(3), letter(3)) == [True, False]
+
+
+def test_a_dead_letter_that_nothing_has_followed_is_not_handled_again_when_it_is_delivered_again(
+    connection: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert handle(positions, connection, effects, letter(5), message(5), message(6), letter(5)) == [
+        *(True, False, True, False)
+    ]
+    assert handle(positions, connection, effects, letter(2, None), message(2, None), letter(2, None)) == [
+        *(True, False, False)
+    ]
+    batch = [letter(1), message(7), letter(5), letter(9, b"other")]
+    with positions.once_all(connection, batch) as fresh:
+        assert fresh == [batch[0], batch[1], batch[3]]
+    assert handle(positions, connection, effects, message(10, b"other"), letter(9, b"other")) == [True, False]
+
+
+def test_a_batch_has_its_effects_once(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    batch = [message(3, b"b"), message(1), message(2), message(4), message(4), message(5, None), message(5, None)]
+    with positions.once_all(connection, batch) as fresh:
+        assert fresh == [batch[index] for index in (0, 1, 2, 3, 5)]
+    with positions.once_all(connection, [*batch, message(6), message(9, None)]) as fresh:
+        assert [each.position for each in fresh] == [6, 9]
+    alike = [message(4), message(1, b"k", partition(1)), message(1, b"z", partition(1, topic="refunds"))]
+    for expected in (alike[1:], []):
+        with positions.once_all(connection, alike) as fresh:
+            assert fresh == expected
+    with positions.once_all(connection, []) as fresh:
+        assert fresh == []
+    with (
+        pytest.raises(SourceError, match="epoch 2"),
+        positions.once_all(connection, [message(7, b"b", partition(epoch=2)), message(8, b"b", partition(epoch=1))]),
+    ):
+        pytest.fail("one of them is refused")
+    assert handle(positions, connection, effects, message(4, b"b")) == [True], "and nothing of the batch is kept"
+
+
+def test_the_connection_of_the_user_may_be_of_any_making(postgres: PostgresServer, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    of_pool = {"row_factory": dict_row, "cursor_factory": psycopg.RawCursor, "autocommit": True, "prepare_threshold": 0}
+    with psycopg.connect(postgres.url, **of_pool) as connection:  # type: ignore[arg-type]
+        for number in range(3):
+            with positions.once(connection, message(number)) as fresh:
+                assert fresh
+            with positions.once_all(connection, [message(number), message(number, b"b")]) as found:
+                assert len(found) == 1
+
+
+@pytest.mark.anyio
+async def test_the_same_without_blocking(aconnection: AsyncConnection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    for expected in (True, False):
+        async with positions.once(aconnection, message(5)) as fresh:
+            assert fresh is expected
+            if fresh:
+                await effects.add_async(aconnection, 5)
+
+    async def failing() -> None:
+        async with positions.once(aconnection, message(6)):
+            await effects.add_async(aconnection, 6)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await failing()
+    async with aconnection.transaction():
+        assert await positions.claim(aconnection, message(6))
+        assert [each.position for each in await positions.claim_all(aconnection, [message(6), message(7)])] == [7]
+        await effects.add_async(aconnection, 7)
+    async with positions.once_all(aconnection, [message(7), message(8)]) as found:
+        assert [each.position for each in found] == [8]
+    assert effects.all() == [5, 7]
+    async with aconnection.transaction():
+        assert await positions.unfence(aconnection, "orders") == 0
+        assert await positions.forget(aconnection, "orders") == 1
+
+
+@pytest.mark.anyio
+async def test_cancelled_in_its_block_it_leaves_neither(aconnection: AsyncConnection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    inside = asyncio.Event()
+
+    async def handler() -> None:
+        async with positions.once(aconnection, message(5)):
+            await effects.add_async(aconnection, 5)
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(handler())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert effects.all() == []
+    async with positions.once(aconnection, message(5)) as fresh:
+        assert fresh
+
+
+def test_inside_a_transaction_of_the_caller(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert positions.claim(connection, message(1))
+    effects.add(connection, 1)
+    connection.rollback()
+    assert positions.claim(connection, message(1))
+    connection.commit()
+    with connection.transaction():
+        assert positions.claim_all(connection, [message(1), message(2)])[0].position == 2
+    assert not positions.claim(connection, message(2))
+
+
+def test_names_are_checked_when_it_is_made() -> None:
+    for name in ("", "x" * 201, "a\0b", "\ud800", b"books", None):
+        with pytest.raises(ConfigError, match="subscription="):
+            Positions(name)  # type: ignore[arg-type]
+    for name in ("", "x" * 64, "a\0b", None):
+        with pytest.raises(ConfigError, match="schema="):
+            Positions("books", schema=name)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='use "key" or "message"'):
+        Positions("books", by="partition")  # type: ignore[arg-type]
+
+
+def test_a_name_may_hold_what_it_likes(postgres: PostgresServer, connection: Connection) -> None:
+    name = 'Odd "name" %s {schema} ; ü'
+    migrate(connection, schema=name)
+    try:
+        positions = Positions(name, schema=name)
+        odd = message(1, b"k", partition(0, topic=name))
+        for expected in (True, False):
+            with positions.once(connection, odd) as fresh:
+                assert fresh is expected
+    finally:
+        connection.execute(psycopg.sql.SQL("DROP SCHEMA {} CASCADE").format(psycopg.sql.Identifier(name)))
+
+
+def test_it_is_shown_and_pickled(connection: Connection, effects: Effects) -> None:
+    positions = pickle.loads(pickle.dumps(Positions("books", schema=effects.schema)))
+    assert repr(positions) == f"<Positions of 'books' by key in the schema {effects.schema!r}>"
+    assert handle(positions, connection, effects, message(1)) == [True]
+    assert SCHEMA in repr(Positions("books"))

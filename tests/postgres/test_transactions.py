@@ -1,0 +1,281 @@
+"""What cannot hold position and effect in one transaction is refused by name, and several transactions at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+
+from lanes.errors import ConfigError, SourceError
+from lanes_postgres import Positions
+from lanes_postgres.rows import row_of
+from tests.components import PostgresServer, wait_until
+from tests.postgres.tables import Effects, message, partition
+
+Connection = psycopg.Connection
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def beside(
+    holder: Connection, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Iterator[Future[Result]]:
+    """Call it in a thread, where it waits for what the holder holds; that ends with the block, whatever is found."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield threads.submit(function, *arguments, **named)
+        finally:
+            holder.rollback()
+
+
+@pytest.fixture
+def other(postgres: PostgresServer) -> Iterator[Connection]:
+    with psycopg.connect(postgres.url) as connection:
+        yield connection
+
+
+def test_autocommit_without_a_transaction_is_refused_by_name(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    connection.autocommit = True
+    refusing: list[Callable[[], object]] = [
+        lambda: positions.claim(connection, message(1)),
+        lambda: positions.forget(connection, "orders"),
+        lambda: positions.unfence(connection, "orders"),
+    ]
+    for refused in refusing:
+        with pytest.raises(ConfigError, match="has autocommit and is in no transaction"):
+            refused()
+    with connection.transaction():
+        assert positions.claim(connection, message(1))
+    with positions.once(connection, message(1)) as fresh:
+        assert not fresh
+
+
+@pytest.mark.anyio
+async def test_autocommit_is_refused_without_blocking_too(aconnection: Any, effects: Effects) -> None:
+    await aconnection.set_autocommit(True)
+    with pytest.raises(ConfigError, match="has autocommit"):
+        await Positions("books", schema=effects.schema).claim_all(aconnection, [message(1)])
+
+
+def test_a_connection_in_the_middle_of_something_is_refused(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    connection.execute("SELECT 1")
+    with pytest.raises(ConfigError, match=r"in a transaction or a pipeline already \(INTRANS\).*claim\(\)"):
+        enter(positions.once(connection, message(1)))
+    connection.rollback()
+    with connection.pipeline():
+        for refused in (lambda: enter(positions.once(connection, message(1))), lambda: claim(positions, connection)):
+            with pytest.raises(ConfigError, match=r"in a.* pipeline"):
+                refused()
+
+
+def enter(block: contextlib.AbstractContextManager[Any]) -> None:
+    with block:
+        pytest.fail("it should not begin")
+
+
+def claim(positions: Positions, connection: Connection, position: int = 1) -> bool:
+    return positions.claim(connection, message(position))
+
+
+@pytest.mark.parametrize("given", ["postgresql://me:canary@db/x", None, 5], ids=["url", "none", "int"])
+def test_what_is_no_connection_is_refused_and_not_shown(given: Any) -> None:
+    with pytest.raises(ConfigError, match="is no connection") as refused:
+        Positions("books").claim(given, message(1))
+    assert "canary" not in str(refused.value)
+
+
+def fail_quietly(positions: Positions, connection: Connection, effects: Effects) -> None:
+    with positions.once(connection, message(1)):
+        effects.add(connection, 1)
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("SELECT 1 / 0")
+
+
+def test_a_failed_statement_whose_error_stays_inside_does_not_pass_for_a_commit(
+    connection: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    with pytest.raises(ConfigError, match="its exception did not leave the block"):
+        fail_quietly(positions, connection, effects)
+    assert effects.all() == []
+    with positions.once(connection, message(1)) as fresh:
+        assert fresh
+        with contextlib.suppress(psycopg.Error), connection.transaction():
+            connection.execute("SELECT 1 / 0")
+        effects.add(connection, 1)
+    assert effects.all() == [1]
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_transaction_ended_inside_its_block_is_noticed(end: str, connection: Connection, effects: Effects) -> None:
+    def ending() -> None:
+        with Positions("books", schema=effects.schema).once(connection, message(1)):
+            connection.execute(end)
+
+    with pytest.raises(ConfigError, match="ended inside its block"):
+        ending()
+
+
+def test_a_claim_in_a_failed_transaction_names_the_reason(connection: Connection, effects: Effects) -> None:
+    with pytest.raises(psycopg.Error):
+        connection.execute("SELECT 1 / 0")
+    with pytest.raises(ConfigError, match=r"25P02.*an earlier statement"):
+        claim(Positions("books", schema=effects.schema), connection)
+
+
+def test_errors_of_the_user_are_left_as_they_are(connection: Connection, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    connection.execute(effects.query("ALTER TABLE {} ADD UNIQUE (position) DEFERRABLE INITIALLY DEFERRED"))
+    connection.commit()
+
+    def twice(*, at_once: bool) -> None:
+        with positions.once(connection, message(1)):
+            if at_once:
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            effects.add(connection, 1)
+            effects.add(connection, 1)
+
+    for at_once in (True, False):
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            twice(at_once=at_once)
+    assert effects.all() == []
+    with positions.once(connection, message(1)) as fresh:
+        assert fresh
+
+
+@pytest.mark.parametrize("first_commits", [True, False])
+def test_who_claims_the_same_message_waits_and_sees_what_became_of_it(
+    first_commits: bool, connection: Connection, other: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    assert claim(positions, connection)
+    with beside(connection, claim, positions, other) as second:
+        wait_until(lambda: waits(effects, other), "the second claim to wait for the first")
+        if first_commits:
+            connection.commit()
+        else:
+            connection.rollback()
+        assert second.result() is not first_commits
+
+
+def waits(effects: Effects, connection: Connection) -> bool:
+    """Whether the server says that this connection waits for a lock."""
+    with psycopg.connect(effects.url) as asking:
+        found = asking.execute(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
+        ).fetchone()
+    return found is not None and bool(found[0])
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE], ids=str)
+@pytest.mark.parametrize("new", [True, False], ids=["new-key", "known-key"])
+def test_a_serialization_failure_is_retryable(
+    new: bool, level: IsolationLevel, connection: Connection, other: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    if not new:
+        with positions.once(connection, message(1)):
+            pass
+    other.isolation_level = level
+    other.execute(effects.query("SELECT count(*) FROM {}"))  # its snapshot is taken
+    with positions.once(connection, message(2)):
+        pass
+    with pytest.raises(SourceError, match="40001") as failed:
+        claim(positions, other, 2)
+    assert failed.value.retryable
+    other.rollback()
+    assert not claim(positions, other, 2)
+    other.rollback()
+    with positions.once(other, message(3)) as fresh:
+        assert fresh
+
+
+def test_a_batch_takes_its_keys_in_one_order_so_that_two_never_wait_for_each_other(
+    connection: Connection, other: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    batch = [message(2, b"%d" % number) for number in range(30)]
+    lowest, *rest = sorted(batch, key=lambda each: row_of(each, "key").key)
+    with positions.once_all(connection, [message(1, each.key) for each in batch]):
+        pass
+    assert positions.claim(connection, lowest)
+    with beside(connection, positions.claim_all, other, batch) as waiting:
+        wait_until(lambda: waits(effects, other), "the batch to wait for the lowest key")
+        # It has none of the others yet, in whatever order it was given.
+        free = "SELECT count(*) FROM (SELECT 1 FROM {} FOR UPDATE SKIP LOCKED) AS free"
+        assert effects.fetch(free, "lanes_positions") == [(len(rest),)]
+        connection.commit()
+        assert waiting.result() == [each for each in batch if each is not lowest]
+
+
+def test_a_deadlock_of_the_user_is_retryable_where_it_meets_a_claim(
+    connection: Connection, other: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    # The second is the one that looks for it, and so the one that fails.
+    connection.execute("SET deadlock_timeout = '10s'")
+    other.execute("SET deadlock_timeout = '10ms'")
+    connection.commit()
+    other.commit()
+    for key in (b"a", b"b"):
+        with positions.once(connection, message(0, key)):
+            pass
+    assert positions.claim(connection, message(1, b"a"))
+    assert positions.claim(other, message(1, b"b"))
+    with beside(other, positions.claim, connection, message(1, b"b")) as waiting:
+        wait_until(lambda: waits(effects, connection), "the first to wait")
+        with pytest.raises(SourceError, match="40P01") as failed:
+            positions.claim(other, message(1, b"a"))
+        assert failed.value.retryable
+        other.rollback()
+        assert waiting.result()
+
+
+def test_a_zombie_waits_for_the_new_owner_and_is_refused(
+    connection: Connection, other: Connection, effects: Effects
+) -> None:
+    positions = Positions("books", schema=effects.schema)
+    with positions.once(connection, message(1, b"k", partition(epoch=1))):
+        pass
+    assert positions.claim(connection, message(2, b"k", partition(epoch=2)))
+    with beside(connection, positions.claim, other, message(3, b"k", partition(epoch=1))) as zombie:
+        wait_until(lambda: waits(effects, other), "the zombie to wait")
+        connection.commit()
+        with pytest.raises(SourceError, match="comes with epoch 1"):
+            zombie.result()
+
+
+def test_owners_that_overlap_have_each_effect_once_and_in_order(postgres: PostgresServer, effects: Effects) -> None:
+    positions = Positions("books", schema=effects.schema)
+    owners, keys, count = 3, 2, 40
+    barrier = threading.Barrier(owners)
+
+    def own(epoch: int | None) -> int:
+        owned, refused = partition(epoch=epoch), 0
+        with psycopg.connect(postgres.url) as connection:
+            barrier.wait(10)
+            for number in range(count):
+                each = message(number, b"%d" % (number % keys), owned)
+                try:
+                    with positions.once(connection, each) as fresh:
+                        if fresh:
+                            effects.add(connection, number, f"{number % keys}")
+                except SourceError:
+                    refused += 1
+        return refused
+
+    with ThreadPoolExecutor(owners) as threads:
+        former, newest, unknown = [threads.submit(own, epoch) for epoch in (1, 2, None)]
+    assert newest.result() == unknown.result() == 0
+    assert former.result() <= count
+    for key in range(keys):
+        assert effects.all(f"{key}") == list(range(key, count, keys))
