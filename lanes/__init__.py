@@ -13,6 +13,7 @@ from lanes.events import GroupEvent
 from lanes.handlers import BatchOutcomes, Decode, Handler
 from lanes.health import Health
 from lanes.history import History
+from lanes.journal import Journal
 from lanes.process import main, run, serve
 from lanes.source import DeadLetters, Source, SourceTraits
 from lanes.status import Oldest, PartitionStatus, Status
@@ -32,6 +33,7 @@ __all__ = [
     "HandlerHalted",
     "Health",
     "History",
+    "Journal",
     "LanesError",
     "Message",
     "MessageError",

@@ -129,7 +129,7 @@ def app() -> typer.Typer:
     @commands.command()
     def check(
         files: list[Path] = typer.Argument(
-            help="History files, or folders of them.", metavar="FILE", show_default=False
+            help="Files of histories and journals, or folders of them.", metavar="FILE", show_default=False
         ),
     ) -> None:
         """Check the promises over histories: exit 0 passed, 1 violated, 2 unproven, 3 unreadable."""
@@ -193,6 +193,32 @@ def app() -> typer.Typer:
         from lanes_kafka.commands import doctor as inner
 
         raise typer.Exit(passed_on(inner(), "lanes doctor kafka", arguments))
+
+    journal = typer.Typer()
+    commands.add_typer(journal, name="journal")
+
+    @journal.callback()
+    def journals() -> None:
+        """Journals: histories as Parquet files, for SQL and for Spark. `lanes check` reads them too."""
+
+    @journal.command("convert")
+    def convert(
+        files: list[Path] = typer.Argument(help="History files.", metavar="FILE", show_default=False),
+        to: Path = typer.Option(
+            ..., help="The folder of the Parquet files, which is created.", metavar="DIR", show_default=False
+        ),
+    ) -> None:
+        """Make a Parquet file of each history file, and print its name: exit 0 done, 3 unreadable."""
+        require("`lanes journal convert`", "cli,journal", "pyarrow")
+        from memsource.journal import JournalError
+        from memsource.journal import convert as converted
+
+        try:
+            made = converted(files, to)
+        except JournalError as error:
+            stop(str(error))
+        for path in made:
+            print(path)
 
     from lanes.cohort_commands import cohort
     from lanes.dead_letter_commands import dead_letters

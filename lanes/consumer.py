@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -22,6 +23,7 @@ from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
 from lanes.health import Health, examine
 from lanes.history import History
+from lanes.journal import Journal, journal_of, recorder
 from lanes.observe import Telemetry
 from lanes.outcomes import cancellation_of
 from lanes.rules import Rules
@@ -44,14 +46,15 @@ class Consumer:
 
     ``handler`` is a function of one ``Message``, or of a list of them with ``Settings(batch=…)``; async, or plain: then
     it runs in threads, see ``Settings.sync_handlers``. ``decode`` fills ``Message.data`` before. ``dead_letters`` is
-    where messages go whose attempts are used up. ``history`` records what happens, row by row. ``on_event`` is called
-    with each ``GroupEvent``. ``clock`` (seconds, monotonic) is for simulation.
+    where messages go whose attempts are used up. ``history`` records what happens, row by row; so does ``journal``, a
+    folder or a ``Journal``, for SQL, and nobody waits for it. ``on_event`` is called with each ``GroupEvent``.
+    ``clock`` (seconds, monotonic) is for simulation.
 
     Either call ``run``, or use it as an async context manager: then it runs while the block does, and drains at its
     end. An error that stops it cancels the block and is raised at its end.
 
     Raises ``ConfigError`` for settings that contradict each other. An instance runs once and is not thread-safe: call
-    everything from the event loop that runs it. Several of them may run in one process.
+    everything but ``stop`` from a task of the event loop that runs it. Several of them may run in one process.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Consumer:
         settings: Settings | None = None,
         dead_letters: DeadLetters | None = None,
         history: History | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
         decode: Decode | None = None,
         on_event: OnEvent | None = None,
         clock: Clock = monotonic,
@@ -74,7 +78,8 @@ class Consumer:
         self._handler = handler
         self._decode = decode
         self._dead_letters = dead_letters
-        self._history = history
+        self._journal = journal_of(journal)
+        self._history = recorder(history, self._journal)
         self._on_event = on_event
         self._clock = clock
         self._name = "source"
@@ -107,6 +112,8 @@ class Consumer:
         try:
             await self._open()
             self._state = "running"
+            if self._stopping:
+                self._running.stop()
             await self._running.run()
             reason = "drained" if self._running.stopping else "stopped"
         except Exception as error:
@@ -124,7 +131,8 @@ class Consumer:
     def stop(self) -> None:
         """Stop in order: take nothing more, let running handlers end, settle, release; then ``run`` returns.
 
-        Does not block. Idempotent.
+        Does not block. Idempotent. May also be called from a callback of the event loop, such as a handler of
+        ``loop.add_signal_handler``, and from another thread: then nothing more starts from the loop's next turn on.
         """
         self._stopping = True
         if self._state == "running":
@@ -313,8 +321,6 @@ class Consumer:
             self._tap,
             self._workers,
         )
-        if self._stopping:
-            self._running.stop()
         if self._history is not None:
             self._history.open(
                 source=traits.name,
@@ -396,5 +402,7 @@ class Consumer:
                     log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
         if self._history is not None:
             self._history.close(reason, self._clock())
+        if self._journal is not None:
+            await self._journal.aclose(self._name, CLOSE_TIMEOUT)
         if started and self._tap.telemetry is not None:
             self._tap.telemetry.close()

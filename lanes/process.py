@@ -13,8 +13,10 @@ from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
+from lanes.events import OnEvent
 from lanes.handlers import Decode, Handler
 from lanes.history import History
+from lanes.journal import Journal
 from lanes.source import DeadLetters, Source
 
 EXIT_DRAINED: Final = 0
@@ -36,13 +38,25 @@ async def run(
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
     history: History | None = None,
+    journal: Journal | str | os.PathLike[str] | None = None,
     decode: Decode | None = None,
+    on_event: OnEvent | None = None,
 ) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
-    The same as ``Consumer(…).run()``; see there for what it raises.
+    The same as ``Consumer(…).run()``; see there for the arguments, and for what it raises.
     """
-    await Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history, decode=decode).run()
+    consumer = Consumer(
+        source,
+        handler,
+        settings=settings,
+        dead_letters=dead_letters,
+        history=history,
+        journal=journal,
+        decode=decode,
+        on_event=on_event,
+    )
+    await consumer.run()
 
 
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
@@ -104,18 +118,28 @@ def main(
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
     history: History | None = None,
+    journal: Journal | str | os.PathLike[str] | None = None,
     decode: Decode | None = None,
+    on_event: OnEvent | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, and exit.
 
     Blocks; never returns: raises ``SystemExit`` with 0 (drained), 1 (``EXIT_FAILED``), 3 (``EXIT_HALTED``) or 4
-    (``EXIT_AT_ONCE``). See ``serve`` for the signals and ``Consumer`` for the arguments.
+    (``EXIT_AT_ONCE``). ``backend``: the event loop. See ``serve`` for the signals and ``Consumer`` for the other
+    arguments.
     """
 
     async def job() -> int:
         consumer = Consumer(
-            source, handler, settings=settings, dead_letters=dead_letters, history=history, decode=decode
+            source,
+            handler,
+            settings=settings,
+            dead_letters=dead_letters,
+            history=history,
+            journal=journal,
+            decode=decode,
+            on_event=on_event,
         )
         return await serve(consumer)
 

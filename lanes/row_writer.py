@@ -10,9 +10,10 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable, MutableSequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from blake3 import blake3
 
@@ -21,7 +22,17 @@ from lanes.errors import ConfigError, ContractError
 from lanes.rules import Rules
 from lanes.segment import HEAD_END, SegmentFile
 
-__all__ = ["BUFFER_BYTES", "BUFFER_ROWS", "FORMAT", "KEY_DIGITS", "MEMBER", "THREE_DIGITS", "RowWriter", "key_hash"]
+__all__ = [
+    "BUFFER_BYTES",
+    "BUFFER_ROWS",
+    "FORMAT",
+    "KEY_DIGITS",
+    "MEMBER",
+    "THREE_DIGITS",
+    "RowWriter",
+    "key_hash",
+    "member_name",
+]
 
 FORMAT: Final = 1
 """The number of the format, in every ``begin`` row; a reader refuses a higher one."""
@@ -49,6 +60,9 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 class RowWriter:
     """Writes one segment; ``lanes.history.History`` documents it for its users."""
 
+    group_commit: ClassVar[bool] = True
+    """Whether a handler has to wait until ``written`` has reached the number of its row."""
+
     __slots__ = (
         "_after",
         "_before",
@@ -65,6 +79,7 @@ class RowWriter:
         "_step_from",
         "_step_until",
         "_unreported",
+        "_wrapper",
         "dropped",
         "member",
         "path",
@@ -72,13 +87,7 @@ class RowWriter:
     )
 
     def __init__(self, directory: str | os.PathLike[str], *, member: str | None = None) -> None:
-        if member is None:
-            member = f"m-{os.urandom(4).hex()}"
-        elif not MEMBER.fullmatch(member):
-            raise ConfigError(
-                f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit, "
-                "because it names a file; choose another, or leave it out"
-            )
+        member = f"m-{os.urandom(4).hex()}" if member is None else member_name(member)
         self._directory = Path(directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -93,8 +102,9 @@ class RowWriter:
         self._member = f',"member":{json.dumps(member)},"mono":'
         self._file: SegmentFile | None = None
         self._n = 0
-        self._rows: list[str] = []
+        self._rows: MutableSequence[str] = []
         self._size = 0
+        self._wrapper: Callable[[SegmentFile, str], SegmentFile] | None = None
         self._before = self._after = ""
         self._step_from = self._step_until = 0.0
         self._latest = 0.0
@@ -139,11 +149,17 @@ class RowWriter:
             raise ConfigError(
                 f"history file {str(path)!r}: {error.strerror}; choose a directory that can be written"
             ) from error
+        if self._wrapper is not None:
+            self._file = self._wrapper(self._file, begin)
         self.path = path
         self._n = 1
         self._rows.clear()
         self.dropped = 0
         self.flush()
+
+    def wrap(self, wrapper: Callable[[SegmentFile, str], SegmentFile]) -> None:
+        """Let ``open`` make of the file, and of its head, the file to be used. To be called before ``open``."""
+        self._wrapper = wrapper
 
     def close(self, reason: str, now: float) -> None:
         """Write the ``end`` row (``reason``: drained, stopped or failed) and close the file. Idempotent."""
@@ -263,6 +279,16 @@ class RowWriter:
     def _dropped_row(self) -> str:
         stamp = self._stamp(self._latest)
         return f'{{"n":{self._marker},"event":"dropped"{stamp},"count":{self._unreported}}}\n'
+
+
+def member_name(member: str) -> str:
+    """The same. Raises ``ConfigError`` for what cannot name a process in rows and files."""
+    if not MEMBER.fullmatch(member):
+        raise ConfigError(
+            f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit, "
+            "because it names a file; choose another, or leave it out"
+        )
+    return member
 
 
 def _boot() -> str:

@@ -93,7 +93,8 @@ class Workers:
         self._latest: _Worker | None = None
         self._waking = 0
         # With a history those that start together share one write, so they are woken together.
-        self._waking_limit = _WAKING_LIMIT if tap.history is None else engine.concurrency
+        self._grouped = tap.history is not None and tap.history.group_commit
+        self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
         self._round = 0
         self._slice_start = self._looked = clock()
         self._stride = 1
@@ -177,6 +178,7 @@ class Workers:
         """Handle messages; False when this worker must not await anything any more."""
         engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
         telemetry, timed, endings = self._telemetry, self._timeout is not None, self._endings
+        grouped = self._grouped
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
@@ -203,14 +205,15 @@ class Workers:
             try:
                 if history is not None:
                     row = history.started(message, now if leased else self._clock())
-                    await anyio.lowlevel.checkpoint()
-                    if history.written < row:
-                        history.flush()
-                    if leased and self._clock() >= message.partition.deadline:
-                        worker.message = None
-                        endings.give_up(message, handling)
-                        shell.after()
-                        continue
+                    if grouped:
+                        await anyio.lowlevel.checkpoint()
+                        if history.written < row:
+                            history.flush()
+                        if leased and self._clock() >= message.partition.deadline:
+                            worker.message = None
+                            endings.give_up(message, handling)
+                            shell.after()
+                            continue
                 if message.broken is not None:
                     raise message.broken
                 if handling is None:

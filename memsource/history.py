@@ -1,5 +1,7 @@
 """Reading histories back: files of JSON lines, written by ``lanes.history``, into segments of rows.
 
+Journals too: ``memsource.journal`` makes lines of their rows, of which a segment is made as of any others.
+
 What cannot be read is never passed over in silence. Lines that are no rows, and row numbers that are missing,
 become a *gap*: a row of the event ``gap`` at their place, with file and line in ``Segment.gaps``. A last line
 that was torn by a crash is not a gap, because what a file holds is a prefix of what happened.
@@ -25,6 +27,8 @@ __all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]
 
 LINE_LIMIT: Final = 1 << 20
 """Bytes of a line that is still read; a longer one is no row."""
+
+JOURNAL_SUFFIX: Final = ".parquet"
 
 _BEGIN: Final = b'{"n":1,"event":"begin"'
 
@@ -87,16 +91,20 @@ class Segment:
 
 
 def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
-    """The segments of these files, and of the ``*.jsonl`` files in these directories.
+    """The segments of these files, and of the ``*.jsonl`` and ``*.parquet`` files in these directories.
 
-    Blocks while it reads; holds the rows in memory, the files not. A copy of a segment is read once. Raises
+    The latter are journals, for which pyarrow has to be there. Blocks while it reads; holds the rows in memory, the
+    files not. A copy of a segment is read once; of the history and the journal of one run that which lacks less. Raises
     ``HistoryError`` when a path cannot be read, when none of them holds a row, and for a newer format.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
     segments: list[Segment] = []
     files = _files(paths)
+    journals = [file for file in files if file.suffix == JOURNAL_SUFFIX]
     for file in files:
+        if file.suffix == JOURNAL_SUFFIX:
+            continue
         try:
             stream = file.open("rb")
         except (OSError, ValueError) as error:
@@ -106,6 +114,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
                 segments += _segments(str(file), stream)
             except OSError as error:
                 raise HistoryError(f"{file}: cannot be read: {_reason(error)}") from error
+    segments += _journals(journals)
     if not segments:
         names = ", ".join(map(str, files)) or "no file"
         raise HistoryError(f"{names}: no history in it; pass files or directories written by lanes.History")
@@ -124,14 +133,35 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     files: dict[Path, Path] = {}
     for path in map(Path, paths):
         try:
-            found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+            found = sorted([*path.glob("*.jsonl"), *path.glob(f"*{JOURNAL_SUFFIX}")]) if path.is_dir() else [path]
         except OSError as error:
             raise HistoryError(f"{path}: cannot be listed: {_reason(error)}") from error
         if not found:
-            raise HistoryError(f"{path}: no *.jsonl file in this directory")
+            raise HistoryError(f"{path}: no *.jsonl file in this directory, nor a *.parquet one")
         for file in found:
             files.setdefault(file.absolute(), file)
     return list(files.values())
+
+
+def _journals(files: list[Path]) -> list[Segment]:
+    """The segments of these journals."""
+    if not files:
+        return []
+    # Not at the top: who has none needs no pyarrow.
+    from memsource.journal import JournalError, lines_of, open_journals
+
+    segments: list[Segment] = []
+    try:
+        for run in open_journals(files):
+            reader = _Reader(str(run[0].path))
+            for file, number, line in lines_of(run):
+                reader.turn(file)
+                reader.line(number, line.encode(errors="surrogatepass")[:LINE_LIMIT])
+            reader.end()
+            segments += reader.segments
+    except JournalError as error:
+        raise HistoryError(str(error)) from error
+    return segments
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -140,13 +170,25 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _once(segments: list[Segment]) -> list[Segment]:
     """Without copies: a segment that is in two files must not pass for two processes doing the same."""
-    kept: dict[tuple[str, int, str, float], list[Segment]] = {}
-    for segment in sorted(segments, key=lambda segment: -len(segment.rows)):
-        others = kept.setdefault((segment.member, segment.pid, segment.boot, segment.mono_first), [])
-        if not any(segment.rows == other.rows[: len(segment.rows)] for other in others):
-            others.append(segment)
-    chosen = {segment for others in kept.values() for segment in others}
+    runs: dict[tuple[str, int, str, float], list[Segment]] = {}
+    for segment in segments:
+        runs.setdefault((segment.member, segment.pid, segment.boot, segment.mono_first), []).append(segment)
+    chosen = {segment for told in runs.values() for segment in _told_once(told)}
     return [segment for segment in segments if segment in chosen]
+
+
+def _told_once(told: list[Segment]) -> list[Segment]:
+    """Of segments of one process at one time those that are no copies."""
+    files = {segment.file for segment in told}
+    if len(files) > 1 and any(file.endswith(JOURNAL_SUFFIX) for file in files):
+        # One run, in a history and in a journal, which may end where the other goes on.
+        best = min(told, key=lambda segment: (len(segment.gaps), -len(segment.rows)))
+        return [segment for segment in told if segment.file == best.file]
+    kept: list[Segment] = []
+    for segment in sorted(told, key=lambda segment: -len(segment.rows)):
+        if not any(segment.rows == other.rows[: len(segment.rows)] for other in kept):
+            kept.append(segment)
+    return kept
 
 
 def _segments(file: str, stream: BinaryIO) -> list[Segment]:
@@ -181,6 +223,10 @@ class _Reader:
         self._torn = False  # one malformed line is all that is bad since the last row
         self._torn_with_newline = False
         self._number = 0  # of the last line
+
+    def turn(self, file: str) -> None:
+        """The next lines are of this file."""
+        self._file = file
 
     def line(self, number: int, line: bytes) -> None:
         """Take the next line. Raises ``HistoryError`` for a ``begin`` row of a newer format only."""
@@ -270,6 +316,10 @@ class _Reader:
             self._gap(f"rows {self._n + 1}…{n - 1} are missing")
         elif self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
+        elif event == "dropped" and self._incomplete:
+            # In a journal it has the number of a row that is missing, and may be the only one.
+            self._no_row(number)
+            self._gap("rows are missing")
         self._n = n
         self._pass_time(segment, wall)
         if row is not None:

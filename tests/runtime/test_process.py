@@ -91,6 +91,12 @@ def test_a_finite_source_ends_without_a_word(job: Job) -> None:
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nended 1\nbye\n", "")
 
 
+def test_what_becomes_of_ownership_is_told(job: Job) -> None:
+    process = job("events")
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out, err) == (EXIT_DRAINED, "assigned\nended 0\nended 1\nrevoked\nbye\n", "")
+
+
 def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
     process = job("poison")
     _, err = process.communicate(timeout=TIMEOUT)

@@ -1,0 +1,69 @@
+"""What a journal costs a consumer whose handler does nothing: microseconds of CPU a message, on an in-process source.
+
+`loop`: of the event loop's thread alone, everything from `run()` to its return. `process`: of all threads, the one that
+writes the files included, until the last of them is written. The baseline is the same run without a journal; beside a
+history, with the history alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from bench.figures import Effort, Figure, cost, interleaved
+from bench.runtime import nothing
+from bench.source import FiniteSource
+from lanes import Consumer, History, Settings
+from lanes.journal import Journal, recorder
+
+# Four rows each: they fit into the buffer, however long the thread waits for a processor.
+KEYS, BATCH, MESSAGES = 10_000, 500, 25_000
+WRITING_LIMIT: Final = 60.0
+
+Clock = Callable[[], int]
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each interleaved with its baseline."""
+    count = effort.messages(MESSAGES)
+    loop, process = time.thread_time_ns, time.process_time_ns
+    medians = interleaved(
+        [
+            partial(_measured, count, clock, history=history, journal=journal)
+            for clock in (loop, process)
+            for history in (False, True)
+            for journal in (False, True)
+        ],
+        effort.repeats,
+    )
+    names = [f"journal {where}, {beside}" for where in ("loop", "process") for beside in ("no-op", "beside a history")]
+    return [
+        cost(name, "µs CPU/message", figure, baseline)
+        for name, baseline, figure in zip(names, medians[::2], medians[1::2], strict=True)
+    ]
+
+
+def _measured(count: int, clock: Clock, *, history: bool, journal: bool) -> float:
+    with TemporaryDirectory() as folder:
+        written = Journal(folder) if journal else None
+        source = FiniteSource(count, KEYS, BATCH)
+        kept = recorder(History(folder) if history else None, written)
+        micros = asyncio.run(_timed(Consumer(source, nothing, settings=Settings(), history=kept), written, clock))
+        assert source.settled == count
+        assert written is None or not written.dropped
+        return micros / count
+
+
+async def _timed(consumer: Consumer, written: Journal | None, clock: Clock) -> float:
+    begin = clock()
+    await consumer.run()
+    took = clock() - begin
+    if written is not None:
+        assert written.join(WRITING_LIMIT)
+        if clock is time.process_time_ns:
+            took = clock() - begin
+    return took / 1_000

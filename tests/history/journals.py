@@ -1,0 +1,68 @@
+"""Journals for tests: written by what writes them live, and read back as plain rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lanes.core.types import Message, Partition, PartitionId, Reader
+from lanes.history import History
+from lanes.journal import Journal, recorder
+from memsource.journal import lines_of, open_journals
+from tests.components import wait_until
+
+PARTITION: Final = Partition(PartitionId("S", 0), cast(Reader, None))
+WAIT: Final = 30.0
+"""Seconds after which a journal that is not written yet is a failure."""
+
+
+def message(position: int, key: bytes | None = b"k") -> Message:
+    return Message(PARTITION, position, key, 10, None, None)
+
+
+def opened(directory: Path, *, history: History | None = None, **options: Any) -> tuple[Journal, History]:
+    """A journal, and what records into it, opened."""
+    journal = Journal(directory, **({"member": "m-1"} if history is None else {}) | options)
+    recording = recorder(history, journal)
+    assert recording is not None
+    recording.open(source="S", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=1.0)
+    return journal, recording
+
+
+def handled(recording: History, position: int) -> None:
+    """A message on its plain way: four rows."""
+    one = message(position)
+    recording.delivered([one], 2.0)
+    recording.started(one, 2.0)
+    recording.ended(one, "ok", 2.0)
+    recording.acks([one], 2.0)
+
+
+def ended(journal: Journal, recording: History) -> None:
+    """The run ends, and everything is written."""
+    recording.close("drained", 9.0)
+    assert journal.join(WAIT)
+
+
+def files(directory: Path) -> list[Path]:
+    """Those that are whole."""
+    return sorted(directory.glob("*.parquet"))
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    """The rows of the one run in a directory."""
+    (run,) = open_journals(files(directory))
+    return [json.loads(line.text) for line in lines_of(run)]
+
+
+def table(path: Path) -> Any:
+    """A file as a table, by nothing but Arrow itself."""
+    return import_module("pyarrow.parquet").read_table(path)
+
+
+def reach(condition: Callable[[], object]) -> None:
+    """Wait for what the thread of a journal is to do."""
+    wait_until(lambda: bool(condition()), "the journal's thread", seconds=WAIT)
