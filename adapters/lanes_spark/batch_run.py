@@ -1,0 +1,160 @@
+"""One batch of a replay: the rows of some positions, through the tasks of Spark."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lanes.errors import ConfigError
+from lanes_spark.plan import Eras, Plan, era_column
+from lanes_spark.positions import Span
+from lanes_spark.selection import Selection, select_slots
+from lanes_spark.table import Spans
+from lanes_spark.task import run_task
+from lanes_spark.task_job import begin
+from lanes_spark.task_results import COUNTS, output_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["BatchRun", "Counts", "ReplaySource"]
+
+
+class ReplaySource(Protocol):
+    """Where history is read from; ``ParquetTable`` is one."""
+
+    @property
+    def topic(self) -> str:
+        """What the messages are of."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether one task reads whole partitions, in order."""
+
+    @property
+    def eras(self) -> Eras:
+        """Where the number of partitions has changed."""
+
+    def spans(self, spark: SparkSession) -> Spans:
+        """What there is to read, now. Blocks."""
+
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
+        """The messages of these positions, in the columns key, partition, offset and value, and timestamp and headers
+        where they are known."""
+
+
+@dataclass
+class Counts:
+    """What the batches so far have come to."""
+
+    batches: int = 0
+    by_name: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun:
+    """A replay whose arguments are found good. ``payload``: the pickled ``TaskJob`` of that ``name``."""
+
+    source: ReplaySource
+    selection: Selection
+    plan: Plan
+    name: str
+    payload: bytes = field(repr=False)
+    results: Any
+    results_to: str | None
+    counts: Counts = field(default_factory=Counts)
+
+    def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
+        """Handle the rows of these positions. Blocks until that is done."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        rows = self._arranged(self._selected(self.source.rows(spark, ranges)))
+        schema = from_arrow_schema(output_schema(self.results))
+        observed = Observation()
+        handled = rows.mapInArrow(functools.partial(_in_task, name=self.name, payload=self.payload), schema).observe(
+            observed, *[F.sum(name).alias(name) for name in COUNTS]
+        )
+        if self.results is None:
+            handled.write.format("noop").mode("overwrite").save()
+        else:
+            path = self.results_to if batch is None else f"{self.results_to}/batch={batch}"
+            # A batch that is run again replaces what it has left behind.
+            mode = "errorifexists" if batch is None else "overwrite"
+            handled.where("result IS NOT NULL").select("result.*").write.mode(mode).parquet(str(path))
+        self.counts.batches += 1
+        for name, count in observed.get.items():
+            self.counts.by_name[name] += count or 0
+
+    def _selected(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        selection = self.selection
+        if selection.keys is not None:
+            rows = rows.where(_key_in(rows, selection.keys))
+        if isinstance(selection.start, datetime):
+            rows = rows.where(F.col("timestamp") >= F.lit(selection.start))
+        if isinstance(selection.end, datetime):
+            rows = rows.where(F.col("timestamp") < F.lit(selection.end))
+        # What is asked of the columns as they are in the table, is asked before: the files can leave it out then.
+        rows = rows.withColumns({name: F.col(name).cast("binary") for name in ("key", "value")})
+        rows = rows.withColumns({"partition": F.col("partition").cast("int"), "offset": F.col("offset").cast("bigint")})
+        if selection.slots is not None:
+            rows = rows.mapInArrow(functools.partial(select_slots, slots=selection.slots), rows.schema)
+        return rows
+
+    def _arranged(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        plan, era = self.plan, era_column(self.source.eras)
+        if plan.kind == "aligned":
+            _check_aligned(self.source.topic, rows)
+        if era is not None and plan.kind == "reshard":
+            rows = rows.withColumn("era", F.expr(era))
+        columns = rows.columns
+        if plan.bucket is not None and plan.tasks is not None:
+            rows = rows.withColumn("bucket", F.expr(plan.bucket)).repartitionById(plan.tasks, "bucket")
+        if plan.sort:
+            rows = rows.sortWithinPartitions(*plan.sort)
+        return rows.select(*columns)
+
+
+def _in_task(batches: Iterator[Any], *, name: str, payload: bytes) -> Iterator[Any]:
+    """What a task of Spark runs."""
+    from pyspark import cloudpickle
+
+    yield from run_task(batches, begin(name, lambda: cloudpickle.loads(payload)))
+
+
+def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if rows.schema["key"].dataType.simpleString() == "string":
+        # One that is not UTF-8 is in no such column.
+        texts = [key.decode(errors="replace") for key in keys]
+        return F.col("key").isin([text for text, key in zip(texts, keys, strict=True) if text.encode() == key])
+    return F.col("key").isin([bytearray(key) for key in keys])
+
+
+def _check_aligned(topic: str, rows: DataFrame) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    shared = (
+        rows.select("partition", F.spark_partition_id().alias("task"))
+        .distinct()
+        .groupBy("partition")
+        .count()
+        .where("count > 1")
+        .orderBy("partition")
+        .first()
+    )
+    if shared is not None:
+        raise ConfigError(
+            f"aligned=True, and {topic}/{shared['partition']} is read by {shared['count']} tasks, which keep no order "
+            "among them: leave out aligned, or write one file for each partition and raise "
+            "spark.sql.files.maxPartitionBytes and openCostInBytes above its size"
+        )

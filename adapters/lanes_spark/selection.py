@@ -1,0 +1,142 @@
+"""Which rows of a topic are replayed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from blake3 import blake3
+
+from lanes.core.ring import SLOTS, slot
+from lanes.core.types import PartitionKey, key_bytes
+from lanes.errors import ConfigError
+from lanes_spark.positions import Span
+
+__all__ = ["Bound", "Selection", "select_slots"]
+
+Bound = int | Mapping[int, int] | datetime
+"""A position in every partition, one for each partition, or an aware time."""
+
+_KEYS_LIMIT: Final = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """``keys``: as bytes; ``slots``: see ``lanes.core.ring``; ``partitions``: by number; ``start`` is in, ``end`` is
+    out. None = no limit."""
+
+    keys: tuple[bytes, ...] | None = field(default=None, repr=False)
+    slots: frozenset[int] | None = None
+    partitions: frozenset[int] | None = None
+    start: Bound | None = None
+    end: Bound | None = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: Iterable[PartitionKey] | None = None,
+        slots: Iterable[int] | None = None,
+        partitions: Iterable[int] | None = None,
+        from_: Bound | None = None,
+        to: Bound | None = None,
+    ) -> Selection:
+        """What the arguments of a replay select. Raises ``ConfigError`` for what can be none."""
+        if isinstance(keys, str | bytes):
+            raise ConfigError("keys is a sequence of keys: write keys=[key]")
+        names = None if keys is None else tuple(sorted({_key(key) for key in keys}))
+        if names is not None and not 0 < len(names) <= _KEYS_LIMIT:
+            raise ConfigError(f"keys has {len(names)}: give 1 to {_KEYS_LIMIT}, or select by slots or partitions")
+        return cls(
+            keys=names,
+            slots=_numbers("slots", slots, SLOTS),
+            partitions=_numbers("partitions", partitions, None),
+            start=_bound("from_", from_),
+            end=_bound("to", to),
+        )
+
+    @property
+    def by_row(self) -> bool:
+        """Whether more is selected by than partition and position."""
+        return (
+            self.keys is not None
+            or self.slots is not None
+            or isinstance(self.start, datetime)
+            or isinstance(self.end, datetime)
+        )
+
+    def span(self, partition: int, span: Span) -> Span | None:
+        """What is selected of the positions that a partition has; None = nothing."""
+        if self.partitions is not None and partition not in self.partitions:
+            return None
+        first, end = span
+        start, stop = _position(self.start, partition), _position(self.end, partition)
+        first = first if start is None else max(first, start)
+        end = end if stop is None else min(end, stop)
+        return (first, end) if first < end else None
+
+    def digest(self) -> str:
+        """16 hex digits that tell selections apart."""
+        text = repr(
+            (
+                self.keys,
+                None if self.slots is None else sorted(self.slots),
+                None if self.partitions is None else sorted(self.partitions),
+                *[
+                    sorted(bound.items()) if isinstance(bound, Mapping) else str(bound)
+                    for bound in (self.start, self.end)
+                ],
+            )
+        )
+        return blake3(text.encode()).hexdigest(length=8)
+
+
+def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
+    """The rows of Arrow batches whose keys have one of these slots; a row without a key has none.
+
+    A generator as ``mapInArrow`` wants it: Spark has no BLAKE3 of its own. Each key of a batch is hashed once.
+    """
+    for batch in batches:
+        keys = pc.dictionary_encode(batch.column("key"))
+        wanted = pa.array([slot(key) in slots for key in keys.dictionary.to_pylist()], type=pa.bool_())
+        yield batch.filter(pc.fill_null(wanted.take(keys.indices), False))
+
+
+def _key(key: PartitionKey) -> bytes:
+    try:
+        return key_bytes(key)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"keys: {error}") from None
+
+
+def _numbers(name: str, numbers: Iterable[int] | None, limit: int | None) -> frozenset[int] | None:
+    if numbers is None:
+        return None
+    if isinstance(numbers, str | bytes | int):
+        raise ConfigError(f"{name}={numbers!r}: give several numbers, as a list or a range")
+    found = frozenset(numbers)
+    wrong = [one for one in found if not isinstance(one, int) or one < 0 or (limit is not None and one >= limit)]
+    if wrong or not found:
+        what = f"holds {wrong[0]!r}" if wrong else "is empty"
+        below = "" if limit is None else f" and below {limit}"
+        raise ConfigError(f"{name} {what}: give numbers of 0 or more{below}")
+    return found
+
+
+def _bound(name: str, bound: Bound | None) -> Bound | None:
+    if isinstance(bound, datetime) and bound.tzinfo is None:
+        raise ConfigError(f"{name}={bound.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
+    if isinstance(bound, int) and (isinstance(bound, bool) or bound < 0):
+        raise ConfigError(f"{name}={bound!r}: a position is 0 or more")
+    if bound is not None and not isinstance(bound, int | Mapping | datetime):
+        raise ConfigError(f"{name}={bound!r}: give a position, positions by partition, or an aware datetime")
+    return bound
+
+
+def _position(bound: Bound | None, partition: int) -> int | None:
+    if isinstance(bound, Mapping):
+        return bound.get(partition)
+    return bound if isinstance(bound, int) else None

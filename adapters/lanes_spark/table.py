@@ -1,0 +1,161 @@
+"""Tables of messages, as a replay reads them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from lanes.errors import ConfigError
+from lanes_spark.plan import Eras, check_eras
+from lanes_spark.positions import Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+__all__ = ["ParquetTable", "Spans", "known_rows", "spans_of"]
+
+_NEEDED: Final = ("key", "partition", "offset", "value")
+_OPTIONAL: Final = ("timestamp", "headers")
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "key": ("binary", "string"),
+    "partition": ("int", "bigint", "smallint", "tinyint"),
+    "offset": ("bigint", "int"),
+    "value": ("binary", "string"),
+    "timestamp": ("timestamp",),
+    "headers": (_HEADERS,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetTable:
+    """The messages of a topic in Parquet files.
+
+    ``path``: of the table, or several. ``topic``: what the messages are of; of a table that has a column ``topic``,
+    only its rows are read. The columns are key, partition, offset and value, and where there are such timestamp and
+    headers; ``columns`` says how any of them is called in the table. Keys and values are binary or strings, which are
+    taken as UTF-8, and headers what Spark's Kafka connector makes of them.
+
+    ``aligned``: every partition is in one file, which is written in the order of its positions and small enough for one
+    task; then there is no shuffle. It is checked. ``eras``: where the number of partitions has changed; see
+    ``lanes_spark.Eras``. A key in two partitions of one era has no order.
+
+    Raises ``ConfigError`` for what is none of this.
+    """
+
+    path: str | Sequence[str]
+    topic: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    aligned: bool = False
+    eras: Eras = ()
+
+    def __post_init__(self) -> None:
+        strange = [name for name in self.columns if name not in (*_NEEDED, *_OPTIONAL, "topic")]
+        if strange:
+            known = ", ".join((*_NEEDED, *_OPTIONAL, "topic"))
+            raise ConfigError(f"columns has {strange[0]!r}: a message is made of {known}")
+        if not self.topic:
+            raise ConfigError("topic is empty: lanes and positions are told apart by it")
+        check_eras(self.eras)
+
+    def spans(self, spark: SparkSession) -> Spans:
+        """What the table has of the topic: one pass over two columns. Blocks.
+
+        Raises ``ConfigError`` naming a column that is missing or of a type that does not fit, and for rows without a
+        partition or an offset.
+        """
+        return spans_of(self._all(spark))
+
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
+        """The messages of these positions, in columns of their own names. Reads nothing yet. Raises as ``spans``."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        partition, offset = F.col("partition"), F.col("offset")
+        conditions = [F.lit(False)] + [
+            (partition == number) & (offset >= first) & (offset < end)
+            for number, (first, end) in sorted(ranges.items())
+        ]
+        while len(conditions) > 1:
+            # As a flat tree: Spark walks it by recursion, and there may be thousands of partitions.
+            conditions = [
+                functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)
+            ]
+        return self._all(spark).where(conditions[0])
+
+    def _all(self, spark: SparkSession) -> DataFrame:
+        paths = [self.path] if isinstance(self.path, str) else list(self.path)
+        return known_rows(spark.read.parquet(*paths), self.topic, self.columns)
+
+
+def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> DataFrame:
+    """The columns of messages out of a table; see ``ParquetTable``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    kinds: dict[str, DataType] = {one.name: one.dataType for one in table.schema}
+    named_topic = columns.get("topic", "topic")
+    if named_topic in kinds:
+        table = table.where(F.col(_quoted(named_topic)) == topic)
+    elif "topic" in columns:
+        raise ConfigError(f"the table has no column {named_topic!r} for topic: it has {', '.join(kinds)}")
+    selected = []
+    for name in (*_NEEDED, *_OPTIONAL):
+        called = columns.get(name, name)
+        if called not in kinds:
+            if name in _NEEDED or name in columns:
+                raise ConfigError(
+                    f"the table has no column {called!r} for {name}: it has {', '.join(kinds)}; name the column by "
+                    f"columns={{{name!r}: …}}"
+                )
+            continue
+        kind = kinds[called].simpleString()
+        if kind not in _TYPES[name]:
+            raise ConfigError(
+                f"the column {called!r} for {name} is {kind}, not {' or '.join(_TYPES[name])}: write the table with "
+                "a column that is"
+            )
+        selected.append(F.col(_quoted(called)).alias(name))
+    return table.select(*selected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """What a source has: positions by partition, how many ``rows``, and whether they have a ``timestamp``."""
+
+    by_partition: Mapping[int, Span]
+    rows: int
+    timed: bool
+
+
+def spans_of(rows: DataFrame) -> Spans:
+    """One pass over two columns. Raises ``ConfigError`` for rows without a partition or an offset."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    found = (
+        rows.groupBy("partition")
+        .agg(
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.count("*").alias("rows"),
+            F.count("offset").alias("placed"),
+        )
+        .collect()
+    )
+    for row in found:
+        if row["partition"] is None or row["placed"] < row["rows"] or row["first"] < 0 or row["partition"] < 0:
+            raise ConfigError(
+                f"the table has rows of partition {row['partition']} without a partition or an offset of 0 or more: no "
+                "order can be kept; leave such rows out"
+            )
+    return Spans(
+        by_partition={row["partition"]: (row["first"], row["last"] + 1) for row in found},
+        rows=sum(row["rows"] for row in found),
+        timed="timestamp" in rows.columns,
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

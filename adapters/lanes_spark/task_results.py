@@ -1,0 +1,183 @@
+"""What handlers return, made rows.
+
+A handler's return value belongs to its message, and leaves as a row when the message is settled: what a batch handler
+returned for a message that has to run again is forgotten, and nothing comes of one that was given up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from lanes.core.types import Message, PartitionId
+from lanes.errors import ConfigError, LanesError
+from lanes.handlers import Handler, is_async, refuse_awaitable
+
+__all__ = [
+    "COUNTS",
+    "Result",
+    "check_results",
+    "output_schema",
+    "recording",
+    "results_of",
+    "rows_batch",
+    "summary_batch",
+]
+
+COUNTS: Final = ("delivered", "finished", "dead_lettered")
+"""The columns of what a task says of itself, in its last row; they are null in all others."""
+
+_UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow raises for values that are not of a type."""
+
+Result = tuple[PartitionId, int, Mapping[str, object]]
+"""A row that a handler returned, and for which message."""
+
+
+def check_results(schema: object) -> None:
+    """Raise ``ConfigError`` for what is no schema of results."""
+    if schema is None:
+        return
+    if not isinstance(schema, pa.Schema):
+        raise ConfigError(
+            f"results={schema!r} is not a pyarrow.Schema: write results=pyarrow.schema([(name, type), …])"
+        )
+    if not schema.names or len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"results has the columns {schema.names}: at least one, and each once")
+
+
+def output_schema(results: Any) -> Any:
+    """The Arrow schema of what a task yields: its counts, and a struct ``result`` where there are results."""
+    fields = [pa.field(name, pa.int64()) for name in COUNTS]
+    if results is not None:
+        fields.append(pa.field("result", _row_type(results)))
+    return pa.schema(fields)
+
+
+def recording(handler: Handler, *, batch: bool) -> Handler:
+    """The handler for ``lanes``; what it returns is kept with the message until that is settled."""
+    if is_async(handler):
+        awaited = cast(Callable[[Any], Awaitable[object]], handler)
+        if batch:
+
+            async def recording_batch(messages: list[Message]) -> object:
+                _forget(messages)
+                return _outcomes(messages, await awaited(messages))
+
+            return recording_batch
+
+        async def recording_one(message: Message) -> None:
+            message.token = await awaited(message)
+
+        return recording_one
+    plain = cast(Callable[[Any], object], handler)
+    if batch:
+
+        def recording_plain_batch(messages: list[Message]) -> object:
+            _forget(messages)
+            returned = plain(messages)
+            # An awaitable is refused by who calls this, with the handler's name.
+            return returned if inspect.isawaitable(returned) else _outcomes(messages, returned)
+
+        return recording_plain_batch
+
+    def recording_plain(message: Message) -> None:
+        returned = plain(message)
+        refuse_awaitable(handler, returned, message)
+        message.token = returned
+
+    return recording_plain
+
+
+def _forget(messages: list[Message]) -> None:
+    for message in messages:
+        message.token = None
+
+
+def _outcomes(messages: list[Message], returned: object) -> object:
+    """Of a batch handler's return value, what ``lanes`` is told; the rows stay with their messages."""
+    if not isinstance(returned, list | tuple) or len(returned) != len(messages):
+        return returned
+    for message, one in zip(messages, returned, strict=True):
+        message.token = None if isinstance(one, BaseException) else one
+    return [one if isinstance(one, BaseException) else None for one in returned]
+
+
+def results_of(messages: Sequence[Message]) -> list[Result]:
+    """The rows that the handlers of these settled messages returned.
+
+    None is no row, a mapping is one, a list of mappings is as many. Raises ``LanesError`` for anything else.
+    """
+    results: list[Result] = []
+    for message in messages:
+        returned = message.token
+        if returned is None:
+            continue
+        for row in returned if isinstance(returned, list) else [returned]:
+            if not isinstance(row, Mapping):
+                raise LanesError(
+                    f"the handler returned a {type(row).__name__} at {message.partition.id} position "
+                    f"{message.position}: with results=… it returns None, a dict by column, or a list of these"
+                )
+            results.append((message.partition.id, message.position, row))
+    return results
+
+
+def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
+    """An Arrow batch of such rows. Raises ``LanesError`` naming the message whose row does not fit the schema."""
+    rows = [_fitting(schema, result) for result in results]
+    kind = _row_type(schema)
+    try:
+        column = pa.array(rows, type=kind)
+    except _UNFIT:
+        for result, row in zip(results, rows, strict=True):
+            _check_values(schema, result, row)
+        raise
+    nothing = pa.nulls(len(rows), pa.int64())
+    return pa.RecordBatch.from_arrays([*[nothing] * len(COUNTS), column], schema=output_schema(schema))
+
+
+def _check_values(schema: Any, result: Result, row: Mapping[str, object]) -> None:
+    for field in schema:
+        value = row.get(field.name)
+        try:
+            pa.array([value], type=field.type)
+        except _UNFIT:
+            # Not the value, which Arrow's own words hold: that is the user's data.
+            why = f"the column {field.name!r} is {field.type}, which this {type(value).__name__} is not"
+            raise _misfit(result, why) from None
+
+
+def summary_batch(schema: Any, counts: Mapping[str, int]) -> Any:
+    """The last row of a task: its counts, by the names of ``COUNTS``."""
+    columns = [pa.array([counts[name]], type=pa.int64()) for name in COUNTS]
+    if schema is not None:
+        columns.append(pa.nulls(1, _row_type(schema)))
+    return pa.RecordBatch.from_arrays(columns, schema=output_schema(schema))
+
+
+def _row_type(schema: Any) -> Any:
+    return pa.struct(list(schema))
+
+
+def _fitting(schema: Any, result: Result) -> Mapping[str, object]:
+    row = result[2]
+    # A struct of Arrow would leave out a column it does not know, and put null for one that is missing.
+    strange = [name for name in row if name not in schema.names]
+    if strange:
+        raise _misfit(result, f"it has the column {strange[0]!r}, which is not among {', '.join(schema.names)}")
+    for field in schema:
+        if not field.nullable and row.get(field.name) is None:
+            raise _misfit(result, f"the column {field.name!r} is null or missing, and is declared not to be")
+    return row
+
+
+def _misfit(result: Result, why: str) -> LanesError:
+    partition, position, _ = result
+    return LanesError(
+        f"what the handler returned at {partition} position {position} does not fit results=…: {why}; correct the "
+        "handler or the schema"
+    )

@@ -1,0 +1,55 @@
+"""What Spark says when something fails, and what a user is told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+import lanes
+from lanes_spark.failures import as_ours
+
+WORKER = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "task.py", line 133, in _next
+    raise event.error
+{raised}
+"""
+STREAM = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach batch sink.
+py4j.protocol.Py4JJavaError: An error occurred while calling o3011.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 112.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed).
+\tat org.apache.spark.api.python.BasePythonRunner.apply(PythonRunner.scala:624)
+Caused by: java.io.EOFException
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        (WORKER.format(raised="lanes.errors.HandlerHalted: it failed"), lanes.HandlerHalted, "it failed"),
+        (WORKER.format(raised="lanes.errors.SourceError: gone"), lanes.SourceError, "gone"),
+        (
+            STREAM + "lanes.errors.ConfigError: first\n: lanes.errors.ConfigError: set it\n",
+            lanes.ConfigError,
+            "set it",
+        ),
+        (WORKER.format(raised="KeyError: 'host'"), lanes.SourceError, "orders: Spark failed: X: KeyError: 'host'"),
+        (
+            WORKER.format(raised="psycopg.OperationalError: no") + "\nCaused by: a.PythonException: Traceback (most\n",
+            lanes.SourceError,
+            "orders: Spark failed: X: psycopg.OperationalError: no",
+        ),
+        (
+            STREAM,
+            lanes.SourceError,
+            "orders: Spark failed: X: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed).",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist\nmore", lanes.SourceError, "orders: Spark failed: X: [PATH_NOT_FOUND] "),
+        ("", lanes.SourceError, "orders: Spark failed: X: it says nothing"),
+    ],
+    ids=range(8),
+)
+def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], told: str) -> None:
+    error = as_ours("orders", "X", text)
+    assert type(error) is kind
+    assert str(error).startswith(told)
