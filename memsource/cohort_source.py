@@ -177,12 +177,14 @@ class CohortMemberSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
+        owned = [(slot, each) for each in settlements if (slot := self._slot(each.partition)) is not None]
+        done = [(slot, message) for slot, each in owned for message in each.messages]
+        for slot, message in done:
+            slot.ledger.settled(message.position)  # whoever is next is told, also where the broker is not in time
         await self._reach()
-        for settlement in settlements:
-            slot = self._slot(settlement.partition)
-            if slot is not None:
-                for message in settlement.messages:
-                    self._settled(slot, message)
+        for slot, message in done:
+            if self._slot(message.partition) is slot:
+                self._settled(slot, message)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
@@ -390,7 +392,6 @@ class CohortMemberSource:
         token = message.token
         assert isinstance(token, Token)
         number = message.partition.id.number
-        slot.ledger.settled(message.position)
         if not self.way.cut and not self._ack(token) and token.durable == slot.durable:
             self.membership.gone(number, f"its durable {token.durable} took no acknowledgement")
         if slot.ledger.since_saved > self.broker.in_flight:

@@ -89,8 +89,9 @@ class Storm:
         # A process that starts while there is no broker ends at once, and says so: that is not tried here.
         if self._broker_is_up and len(group.running) < MOST:
             possible.append(("joined", self._join))
-        # Members alone, every other time: a broker takes long to come back.
-        if self._broker_is_up and not self._broker_was_last:
+        begun = [one for one in group.running if one.begun]
+        # Members alone, every other time: a broker takes long to come back. Nor while a process starts, see above.
+        if self._broker_is_up and not self._broker_was_last and len(begun) == len(group.running):
             possible.append(("broker_killed", self._kill_broker))
         if len(group.running) > LEAST:
             possible += [
@@ -99,7 +100,7 @@ class Storm:
                 ("stopped", self._stop),
                 *self._more.items(),
             ]
-            if any(one.begun for one in group.running):
+            if begun:
                 possible.append(("frozen", self._freeze_beyond))
         return possible
 

@@ -158,6 +158,14 @@ class _Link:
         if self._worker.slow_until > anyio.current_time():
             await anyio.sleep(self._worker.slow)
 
+    async def _begin_within(self) -> None:
+        """A member of a cohort takes in what is finished or given up within the process, however slow the way is: that
+        shows in what is written then."""
+        if isinstance(self._inner, CohortMemberSource):
+            await self._worker.reach()
+        else:
+            await self._begin()
+
     async def open(self) -> SourceTraits:
         await self._begin()
         traits = await self._inner.open()
@@ -173,7 +181,7 @@ class _Link:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         worker = self._worker
-        await self._begin()
+        await self._begin_within()
         failing = worker.world.injection.take("commit_fails", worker.name)
         if failing is None or failing.amount >= 1:
             await self._inner.settle(settlements)
@@ -189,11 +197,7 @@ class _Link:
         await self._worker.reach()
 
     async def release(self, partition: Partition) -> None:
-        if isinstance(self._inner, CohortMemberSource):
-            # It is given up within the process; how slow the way is shows in what is then written.
-            await self._worker.reach()
-        else:
-            await self._begin()
+        await self._begin_within()
         await self._inner.release(partition)
         await self._worker.reach()
 

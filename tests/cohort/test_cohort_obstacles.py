@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.actions import Owned, Revoked
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import member_key
 from lanes.leases import ConsumerExists, UnknownResult
@@ -80,6 +80,38 @@ def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbea
             silent.clear()
             assert await until(lambda: member._tenants[0].tenure.consumer is not None, 2.0)
             assert {type(event) for _, event in member.take()} <= {Owned}
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_what_was_drained_behind_a_loss_drains_nothing_that_is_acquired_later() -> None:
+    """Whoever releases a partition may hear of its loss only behind that."""
+
+    async def test() -> None:
+        servers = Servers()
+        async with anyio.create_task_group() as tasks:
+            first, second = servers.member("a"), servers.member("b")
+            tasks.start_soon(first.run)
+            assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
+            for partition in (0, 1):
+                first.gone(partition, "its durable was deleted")
+                first.drained(partition, NOTHING)
+                first.ended(partition)
+            assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 10.0)
+            first.take()
+            tasks.start_soon(second.run)
+            revoked: list[int] = []
+
+            def asked() -> bool:
+                revoked.extend(number for number, event in first.take() if isinstance(event, Revoked))
+                return bool(revoked)
+
+            assert await until(asked, 10.0)
+            await anyio.sleep(10.0)
+            assert second.deadline(revoked[0]) < 0 < first.deadline(revoked[0])
+            first.drained(revoked[0], NOTHING)
+            assert await until(lambda: second.deadline(revoked[0]) > 0, 5.0)
             tasks.cancel_scope.cancel()
 
     virtual(test)

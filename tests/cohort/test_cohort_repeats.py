@@ -23,7 +23,8 @@ EVERY: Final = 5
 """Messages finished above a stuck one, after which the ledger is written down."""
 
 IN_FLIGHT: Final = 8
-FINISHED: Final = 40
+FINISHED: Final = 44
+"""Four at a time, so that the last four are finished and not written down."""
 
 Ending = Callable[[Stage, Worker], None]
 
