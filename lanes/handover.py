@@ -134,11 +134,13 @@ class Handover:
                 self._settler.give_up(partition)
             if self.owned(partition):
                 released = await self.release(partition)
-        # A release that was not answered while the lease held has handed nothing over.
-        leased = not released and partition.deadline != NEVER
-        if self.owned(partition) and not (leased and self._shell.overdue(partition)):
-            engine.release(partition)
-            self._tap.revoked(partition)
+        if self.owned(partition):
+            if released or partition.deadline == NEVER:
+                engine.release(partition)
+                self._tap.revoked(partition)
+            elif not self._shell.overdue(partition):
+                # Under a lease only the source's word makes it a hand-over.
+                self._shell.lose(partition, "it was not released in order")
         del self._drained[partition]
         self._limits.pop(partition, None)
         self._shell.after()

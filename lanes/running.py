@@ -170,7 +170,7 @@ class Running:
         """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
         if self._clock() < partition.deadline:
             return False
-        self._lose(partition, "its lease has run out")
+        self.lose(partition, "its lease has run out")
         return True
 
     def stop_because(self, error: BaseException) -> None:
@@ -244,7 +244,7 @@ class Running:
         elif isinstance(event, Revoking):
             self._revoking(event)
         elif isinstance(event, Lost):
-            self._lose(event.partition, event.reason)
+            self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
             self.planned = True
             self._tap.planned(event.number, standby=event.standby)
@@ -285,7 +285,8 @@ class Running:
         else:
             self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
-    def _lose(self, partition: Partition, reason: str) -> None:
+    def lose(self, partition: Partition, reason: str) -> None:
+        """Nothing of a partition counts any more, from this call on. Idempotent."""
         if not self._handover.owned(partition):
             return
         zombies = self._engine.lose(partition)

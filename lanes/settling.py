@@ -30,6 +30,9 @@ class Shell(Protocol):
     def overdue(self, partition: Partition) -> bool:
         """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
 
+    def lose(self, partition: Partition, reason: str) -> None:
+        """Nothing of a partition counts any more, from this call on. Idempotent."""
+
     def stop_because(self, error: BaseException) -> None:
         """Stop in order; ``error`` is raised when everything has been drained."""
 

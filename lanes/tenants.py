@@ -20,6 +20,7 @@ from lanes.core.cohort.actions import (
     Found,
     Lost,
     Overlapping,
+    Owned,
     Read,
     Refused,
     Revoked,
@@ -291,7 +292,8 @@ class Tenant:
                 self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
                 if drained is not None:
                     self._answer(*drained)
-            elif isinstance(event, Lost):
+            elif isinstance(event, Lost) or (isinstance(event, Owned) and not event.again):
+                # It may also have come behind the loss: of what is acquired anew nothing is drained.
                 self._drained = None
         if changed or tenure.deadline != self._seen:
             self._seen = tenure.deadline

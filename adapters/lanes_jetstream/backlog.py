@@ -12,11 +12,12 @@ class Backlog:
     went without being delivered; ``reached``: the highest sequence that was read before the first of them.
     """
 
-    __slots__ = ("_delivery", "_highest", "left", "missed", "reached")
+    __slots__ = ("_delivery", "_doubted", "_highest", "left", "missed", "reached")
 
     def __init__(self) -> None:
         self._delivery = 0
         self._highest = 0
+        self._doubted: int | None = None
         self.left: int | None = None
         self.missed = 0
         self.reached = 0
@@ -27,6 +28,7 @@ class Backlog:
     def begin(self) -> None:
         """Another durable: what it delivers is not known, and its deliveries count from 1."""
         self._delivery = 0
+        self._doubted = None
         self.left = None
 
     @property
@@ -41,16 +43,27 @@ class Backlog:
             self._note(delivery, left, highest)
 
     def asked(self, delivery: int, left: int, highest: int) -> None:
-        """It says that its last delivery has this number, and that so many are left. ``highest``: as above."""
-        if delivery >= self._delivery:
-            self._note(delivery, left, highest)
+        """It says that its last delivery has this number, and that so many are left. ``highest``: as above.
+
+        One with several copies says so before all of them know what it has just delivered: the number may be too low
+        then. So what seems to be missed counts once a later answer has the same number.
+        """
+        if delivery < self._delivery:
+            return
+        if self._lost(delivery, left) > 0 and self._doubted != delivery:
+            self._doubted = delivery
+            return
+        self._note(delivery, left, highest)
+
+    def _lost(self, delivery: int, left: int) -> int:
+        # New messages make it more, deliveries make it less, and nothing else does but their removal.
+        return 0 if self.left is None else self.left - left - (delivery - self._delivery)
 
     def _note(self, delivery: int, left: int, highest: int) -> None:
-        if self.left is not None:
-            # New messages make it more, deliveries make it less, and nothing else does but their removal.
-            lost = self.left - left - (delivery - self._delivery)
-            if lost > 0:
-                if not self.missed:
-                    self.reached = self._highest
-                self.missed += lost
+        lost = self._lost(delivery, left)
+        if lost > 0:
+            if not self.missed:
+                self.reached = self._highest
+            self.missed += lost
+        self._doubted = None
         self._delivery, self.left, self._highest = delivery, left, highest

@@ -248,6 +248,7 @@ class CohortSource:
         """
         tenancy = self._holdings.of(partition)
         if tenancy is None:
+            self._holdings.raise_lost(partition)
             return
         number = tenancy.number
         tenancy.releasing = True
@@ -266,8 +267,7 @@ class CohortSource:
                 self._membership.drained(number, tenancy.ledger.snapshot(), ended=ended)
             if ended:
                 await tenancy.over.wait()
-            if tenancy.lost:
-                raise SourceError(f"{self._name}: partition {number} was lost before it was released")
+            self._holdings.raise_lost(partition)
         finally:
             self._holdings.released(number)
 
@@ -302,6 +302,8 @@ class CohortSource:
         """Wait until everything is given up, unless something of it may still run."""
         while not running.done():
             self._inbox.wake.clear()
+            for number in self._holdings.unread_losses():
+                self._membership.ended(number)
             for tenancy in list(self._holdings.tenancies.values()):
                 if tenancy.announced and not tenancy.releasing and len(tenancy.ledger):
                     return
@@ -380,12 +382,9 @@ class CohortSource:
     def _take(self) -> list[SourceEvent]:
         """What has arrived. Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing."""
         events: list[SourceEvent] = []
-        now = 0.0
         for tenancy in self._holdings.tenancies.values():
             delivered = tenancy.take(self._key, self._watch)
             if delivered is not None:
-                now = now or monotonic()
-                tenancy.seen = now
                 events.append(delivered)
         return events
 

@@ -111,7 +111,6 @@ class Holdings:
             if not tenancy.releasing:
                 self._events.append(Revoking(tenancy.partition, self._timeout))
         elif isinstance(event, LostTenure):
-            tenancy.lost = True
             self._over(tenancy)
             self._events.append(Lost(tenancy.partition, event.reason))
         elif isinstance(event, Released):
@@ -173,10 +172,21 @@ class Holdings:
         elif isinstance(event, Assigned) and tenancy is not None:
             tenancy.announced = True
 
+    def raise_lost(self, partition: Partition) -> None:
+        """Raise ``SourceError`` for an assignment that is lost, while nobody was told that."""
+        if any(isinstance(event, Lost) and event.partition is partition for event in self._events):
+            raise SourceError(f"{partition.id} was lost before it was released")
+
     def heard(self) -> list[int]:
         """The partitions whose loss has been read since the last call, when the next events are asked for."""
         lost, self._lost = self._lost, []
         return lost
+
+    def unread_losses(self) -> list[int]:
+        """The partitions whose loss nobody reads any more, each of them once: nothing of them is asked for."""
+        unread = [event.partition.id.number for event in self._events if isinstance(event, Lost)]
+        self._events = [event for event in self._events if not isinstance(event, Lost)]
+        return [*self.heard(), *unread]
 
     def release(self, number: int) -> None:
         """Tell nothing of a partition until ``released``: it is being given up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from lanes.clock import monotonic
 from lanes.core.cohort.ledger import DONE, DeliveryLedger, Done
 from lanes.core.types import Message, Partition, key_bytes
 from lanes.source import Delivered
@@ -22,9 +23,10 @@ class Tenancy:
 
     ``ledger``: everything delivered and what of it is done, that of earlier owners included. ``pulls``: None while the
     next consumer is being made, and once it drains. ``announced``: whoever handles it knows of it. ``revoked``: the
-    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or ``lost``.
-    ``again``: deliveries to acknowledge that are of finished messages. ``seen``: when something came last;
-    ``confirm_at``: when an acknowledgement is to be confirmed next. ``backlog``: what its consumer has to deliver.
+    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or lost.
+    ``again``: deliveries to acknowledge that are of finished messages. ``seen``: when something came last, be it one of
+    those; ``confirm_at``: when an acknowledgement is to be confirmed next. ``backlog``: what its consumer has to
+    deliver.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done, pulls: ConsumerPulls) -> None:
@@ -37,7 +39,6 @@ class Tenancy:
         self.revoked = False
         self.releasing = False
         self.over = asyncio.Event()
-        self.lost = False
         self.seen = 0.0
         self.confirm_at = 0.0
         self.backlog = Backlog()
@@ -107,6 +108,7 @@ class Tenancy:
             # Its last delivery never came, and there may be none behind it to show that.
             pulls.broken = f"delivery {pulls.sent} missing"
         if last:
+            self.seen = monotonic()
             self.backlog.delivered(expected - 1, _pending(last), ledger.highest)
         if not run:
             return None

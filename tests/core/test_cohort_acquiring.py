@@ -104,6 +104,35 @@ def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> 
     assert member.tenure.next(now, "n") == Wait(now + 60 + 60 * MARGIN / TTL)
 
 
+@pytest.mark.parametrize("ends", ["unplanned", "fenced"])
+def test_who_waited_for_a_lost_bucket_waits_again_when_it_begins_anew(ends: str) -> None:
+    """The bucket may be lost again meanwhile, and somebody have owned in between who does not know yet."""
+    world = World("limits")
+    (member, _) = world.up()
+    world.lose_bucket()
+    world.tell(member)
+    actions(world, member)
+    assert member.tenure.phase == phases.GRACE
+    world.elapse(TTL + MARGIN)
+    if ends == "unplanned":
+        until(world, member, Read, "s.0")
+        member.tenure.planned(False, world.clock(member))
+        world.serve(member)
+        world.answer(member)
+        actions(world, member)
+        assert member.tenure.phase == phases.IDLE
+        member.tenure.planned(True, world.clock(member))
+    else:
+        # It was frozen with what it had asked for under way.
+        until(world, member, FindConsumers)
+        world.elapse(2 * TTL)
+        world.lose_bucket()
+        world.answer(member, unknown=True)
+        world.elapse(LOOK_SECONDS)
+    until(world, member, FindConsumers)
+    assert member.tenure.phase == phases.SURVEYING
+
+
 def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     world, member = owned()
     world.pull(member)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import lanes
-from lanes import Consumer, GroupEvent, Message, Nak, PartitionId
+from lanes import Consumer, GroupEvent, Message, Nak, PartitionId, SourceError
+from lanes.clock import monotonic
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.runtime.support import Gated, consumer_of, publish, started, until
 
@@ -86,3 +87,18 @@ async def test_what_only_runs_tells_it_too() -> None:
         GroupEvent(name="assigned", partition=ONE, epoch=1),
         GroupEvent(name="revoked", partition=ONE, epoch=1),
     ]
+
+
+@pytest.mark.anyio
+async def test_what_could_not_be_released_is_lost_though_its_lease_seems_to_hold() -> None:
+    """The source knows of a loss before the deadline; only its word makes it a hand-over."""
+    source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
+    async with started(Consumer(source, Gated(), on_event=lambda event: told.append(event.name))) as run:
+        await until(lambda: run.consumer.ready)
+        source.assign(0, deadline=monotonic() + 3600.0)
+        await until(lambda: told == ["assigned"])
+        source.fail("release", SourceError("partition 0 was lost before it was released"))
+        source.revoke(0)
+        await until(lambda: len(told) > 1)
+        assert await run.stop() is None
+    assert told == ["assigned", "lost"]

@@ -88,6 +88,15 @@ class Acquiring(Steps):
 
     # --- 1: acquire
 
+    def _look(self) -> None:
+        self._waited = False
+        super()._look()
+
+    def _fence(self, reason: str) -> None:
+        # Somebody may own it in between, and the bucket may be lost again: who begins anew waits for that one too.
+        self._waited = False
+        super()._fence(reason)
+
     def _looked(self, result: Any, now: float, sent: float) -> None:
         if result is Unknown:
             return
