@@ -179,6 +179,14 @@ def app() -> typer.Typer:
 
         raise typer.Exit(passed_on(inner(), "lanes kafka", arguments))
 
+    @commands.command(add_help_option=False, context_settings=_PASSED_ON)
+    def spark(arguments: list[str] = typer.Argument(default=None)) -> None:
+        """Spark: a handler over all of history."""
+        require("`lanes spark`", "cli,spark", "pyspark", "pyarrow")
+        from lanes_spark.commands import spark as inner
+
+        raise typer.Exit(passed_on(inner(), "lanes spark", arguments))
+
     doctor = typer.Typer()
     commands.add_typer(doctor, name="doctor")
 

@@ -86,8 +86,8 @@ class CohortWatch:
             await asyncio.sleep(LOOK)
             try:
                 await self._look()
-            except (LanesError, NoAnswer, nats.errors.Error, OSError) as error:
-                # Whether the stream is there, and may be asked, the membership finds out.
+            except (LanesError, NoAnswer, nats.errors.Error, OSError, KeyError, TypeError, ValueError) as error:
+                # Whether the stream is there, may be asked, and answers as it should, the membership finds out.
                 log.debug("%s: not looked at: %s", self._name, error)
 
     async def _look(self) -> None:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from lanes_spark.audit import Audit, audit
+from lanes_spark.audit_verdicts import AuditVerdict
+from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.plan import Effects, Eras, Plan
-from lanes_spark.replay import Report, replay
+from lanes_spark.replay import Progress, Report, replay
 from lanes_spark.table import ParquetTable
 from lanes_spark.task import run_task
 from lanes_spark.task_job import TaskJob
 
-__all__ = ["Effects", "Eras", "ParquetTable", "Plan", "Report", "TaskJob", "replay", "run_task"]
+__all__ = [
+    "Audit",
+    "AuditVerdict",
+    "Effects",
+    "Eras",
+    "KafkaTopic",
+    "ParquetTable",
+    "Plan",
+    "Progress",
+    "Report",
+    "TaskJob",
+    "audit",
+    "replay",
+    "run_task",
+]

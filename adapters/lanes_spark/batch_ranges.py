@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from lanes.errors import SourceError
 from lanes_spark.plan import Eras
-from lanes_spark.positions import Span, check_start, next_positions
+from lanes_spark.positions import Positions, Span, check_start, next_positions
 
 __all__ = ["NAME", "BatchRanges", "ranges_options"]
 
@@ -25,13 +25,17 @@ NAME = "lanes_batch_ranges"
 """What the source is registered as."""
 
 
-def ranges_options(*, topic: str, replay: str, spans: Mapping[int, Span], cap: int, eras: Eras) -> dict[str, str]:
-    """The options of the source. ``replay``: tells replays apart: none goes on from another one's checkpoint."""
+def ranges_options(
+    *, topic: str, replay: str, spans: Mapping[int, Span], starts: Positions, cap: int, eras: Eras
+) -> dict[str, str]:
+    """The options of the source. ``replay``: tells replays apart: none goes on from another one's checkpoint.
+    ``starts``: where a new one begins, of partitions where that is not the first position there is."""
     return {
         "topic": topic,
         "replay": replay,
         "cap": str(cap),
         "spans": json.dumps(sorted([partition, *span] for partition, span in spans.items())),
+        "starts": json.dumps(sorted(starts.items())),
         "eras": json.dumps([sorted(era.items()) for era in eras]),
     }
 
@@ -62,6 +66,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._replay = options["replay"]
         self._cap = int(options["cap"])
         self._spans: dict[int, Span] = {number: (first, end) for number, first, end in json.loads(options["spans"])}
+        self._starts: dict[int, int] = dict(json.loads(options["starts"]))
         self._eras: list[dict[int, int]] = [dict(era) for era in json.loads(options["eras"])]
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -71,7 +76,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._cap)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._offset({partition: first for partition, (first, _) in self._spans.items()})
+        firsts = {partition: first for partition, (first, _) in self._spans.items()}
+        return self._offset({**firsts, **self._starts})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         at = self._positions(start)
@@ -88,9 +94,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition, stop in until.items():
             # A partition that has come up since begins with its first position.
             first = before.get(partition, self._spans[partition][0] if partition in self._spans else stop)
-            if first < stop:
-                ranges.append((partition, first, stop))
-        return [InputPartition(ranges)] if ranges else []
+            ranges.append((partition, first, stop))
+        # Those that have nothing in this batch are told too: how far they are is part of how far the replay is.
+        return [InputPartition(ranges)] if any(first < stop for _, first, stop in ranges) else []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int, int]]:
         yield from partition.value

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lanes.errors import ConfigError
 from lanes_spark.plan import Eras, Plan, era_column
 from lanes_spark.positions import Span
 from lanes_spark.selection import Selection, select_slots
@@ -24,7 +23,7 @@ __all__ = ["BatchRun", "Counts", "ReplaySource"]
 
 
 class ReplaySource(Protocol):
-    """Where history is read from; ``ParquetTable`` is one."""
+    """Where history is read from: ``ParquetTable`` and ``KafkaTopic``."""
 
     @property
     def topic(self) -> str:
@@ -44,6 +43,9 @@ class ReplaySource(Protocol):
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
         """The messages of these positions, in the columns key, partition, offset and value, and timestamp and headers
         where they are known."""
+
+    def check_aligned(self, rows: DataFrame) -> None:
+        """Raise ``ConfigError`` where it is not as ``aligned`` says. ``rows``: of ``rows``, or fewer. Blocks."""
 
 
 @dataclass
@@ -112,7 +114,7 @@ class BatchRun:
 
         plan, era = self.plan, era_column(self.source.eras)
         if plan.kind == "aligned":
-            _check_aligned(self.source.topic, rows)
+            self.source.check_aligned(rows)
         if era is not None and plan.kind == "reshard":
             rows = rows.withColumn("era", F.expr(era))
         columns = rows.columns
@@ -138,23 +140,3 @@ def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:
         texts = [key.decode(errors="replace") for key in keys]
         return F.col("key").isin([text for text, key in zip(texts, keys, strict=True) if text.encode() == key])
     return F.col("key").isin([bytearray(key) for key in keys])
-
-
-def _check_aligned(topic: str, rows: DataFrame) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    shared = (
-        rows.select("partition", F.spark_partition_id().alias("task"))
-        .distinct()
-        .groupBy("partition")
-        .count()
-        .where("count > 1")
-        .orderBy("partition")
-        .first()
-    )
-    if shared is not None:
-        raise ConfigError(
-            f"aligned=True, and {topic}/{shared['partition']} is read by {shared['count']} tasks, which keep no order "
-            "among them: leave out aligned, or write one file for each partition and raise "
-            "spark.sql.files.maxPartitionBytes and openCostInBytes above its size"
-        )

@@ -82,7 +82,10 @@ def make_plan(
         )
     if aligned and not eras:
         if tasks is not None:
-            raise ConfigError(f"tasks={tasks} with aligned=True: there is no shuffle to give tasks to; leave one out")
+            raise ConfigError(
+                f"tasks={tasks} with aligned=True: there is no shuffle to give tasks to; leave out tasks, or say "
+                "aligned=False"
+            )
         why = "aligned=True: one task reads a whole partition in order, so there is neither a shuffle nor a sort"
         return Plan(kind="aligned", why=(why,))
     if order == "none":
@@ -90,7 +93,7 @@ def make_plan(
         return Plan(kind="as read", sort=_SORT, why=(why,))
     if aligned:
         raise ConfigError(
-            "aligned=True with eras=…: a key moved between partitions, so no task reads all of it; leave out aligned"
+            "aligned=True with eras=…: a key moved between partitions, so no task reads all of it; say aligned=False"
         )
     return _reshard(order, keyless, cores, partitions, eras, tasks)
 

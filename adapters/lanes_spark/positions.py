@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from lanes.errors import SourceError
 from lanes_spark.plan import Eras
 
-__all__ = ["Positions", "Span", "check_start", "next_positions"]
+__all__ = ["Positions", "Span", "check_kept", "check_start", "next_positions"]
 
 Positions = Mapping[int, int]
 """Partition -> the next position to read."""
@@ -25,19 +25,30 @@ def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
-                f"{topic}/{partition}: the replay goes on at position {position}, and the table has nothing of that "
+                f"{topic}/{partition}: the replay goes on at position {position}, and the source has nothing of that "
                 "partition any more: restore it, or begin again with another checkpoint"
             )
         first, end = spans[partition]
         if position < first:
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the table and were not read: "
-                "restore them, or begin again with another checkpoint"
+                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read: "
+                "restore them, or begin behind them with another checkpoint"
             )
         if position > end:
             raise SourceError(
-                f"{topic}/{partition}: the replay was at position {position}, and the table ends at {end}: it is "
-                "another table, or rows were removed; begin again with another checkpoint"
+                f"{topic}/{partition}: the replay was at position {position}, and the source ends at {end}: it is "
+                "another one, or rows were removed; begin again with another checkpoint"
+            )
+
+
+def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span]) -> None:
+    """Raise ``SourceError`` where a replay is to begin with positions that are gone, naming the range."""
+    for partition, (first, _) in sorted(spans.items()):
+        position = wanted.get(partition)
+        if position is not None and position < first:
+            raise SourceError(
+                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source: begin at {first}, "
+                "or leave out from_ for whatever is there"
             )
 
 

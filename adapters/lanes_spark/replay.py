@@ -20,7 +20,7 @@ from lanes.source import DeadLetters
 from lanes_spark.batch_run import BatchRun, ReplaySource
 from lanes_spark.failures import mapped_errors
 from lanes_spark.plan import CHECKED, Effects, Plan, check_conf, make_plan
-from lanes_spark.positions import Span
+from lanes_spark.positions import Positions, Span, check_kept
 from lanes_spark.selection import Bound, Selection
 from lanes_spark.table import Spans
 from lanes_spark.task_job import Hook, TaskJob
@@ -28,7 +28,7 @@ from lanes_spark.task_job import Hook, TaskJob
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ROWS_PER_BATCH", "ReplaySource", "Report", "replay"]
+__all__ = ["ROWS_PER_BATCH", "Progress", "ReplaySource", "Report", "replay"]
 
 ROWS_PER_BATCH: Final = 200_000
 """Positions of a batch, at most. A batch costs some tenths of a second by itself, whatever is in it."""
@@ -40,7 +40,8 @@ class Report:
 
     ``delivered``: rows that came to the runtime; ``finished``: of these, what was handled or dead-lettered;
     ``dead_lettered``: of these again. They count tasks that have ended well. ``skipped``: rows of the topic
-    that were not delivered by this run: not selected, or delivered by an earlier run on the same checkpoint.
+    that were not delivered by this run: not selected, or delivered by an earlier run on the same checkpoint; of a Kafka
+    topic also positions that hold no message.
     ``batches``: how many were run. ``seconds``: all in all.
     """
 
@@ -51,6 +52,21 @@ class Report:
     batches: int
     seconds: float
     plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a replay is. ``batches``, ``delivered``, ``finished``, ``dead_lettered``: as in ``Report``, so far.
+    ``positions``: of all that is selected by partition and position, by any run on this checkpoint; ``left``: of these
+    what has not been handled. ``seconds``: since this run began."""
+
+    batches: int
+    delivered: int
+    finished: int
+    dead_lettered: int
+    positions: int
+    left: int
+    seconds: float
 
 
 @overload
@@ -75,6 +91,7 @@ def replay(
     rows_per_batch: int = ...,
     tasks: int | None = ...,
     effects: Effects = ...,
+    progress: Callable[[Progress], object] | None = ...,
     explain: Literal[False] = ...,
 ) -> Report: ...
 
@@ -101,6 +118,7 @@ def replay(
     rows_per_batch: int = ...,
     tasks: int | None = ...,
     effects: Effects = ...,
+    progress: Callable[[Progress], object] | None = ...,
     explain: Literal[True],
 ) -> Plan: ...
 
@@ -126,6 +144,7 @@ def replay(
     rows_per_batch: int = ROWS_PER_BATCH,
     tasks: int | None = None,
     effects: Effects = "unfenced",
+    progress: Callable[[Progress], object] | None = None,
     explain: bool = False,
 ) -> Report | Plan:
     """Run ``handler`` over the messages of ``source``; blocks until all of them are handled.
@@ -142,7 +161,8 @@ def replay(
     that failed begins again. Either way a batch that fails is handled again from its beginning: at least once, as live.
 
     ``tasks``: of a shuffle, None = 4 for each core. ``effects``: what of the handler stays behind if an attempt of a
-    task is repeated, see ``Effects``. ``explain``: run nothing, and return the plan.
+    task is repeated, see ``Effects``. ``progress`` is called after each batch, in the driver; what it raises stops the
+    replay. ``explain``: run nothing, and return the plan.
 
     Raises ``ConfigError`` for what cannot be kept, before the first message; ``HandlerHalted`` when a message was given
     up under the poison policy ``exit``; ``SourceError`` for rows that are gone and for failures of Spark.
@@ -169,6 +189,9 @@ def replay(
     with mapped_errors(source.topic):
         spans = source.spans(spark)
         _check_timestamps(selection, spans)
+        wanted = selection.starts(spans.by_partition) if spans.cut else {}
+        if checkpoint is None:
+            check_kept(source.topic, wanted, spans.by_partition)
         selected = {
             partition: span
             for partition, whole in spans.by_partition.items()
@@ -194,10 +217,34 @@ def replay(
             results=results,
             results_to=results_to,
         )
-        if selected and checkpoint is None:
-            run.run(spark, selected, batch=None)
-        elif selected and checkpoint is not None:
-            _in_batches(spark, run, selected, checkpoint, rows_per_batch)
+
+        def tell(at: Positions) -> None:
+            if progress is not None:
+                progress(_progress(run, selected, at, time.monotonic() - started))
+
+        if checkpoint is None:
+            if selected:
+                run.run(spark, selected, batch=None)
+                tell({partition: end for partition, (_, end) in selected.items()})
+        else:
+            # Also when there is nothing to read: what a checkpoint has not read may be gone, all of it.
+            # A partition that has been read, and is empty since, has to be told from one that is gone.
+            places = {
+                partition: place
+                for partition, whole in spans.by_partition.items()
+                if (place := selection.place(partition, whole)) is not None
+            }
+            # Where one has been read beyond a start that is gone, that is no loss: the first batch is told of it.
+            starts = {partition: min(start, places[partition][0]) for partition, start in wanted.items()}
+            _in_batches(
+                spark,
+                run,
+                places if spans.cut else selected,
+                starts,
+                checkpoint,
+                rows_per_batch=rows_per_batch,
+                tell=tell,
+            )
     counts = run.counts.by_name
     return Report(
         delivered=counts["delivered"],
@@ -210,8 +257,25 @@ def replay(
     )
 
 
+def _progress(run: BatchRun, selected: Mapping[int, Span], at: Positions, seconds: float) -> Progress:
+    return Progress(
+        batches=run.counts.batches,
+        **run.counts.by_name,
+        positions=sum(end - first for first, end in selected.values()),
+        left=sum(end - at.get(partition, first) for partition, (first, end) in selected.items()),
+        seconds=seconds,
+    )
+
+
 def _in_batches(
-    spark: SparkSession, run: BatchRun, selected: Mapping[int, Span], checkpoint: str, rows_per_batch: int
+    spark: SparkSession,
+    run: BatchRun,
+    selected: Mapping[int, Span],
+    starts: Positions,
+    checkpoint: str,
+    *,
+    rows_per_batch: int,
+    tell: Callable[[Positions], None],
 ) -> None:
     from lanes_spark.batch_ranges import NAME, BatchRanges, ranges_options
 
@@ -221,14 +285,17 @@ def _in_batches(
         topic=run.source.topic,
         replay=blake3(identity.encode()).hexdigest(length=8),
         spans=selected,
+        starts=starts,
         cap=rows_per_batch,
         eras=run.source.eras,
     )
 
     def handle(ranges: DataFrame, batch: int) -> None:
-        taken = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
+        found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
+        taken = {partition: (first, end) for partition, (first, end) in found.items() if first < end}
         if taken:
             run.run(spark, taken, batch=batch)
+            tell({partition: end for partition, (_, end) in found.items()})
 
     query = (
         spark.readStream.format(NAME)

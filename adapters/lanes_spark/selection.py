@@ -70,13 +70,27 @@ class Selection:
 
     def span(self, partition: int, span: Span) -> Span | None:
         """What is selected of the positions that a partition has; None = nothing."""
+        selected = self.place(partition, span)
+        return selected if selected is not None and selected[0] < selected[1] else None
+
+    def place(self, partition: int, span: Span) -> Span | None:
+        """The same, and where it would end if that is nothing; None = not even the partition is selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span
         start, stop = _position(self.start, partition), _position(self.end, partition)
         first = first if start is None else max(first, start)
         end = end if stop is None else min(end, stop)
-        return (first, end) if first < end else None
+        return min(first, end), end
+
+    def starts(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The positions that these partitions are to begin with, of those that are selected and have one."""
+        return {
+            partition: start
+            for partition in partitions
+            if (self.partitions is None or partition in self.partitions)
+            and (start := _position(self.start, partition)) is not None
+        }
 
     def digest(self) -> str:
         """16 hex digits that tell selections apart."""

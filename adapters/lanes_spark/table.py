@@ -86,6 +86,26 @@ class ParquetTable:
             ]
         return self._all(spark).where(conditions[0])
 
+    def check_aligned(self, rows: DataFrame) -> None:
+        """Raise ``ConfigError`` where several tasks read a partition: one pass over two columns. Blocks."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        shared = (
+            rows.select("partition", F.spark_partition_id().alias("task"))
+            .distinct()
+            .groupBy("partition")
+            .count()
+            .where("count > 1")
+            .orderBy("partition")
+            .first()
+        )
+        if shared is not None:
+            raise ConfigError(
+                f"aligned=True, and {self.topic}/{shared['partition']} is read by {shared['count']} tasks, which keep "
+                "no order among them: leave out aligned, or write one file for each partition and raise "
+                "spark.sql.files.maxPartitionBytes and openCostInBytes above its size"
+            )
+
     def _all(self, spark: SparkSession) -> DataFrame:
         paths = [self.path] if isinstance(self.path, str) else list(self.path)
         return known_rows(spark.read.parquet(*paths), self.topic, self.columns)
@@ -123,11 +143,14 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """What a source has: positions by partition, how many ``rows``, and whether they have a ``timestamp``."""
+    """What a source has: positions by partition, how many ``rows``, and whether they have a ``timestamp``.
+
+    ``cut``: what comes before the first position is gone; without it nothing was there."""
 
     by_partition: Mapping[int, Span]
     rows: int
     timed: bool
+    cut: bool = False
 
 
 def spans_of(rows: DataFrame) -> Spans:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def session(master: str) -> Iterator[Any]:
+def session(master: str, more: Mapping[str, str] | None = None) -> Iterator[Any]:
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("there is no Spark: install pyspark and pandas")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -44,6 +44,7 @@ def session(master: str) -> Iterator[Any]:
             "spark.log.level": "FATAL",
             "spark.sql.shuffle.partitions": "4",
             "spark.sql.session.timeZone": "UTC",
+            **(more or {}),
         }
         for name, value in settings.items():
             builder = builder.config(name, value)

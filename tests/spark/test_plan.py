@@ -17,7 +17,7 @@ from lanes.core.ring import slot
 from lanes.errors import ConfigError, SourceError
 from lanes_spark import ParquetTable
 from lanes_spark.plan import CHECKED, Eras, Plan, check_conf, era_column, make_plan
-from lanes_spark.positions import Span, check_start, next_positions
+from lanes_spark.positions import Span, check_kept, check_start, next_positions
 from lanes_spark.selection import Selection, select_slots
 
 
@@ -174,8 +174,8 @@ def test_partitions_end_at_about_the_same_time() -> None:
         ({0: 10}, None),
         ({0: 20, 1: 0}, None),
         ({0: 9}, "orders/0: positions 9 … 9 are gone"),
-        ({0: 21}, "orders/0: the replay was at position 21, and the table ends at 20"),
-        ({2: 3}, "orders/2: the replay goes on at position 3, and the table has nothing"),
+        ({0: 21}, "orders/0: the replay was at position 21, and the source ends at 20"),
+        ({2: 3}, "orders/2: the replay goes on at position 3, and the source has nothing"),
     ],
 )
 def test_rows_that_are_gone_are_named(start: dict[int, int], named: str | None) -> None:
@@ -185,6 +185,17 @@ def test_rows_that_are_gone_are_named(start: dict[int, int], named: str | None) 
     else:
         with pytest.raises(SourceError, match=named):
             check_start("orders", start, spans)
+
+
+def test_a_start_that_is_gone_is_named() -> None:
+    spans = {0: (10, 20), 1: (0, 5)}
+    check_kept("orders", {}, spans)
+    check_kept("orders", {0: 10, 1: 0}, spans)
+    with pytest.raises(SourceError, match=r"orders/0: positions 4 … 9 are gone from the source: begin at 10"):
+        check_kept("orders", {0: 4, 1: 0}, spans)
+    assert Selection.of(from_={0: 4, 2: 9}).starts(spans) == {0: 4}
+    assert Selection.of(from_=3, partitions=[1]).starts(spans) == {1: 3}
+    assert Selection.of(from_=datetime.now(UTC)).starts(spans) == {}
 
 
 # --- selection
@@ -197,6 +208,9 @@ def test_a_selection_narrows_what_there_is() -> None:
     assert Selection.of(from_=7, to={3: 8}).span(3, (5, 9)) == (7, 8)
     assert Selection.of(from_=7, to={3: 8}).span(4, (5, 9)) == (7, 9)
     assert Selection.of(from_=9).span(3, (5, 9)) is None
+    assert Selection.of(from_=9).place(3, (5, 9)) == (9, 9)
+    assert Selection.of(to=4).place(3, (5, 9)) == (4, 4)
+    assert Selection.of(partitions=[1]).place(3, (5, 9)) is None
     assert Selection.of(keys=["a", b"a", 1]).keys == (b"\x01" + bytes(15), b"a")
     now = datetime.now(UTC)
     assert Selection.of(from_=now).span(3, (5, 9)) == (5, 9)

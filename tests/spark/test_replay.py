@@ -13,7 +13,7 @@ import pytest
 
 import lanes
 from lanes.core.ring import slot
-from lanes_spark import ParquetTable, replay
+from lanes_spark import KafkaTopic, ParquetTable, Progress, replay
 from tests.spark.rows import ONCE, expected, rows
 from tests.spark.tables import by_key, noted, noting, positions, write_table
 
@@ -119,7 +119,9 @@ def test_a_replay_that_was_stopped_goes_on_where_it_was(spark: Any, tmp_path: Pa
         replay(spark, table, noting(journal, fail), **more)
     mended.touch()
     # In a file of its own: what Spark has given up may go on for a while.
-    report = replay(spark, table, noting(tmp_path / "again", fail), **more)
+    told: list[Progress] = []
+    report = replay(spark, table, noting(tmp_path / "again", fail), **more, progress=told.append)
+    assert [(one.batches, one.delivered, one.left) for one in told] == [(1, 300, 597), (2, 600, 0)]
     everything = positions([(one["partition"], one["offset"], None) for one in history()])
     again = noted(tmp_path / "again")
     # The first batch is not repeated; the one that failed is, from its beginning, and in order.
@@ -183,6 +185,8 @@ def test_what_cannot_be_replayed_is_refused_before_the_first_message(spark: Any,
     wrong = ParquetTable(path=str(tmp_path / "table"), topic="orders", columns={"offset": "value"})
     with pytest.raises(lanes.ConfigError, match="the column 'value' for offset is binary, not bigint or int"):
         replay(spark, wrong, handler)
+    with pytest.raises(lanes.ConfigError, match=r"no connector to Kafka: .*spark-sql-kafka-0-10_2\.13:"):
+        replay(spark, KafkaTopic(servers="127.0.0.1:9", topic="orders"), handler)
     with pytest.raises(lanes.SourceError, match="PATH_NOT_FOUND"):
         replay(spark, ParquetTable(path=str(tmp_path / "nowhere"), topic="orders"), handler)
     with pytest.raises(lanes.ConfigError, match="of results and results_to there is only one"):
