@@ -1,0 +1,109 @@
+"""What would have happened: a new rule, over all payments there have ever been, in order within an account.
+
+The payments are in a Parquet table, in files that keep no order. Spark reads them on all cores of this machine; on a
+cluster it is the same call. The handler is a usual one of `lanes`, and what it returns becomes a table.
+
+Needs pyspark and Java 17 or newer: python examples/spark/replay_table.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+import lanes
+from lanes_spark import ParquetTable, replay
+
+ACCOUNTS, PAYMENTS, PARTITIONS, FILES = 50, 5_000, 4, 6
+OVERDRAWN = pa.schema([("account", pa.string()), ("position", pa.int64()), ("balance", pa.int64())])
+
+balances: defaultdict[str, int] = defaultdict(int)
+
+
+async def begin() -> None:
+    """Before the first message of every task: a worker process has had others, whose accounts are none of ours."""
+    balances.clear()
+
+
+async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
+    """The handler: one at a time per account, in order, or the balances would be others."""
+    assert message.key is not None
+    account = message.key.decode()
+    balances[account] += int(message.value)
+    if balances[account] >= 0:
+        return None
+    return {"account": account, "position": message.position, "balance": balances[account]}
+
+
+def payments() -> list[dict[str, Any]]:
+    """The history, for the example."""
+    found = []
+    for number in range(PAYMENTS):
+        account = number * 7919 % ACCOUNTS
+        amount = number * 2_654_435_761 % 401 - 180
+        found.append(
+            {
+                "key": f"account-{account}".encode(),
+                "partition": account % PARTITIONS,
+                "offset": number,
+                "value": str(amount).encode(),
+            }
+        )
+    return found
+
+
+def expected(messages: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """The same by a plain loop."""
+    sums: defaultdict[str, int] = defaultdict(int)
+    found = []
+    for one in messages:
+        account = one["key"].decode()
+        sums[account] += int(one["value"])
+        if sums[account] < 0:
+            found.append((account, one["offset"], sums[account]))
+    return sorted(found)
+
+
+def main(folder: Path) -> None:
+    messages = payments()
+    table = folder / "payments"
+    table.mkdir()
+    for number in range(FILES):
+        pq.write_table(pa.Table.from_pylist(messages[number::FILES][::-1]), table / f"{number}.parquet")
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL").getOrCreate()
+    try:
+        report = replay(
+            spark,
+            ParquetTable(path=str(table), topic="payments"),
+            overdrawn,
+            setup=begin,
+            results=OVERDRAWN,
+            results_to=str(folder / "overdrawn"),
+            effects="none",
+        )
+    finally:
+        spark.stop()
+
+    rows = pq.read_table(folder / "overdrawn").to_pylist()
+    found = sorted((row["account"], row["position"], row["balance"]) for row in rows)
+    assert found == expected(messages)
+    assert report.finished == PAYMENTS
+    print(report.plan)
+    print(f"{report.finished} payments, {len(found)} of them left an account overdrawn: as in a plain loop")
+
+
+if __name__ == "__main__":
+    # The workers' Python is any python3 of the path otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory() as name:
+        main(Path(name))

@@ -1,0 +1,65 @@
+"""The stream of ranges that a replay with a checkpoint goes by, without a JVM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lanes.errors import SourceError
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import StructType
+
+from lanes_spark.batch_ranges import BatchRanges, ranges_options
+from lanes_spark.positions import Span
+
+CAP = 100
+
+
+def reader(spans: dict[int, Span], starts: dict[int, int] | None = None, *, replay: str = "one") -> Any:
+    options = ranges_options(topic="orders", replay=replay, spans=spans, starts=starts or {}, cap=CAP, eras=())
+    return BatchRanges(options).streamReader(StructType([]))
+
+
+def run(of: Any, start: dict[str, Any]) -> list[list[tuple[int, int, int]]]:
+    """The batches from there to the end."""
+    batches = []
+    while (end := of.latestOffset(start, ReadMaxRows(CAP))) != start:
+        [one] = of.partitions(start, end)
+        batches.append(list(of.read(one)))
+        start = end
+    return batches
+
+
+def test_batches_follow_each_other_and_tell_where_every_partition_is() -> None:
+    of = reader({0: (10, 150), 1: (0, 60), 2: (7, 7)})
+    batches = run(of, of.initialOffset())
+    assert [sum(stop - first for _, first, stop in batch) for batch in batches] == [100, 100]
+    assert [batch[2] for batch in batches] == [(2, 7, 7), (2, 7, 7)]
+    assert batches[0][0] == (0, 10, batches[1][0][1])
+    assert [batch[:2] for batch in batches[-1:]] == [[(0, batches[0][0][2], 150), (1, batches[0][1][2], 60)]]
+    at = of.initialOffset()
+    assert of.partitions(at, at) == []
+
+
+def test_one_goes_on_where_it_was_whatever_is_gone_of_what_was_read() -> None:
+    first = reader({0: (0, 80), 1: (0, 10)}, {0: 0})
+    end = first.latestOffset(first.initialOffset(), ReadMaxRows(CAP))
+    later = reader({0: (80, 90), 1: (10, 10)}, {0: 0})
+    assert run(later, end) == [[(0, 80, 90), (1, 10, 10)]]
+    with pytest.raises(SourceError, match="orders/0: positions 80 … 84 are gone from the source and were not read"):
+        run(reader({0: (85, 90), 1: (10, 10)}), end)
+    with pytest.raises(SourceError, match="orders/0: the replay goes on at position 80, and the source has nothing"):
+        run(reader({}), end)
+    assert run(reader({}), reader({}).initialOffset()) == []
+    with pytest.raises(SourceError, match="the checkpoint is of another replay"):
+        run(reader({0: (80, 90)}, replay="two"), end)
+
+
+def test_a_new_one_does_not_begin_behind_a_start_that_is_gone() -> None:
+    of = reader({0: (20, 90)}, {0: 15})
+    with pytest.raises(SourceError, match="orders/0: positions 15 … 19 are gone"):
+        run(of, of.initialOffset())
