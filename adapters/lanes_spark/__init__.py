@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from lanes_spark.audit import Audit, audit
-from lanes_spark.audit_verdicts import AuditVerdict
 from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.plan import Effects, Eras, Plan
 from lanes_spark.replay import Progress, Report, replay
@@ -12,8 +10,6 @@ from lanes_spark.task import run_task
 from lanes_spark.task_job import TaskJob
 
 __all__ = [
-    "Audit",
-    "AuditVerdict",
     "Effects",
     "Eras",
     "KafkaTopic",
@@ -22,7 +18,6 @@ __all__ = [
     "Progress",
     "Report",
     "TaskJob",
-    "audit",
     "replay",
     "run_task",
 ]
