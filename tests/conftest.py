@@ -42,6 +42,18 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what may take long: at the end the other processes would have nothing to do meanwhile."""
+    items.sort(key=_allowance, reverse=True)
+
+
+def _allowance(item: pytest.Item) -> float:
+    """Seconds that a test is allowed, by a mark of its own."""
+    marked = item.get_closest_marker("timeout")
+    return float(marked.args[0]) if marked is not None and marked.args else 0.0
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
