@@ -6,7 +6,7 @@ DATA_FILE := ../shared/data/declarations.jsonl.gz
 DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 PROTOCOL ?= classic
-PROCESSES ?= 2
+PROCESSES ?= 3
 DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
 DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
@@ -24,7 +24,7 @@ help:  ## list these targets
 run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
-test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=2]
+test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=3]
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
