@@ -13,15 +13,21 @@ from typing import Any
 
 import pytest
 
+from tests.components import MissingComponent
+from tests.conftest import skip_or_fail
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def need_java() -> None:
+    """Skip the test, or fail it in CI, where there is no Java that Spark finds: that of JAVA_HOME, or of PATH."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        skip_or_fail(MissingComponent("Spark needs Java 17 or newer: install default-jre-headless, or set JAVA_HOME"))
 
 
 @contextmanager
 def session(master: str, more: Mapping[str, str] | None = None) -> Iterator[Any]:
-    if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("there is no Spark: install pyspark and pandas")
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("Spark needs Java 17 or newer: install default-jre-headless, or set JAVA_HOME")
+    need_java()
     from pyspark.sql import SparkSession
 
     with pytest.MonkeyPatch.context() as patch:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from lanes.errors import SourceError
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
+from lanes.errors import SourceError
 from lanes_spark.batch_ranges import BatchRanges, ranges_options
 from lanes_spark.positions import Span
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from lanes import cli
 from lanes_spark import KafkaTopic, ParquetTable
 from lanes_spark.commands import bound, load, numbers, pairs, settings_of, source_of
 from lanes_spark.selection import Bound
+from tests.spark.conftest import need_java
 from tests.spark.rows import rows
 from tests.spark.tables import write_table
 
@@ -177,9 +177,7 @@ def test_without_spark_it_says_what_to_install(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_table_is_replayed_by_the_command(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs Java 17 or newer: install default-jre-headless")
+    need_java()
     write_table(tmp_path / "table", [rows(300)[start::3] for start in range(3)])
     (tmp_path / "shop.py").write_text(MODULE)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.spark.conftest import need_java
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark" / "replay_table.py"
 PANDAS = "ignore:PySpark does not yet fully support pandas:FutureWarning"
@@ -16,9 +17,7 @@ PANDAS = "ignore:PySpark does not yet fully support pandas:FutureWarning"
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_example_runs(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs Java 17 or newer: install default-jre-headless")
+    need_java()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", PANDAS, str(EXAMPLE)],
         cwd=tmp_path,
