@@ -24,6 +24,7 @@ Not thread-safe, and unusable in a child after ``fork``: both would number rows 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -252,7 +253,15 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _deadline(partition: Partition) -> str:
-    return "" if partition.deadline == NEVER else f',"deadline":{max(0.0, partition.deadline):.6f}'
+    """A whole microsecond behind the deadline that no row of an earlier moment bears.
+
+    The times of rows are rounded to the nearest one: just before the deadline, to that behind it.
+    """
+    deadline = partition.deadline
+    if deadline == NEVER:
+        return ""
+    whole = math.ceil(deadline * 1e6) + 1 if deadline > 0 else 0
+    return f',"deadline":{whole // 1_000_000}.{whole % 1_000_000:06d}'
 
 
 def _error_name(error: BaseException) -> str:

@@ -111,6 +111,11 @@ class RowBuffer:
             self._taken += size
         return taken
 
+    @property
+    def half_full(self) -> bool:
+        """Whether more than half of what it may hold is there."""
+        return 2 * len(self.rows) > self.limit or 2 * (self._added - self._taken) > self._bytes
+
     def _full(self) -> bool:
         return len(self.rows) > self.limit or self._added - self._taken > self._bytes
 

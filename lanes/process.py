@@ -9,6 +9,7 @@ from typing import Final, Literal, NoReturn
 
 import anyio
 
+from lanes.attempts import Attempts
 from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.dead_letter import error_text
@@ -37,6 +38,7 @@ async def run(
     *,
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
+    attempts: Attempts | None = None,
     history: History | None = None,
     journal: Journal | str | os.PathLike[str] | None = None,
     decode: Decode | None = None,
@@ -51,6 +53,7 @@ async def run(
         handler,
         settings=settings,
         dead_letters=dead_letters,
+        attempts=attempts,
         history=history,
         journal=journal,
         decode=decode,
@@ -117,6 +120,7 @@ def main(
     *,
     settings: Settings | None = None,
     dead_letters: DeadLetters | None = None,
+    attempts: Attempts | None = None,
     history: History | None = None,
     journal: Journal | str | os.PathLike[str] | None = None,
     decode: Decode | None = None,
@@ -136,6 +140,7 @@ def main(
             handler,
             settings=settings,
             dead_letters=dead_letters,
+            attempts=attempts,
             history=history,
             journal=journal,
             decode=decode,

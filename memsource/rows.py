@@ -70,6 +70,8 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
     "poison": (str,),
     "settles": (str,),
     "hands_over": (bool,),
+    "exclusive": (bool,),
+    "attempts_kept": (bool,),
     "lanes": (int,),
     "batch": (int,),
     "attempts": (int,),

@@ -28,6 +28,9 @@ class ExclusiveOwner:
     between a loss and its holder's learning of it: whoever starts a handler or commits while another process has it
     already, and then hands it over as if it had been its own, was one of two, unless it was the other that lost it, or
     the broker says that it had taken it from one of them. A process never has two assignments of one partition.
+
+    A task of Spark shares a partition with others, each with keys of its own: it is nobody's rival. ``NoOverlap``
+    judges these by their keys.
     """
 
     name = "ExclusiveOwner"
@@ -63,7 +66,7 @@ class ExclusiveOwner:
             if assignment[0] is segment:
                 what = f"assigned while the process had it under epoch {assignment[2]}"
                 self._findings.violation(segment, row, what)
-            elif taken or assignment in self._taken:
+            elif taken or assignment in self._taken or _shares(segment) or _shares(assignment[0]):
                 continue
             elif tenure.rival is None and row.partition not in self._incomparable:
                 tenure.rival = segment, row
@@ -104,6 +107,11 @@ class ExclusiveOwner:
             for assignment in [one for one in owners if one[0] is segment]:
                 del owners[assignment]
         self._contested = {one: tenure for one, tenure in self._contested.items() if one[0] is not segment}
+
+
+def _shares(segment: Segment) -> bool:
+    # What does not say so is older than this rule: then a source that shares had not been written.
+    return segment.rules.exclusive is False
 
 
 class KeptWorkGoesOn:

@@ -56,6 +56,8 @@ class EpochOrder:
             "delivered": self._delivered,
             "redelivered": self._redelivered,
             "started": self._started,
+            "blocked": self._given_up,
+            "dlq_sent": self._given_up,
             "commit_sent": self._commit,
             "gap": self._gap,
         }
@@ -138,6 +140,12 @@ class EpochOrder:
             what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
             self._findings.violation(segment, row, what)
         line.started, line.by = index + 1, by
+
+    def _given_up(self, segment: Segment, row: Row) -> None:
+        """Where attempts are kept, what an earlier owner gave up has its turn without a start."""
+        line = self._line(segment, row) if segment.rules.attempts_kept else None
+        if line is not None and row.position in line.delivered[line.started : line.started + 1]:
+            line.started += 1
 
     def _gap(self, segment: Segment, row: Row) -> None:
         # What was started in it, by whomever, is unknown.

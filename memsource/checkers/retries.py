@@ -30,7 +30,8 @@ class AttemptsCount:
     """Attempts of a message count 1, 2, 3 … in an assignment, and are no more than ``attempts`` (46).
 
     One that was cancelled does not count where the message goes back to its lane. Each ``unblock`` of a blocked message
-    allows one more. What the broker delivers anew begins anew.
+    allows one more. What the broker delivers anew begins anew; but where attempts are kept they go on: the first one of
+    an assignment is no lower than what was handed over, and may be one beyond ``attempts``.
     """
 
     name = "AttemptsCount"
@@ -38,6 +39,7 @@ class AttemptsCount:
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
         self._assignments = Assignments(_Attempts)
+        self._handed: dict[tuple[str, int], int] = {}  # of partition and position, where attempts are kept
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -46,7 +48,7 @@ class AttemptsCount:
             "dlq_confirmed": self._finished,
             "blocked": self._blocked,
             "redelivered": self._redelivered,
-            "revoked": self._over,
+            "revoked": self._revoked,
             "lost": self._over,
             "gap": self._gap,
         }
@@ -62,7 +64,11 @@ class AttemptsCount:
         attempt = row.attempt
         before = state.latest.get(row.position, 0)
         state.latest[row.position] = attempt
-        if attempt != (before + 1 if before >= 0 else -before):
+        if not before and segment.rules.attempts_kept:
+            handed = self._handed.pop((row.partition, row.position), 1)
+            if attempt < handed:
+                self._findings.violation(segment, row, f"attempt {attempt}, attempt {handed} was handed over")
+        elif attempt != (before + 1 if before >= 0 else -before):
             what = f"attempt {attempt} follows attempt {abs(before)}" if before else f"attempt {attempt} is the first"
             self._findings.violation(segment, row, what)
         elif attempt > 1:
@@ -95,6 +101,11 @@ class AttemptsCount:
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "late":
             self._finished(segment, row)
+
+    def _revoked(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.end(segment, row)
+        if state is not None and segment.rules.attempts_kept:
+            self._handed.update(((row.partition, position), abs(latest)) for position, latest in state.latest.items())
 
     def _over(self, segment: Segment, row: Row) -> None:
         self._assignments.end(segment, row)

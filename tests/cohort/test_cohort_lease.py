@@ -39,7 +39,9 @@ def test_a_record_without_a_lease_is_taken_for_ones_own() -> None:
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
-def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(retention: str) -> None:
+def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
+    retention: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         servers, config = Servers(retention), config_of(retention=retention)
         async with anyio.create_task_group() as tasks:
@@ -59,6 +61,10 @@ def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(retentio
             tasks.cancel_scope.cancel()
 
     virtual(test)
+    # Once for each partition: who waits that long wants to know for what.
+    said = [line for line in caplog.messages if "waits for 30 s: its bucket was lost" in line]
+    assert len(said) == 2
+    assert any("partition 0 waits" in line for line in said)
 
 
 def test_the_heartbeat_of_a_longer_lease_is_waited_for() -> None:

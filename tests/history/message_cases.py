@@ -186,6 +186,22 @@ LANES: list[Case] = [
         witness="attempt 2 follows attempt 1",
     ),
     Case(
+        make=AttemptsCount,
+        what="where they are kept, the next owner goes on with them",
+        rules={"attempts_kept": True},
+        keeps=[started(0), failed(0), started(0, attempt=2), *drained(), started(0, "k", attempt=2, **AGAIN)],
+        breaks=[started(0), failed(0), started(0, attempt=2), *drained(), started(0, "k", **AGAIN)],
+        witness="attempt 1, attempt 2 was handed over",
+    ),
+    Case(
+        make=AttemptsCount,
+        what="where they are kept, one more than are allowed",
+        rules={"attempts": 1, "attempts_kept": True},
+        keeps=[started(0, attempt=2), failed(0, attempt=2)],
+        breaks=[started(0, attempt=2), failed(0, attempt=2), started(0, attempt=3)],
+        witness="attempt 3, attempts is 1",
+    ),
+    Case(
         make=RetryHoldsLane,
         what="its successors wait",
         asks="order, keyless, backoff and max_backoff",

@@ -18,6 +18,7 @@ from tests.history.rows import (
     delivered,
     ended,
     handled,
+    message,
     owned,
     ran,
     redelivered,
@@ -132,6 +133,15 @@ OWNING: list[Case] = [
         witness="started, and position 0 of its key never was",
         violations=2,
         checked=2,
+    ),
+    Case(
+        make=EpochOrder,
+        what="what was given up before has its turn without a start",
+        rules={"attempts_kept": True},
+        asks="order",
+        keeps=[assigned(), delivered(0), delivered(1), message("blocked", 0), ran(1), sent(1)],
+        breaks=[assigned(), delivered(0), delivered(1), message("blocked", 1), ran(1), sent(1)],
+        witness="started, and position 0 of its key never was",
     ),
     Case(
         make=EpochOrder,

@@ -59,6 +59,8 @@ RULES = {
     "settles": "individual",
     "hands_over": True,
     "extend_interval": 0,
+    "exclusive": True,
+    "attempts_kept": False,
 }
 assert RULES.keys() == {field.name for field in dataclasses.fields(Rules)}
 

@@ -126,6 +126,19 @@ def test_who_lost_a_partition_was_no_owner_of_it() -> None:
         assert judged(ExclusiveOwner, segment(*first, end=None), second).status == status
 
 
+def test_who_shares_a_partition_is_nobodys_rival() -> None:
+    first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
+    # None: a history that is older than this rule says nothing of it.
+    for sharing in (None, {"exclusive": True}, {"exclusive": False}):
+        for other in ({}, {"exclusive": False}):
+            second = segment(assigned(), start=100.5, pid=2, end=None, rules=other)
+            shared = {"exclusive": False} in (sharing, other)
+            verdict = judged(ExclusiveOwner, segment(*first, end=None, rules=sharing), second)
+            assert verdict.status == ("passed" if shared else "violated")
+    twice = segment(assigned(), assigned(epoch=2), rules={"exclusive": False})
+    assert judged(ExclusiveOwner, twice).status == "violated"
+
+
 def test_rows_of_one_moment_have_no_order() -> None:
     rows: list[Part] = [assigned(), at(101.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
     for begun, status in ((101.0, "passed"), (100.9, "violated")):

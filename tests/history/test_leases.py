@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -89,13 +90,39 @@ def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
     history.close("stopped", 31.0)
     rows = read([tmp_path])[0].rows
     assert [(row.event, row.number) for row in rows if row.event in ("leased", "started", "ack", "lost")] == [
-        ("leased", 20.0),
+        ("leased", 20.000001),
         ("started", 0),
         ("started", 0),
-        ("leased", 25.0),
+        ("leased", 25.000001),
         ("started", 0),
         ("ack", 0),
-        ("leased", 25.5),
+        ("leased", 25.500001),
         ("ack", 0),
-        ("lost", 26.0),
+        ("lost", 26.000001),
     ]
+
+
+def written(directory: Path, deadline: float, now: float) -> Verdict:
+    """A run and its acknowledgement at ``now`` under a lease, as a process writes them down."""
+    history = History(directory, member="m-1")
+    partition = Partition(PartitionId("S", 0), RecordReader(), deadline=deadline, fencing_token=9)
+    partition.epoch = 1
+    message = Message(partition, 0, b"k", 1, None, None)
+    history.open(source="S", concurrency=1, max_in_flight=2, max_in_flight_bytes=10, now=now - 1.0, rules=None)
+    history.assigned(partition, now - 1.0)
+    history.delivered([message], now - 1.0)
+    history.started(message, now)
+    history.ended(message, "ok", now)
+    history.acks([message], now)
+    history.lost(partition, max(now, deadline))
+    history.close("stopped", max(now, deadline))
+    (verdict,) = check(read([directory]), [NoOverlap])
+    return verdict
+
+
+@pytest.mark.parametrize("deadline", [20.0, 213.49964152861537, 99.0000005, 86_400.9999995, 5_000_000.1234564])
+def test_what_a_history_rounds_off_makes_nothing_late(tmp_path: Path, deadline: float) -> None:
+    for name, now in (("next", math.nextafter(deadline, 0.0)), ("half", deadline - 5e-7), ("one", deadline - 1e-6)):
+        assert written(tmp_path / name, deadline, now).status == "passed", name
+    late = written(tmp_path / "late", deadline, deadline + 3e-6)
+    assert late.violations == 2

@@ -129,8 +129,8 @@ def test_names_from_a_history_cannot_draw_on_the_terminal(tmp_path: Path) -> Non
 def test_a_large_history_takes_seconds(tmp_path: Path) -> None:
     rows = segment(*(handled(position, f"case-{position % 5000}") for position in range(25_000)))
     path = write(tmp_path, encoded(renumbered(rows)))
-    began = time.perf_counter()
+    began = time.process_time()
     _, _, status = check_files([path])
-    # 100,000 rows; about 1.3 s on two cores, and this must not fail on a busy machine.
-    assert time.perf_counter() - began < 20
+    # 100,000 rows: about 1.3 s of CPU, which a busy machine does not change by much.
+    assert time.process_time() - began < 20
     assert status == 0

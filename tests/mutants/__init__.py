@@ -20,7 +20,8 @@ class Mutant:
     """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails.
 
     ``campaign`` is the one that looks for it, ``found_by`` the checks of it one of which must find it. ``machine``: a
-    campaign of the engine alone that has to find it as well, then its checks.
+    campaign of the engine alone that has to find it as well, then its checks. ``also``: the rest of the same mistake,
+    in other modules: made in one place alone, what is in the others hides it.
     """
 
     name: str
@@ -31,13 +32,15 @@ class Mutant:
     campaign: str
     found_by: tuple[str, ...]
     machine: tuple[str, ...] = ()
+    also: tuple[Mutant, ...] = ()
 
 
 def install(mutant: Mutant) -> None:
-    """Have the mutant's module imported with its fault. To be called before anything imports that module."""
-    if mutant.module in sys.modules:
-        raise RuntimeError(f"{mutant.module} is imported already: the mutant {mutant.name} would change nothing")
-    sys.meta_path.insert(0, _Finder(mutant))
+    """Have the mutant's modules imported with its fault. To be called before anything imports one of them."""
+    for each in (mutant, *mutant.also):
+        if each.module in sys.modules:
+            raise RuntimeError(f"{each.module} is imported already: the mutant {mutant.name} would change nothing")
+        sys.meta_path.insert(0, _Finder(each))
 
 
 class _Finder(MetaPathFinder):

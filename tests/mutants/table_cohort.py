@@ -7,8 +7,10 @@ from typing import Final
 from tests.mutants import Mutant
 
 
-def _mutant(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
-    return Mutant(name, module, old, new, breaks, "cohort", found_by)
+def _mutant(
+    name: str, module: str, old: str, new: str, breaks: str, *found_by: str, also: tuple[Mutant, ...] = ()
+) -> Mutant:
+    return Mutant(name, module, old, new, breaks, "cohort", found_by, also=also)
 
 
 _STEPS: Final = "lanes.core.cohort.steps"
@@ -71,10 +73,17 @@ COHORT: Final = (
         '            self._give_up("the lease was not renewed in time")\n',
         "            self._holding.expires = now + self._ttl - self._margin\n",
         "a lease that has run out is renewed as if nothing had happened",
-        "CaughtUp",
-        "Converges",
         "NewestOwner",
         "NoOverlap",
+        also=(
+            _mutant(
+                "renewed_after_loss",
+                _SOURCE,
+                "            if self._clock() < slot.partition.deadline < deadline:\n",
+                "            if slot.partition.deadline < deadline:\n",
+                "a deadline that has passed is moved on, and whoever starts handlers believes in it again",
+            ),
+        ),
     ),
     _mutant(
         "gained_in_place",
@@ -95,6 +104,15 @@ COHORT: Final = (
         "the server lets the lease expire before its owner stops believing in it",
         "NewestOwner",
         "NoOverlap",
+        also=(
+            _mutant(
+                "ttl_rounded_down",
+                "lanes.roster",
+                "                self._key, encode(self._heartbeat), revision=self._revision, ttl=self._ttl\n",
+                "                self._key, encode(self._heartbeat), revision=self._revision, ttl=self._ttl - 1\n",
+                "whoever it belongs to counts as gone just as early, and the plan gives its partitions away",
+            ),
+        ),
     ),
     _mutant(
         "no_grace",

@@ -29,11 +29,12 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_the_old_text_is_there_once(mutant: Mutant) -> None:
-    spec = find_spec(mutant.module)
-    assert spec is not None and spec.origin is not None
-    source = mutated(Path(spec.origin).read_text(), mutant)
-    assert mutant.new in source
-    compile(source, spec.origin, "exec", dont_inherit=True)
+    for each in (mutant, *mutant.also):
+        spec = find_spec(each.module)
+        assert spec is not None and spec.origin is not None
+        source = mutated(Path(spec.origin).read_text(), each)
+        assert each.new in source
+        compile(source, spec.origin, "exec", dont_inherit=True)
 
 
 def test_a_text_that_is_not_there_once_is_refused() -> None:

@@ -36,6 +36,7 @@ class Acquiring(Steps):
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
         super().__init__(partition, member, retention=retention, ttl=ttl, margin=margin)
         self.obstructed = False  # this acquisition: a consumer that is not the cohort's excludes the one to create
+        self.outlasting = 0.0  # seconds of a lease, longer than its own, that is waited for: the bucket was lost
         self._waited = False  # long enough for a state that is missing
         self._free_revision = 0
         self._claim = ("", 0.0)  # the acquisition under way: its nonce, and when it was sent
@@ -127,6 +128,7 @@ class Acquiring(Steps):
             return
         found: Found = result
         longest = max([self._ttl, *(consumer.lease for consumer in found.consumers)])
+        self.outlasting = longest if longest > self._ttl else 0.0
         self._step("surveyed")
         self._not_before = now + longest + self._margin * longest / self._ttl
 
@@ -155,6 +157,7 @@ class Acquiring(Steps):
     def _hold(self, revision: int, sent: float) -> None:
         self._holding = Holding(self._claim[0], revision, sent, ttl=self._ttl, margin=self._margin)
         self.obstructed = False
+        self.outlasting = 0.0
         self._step("acquired")
 
     # --- 2: read, and choose the epoch
