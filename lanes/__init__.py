@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from lanes.attempts import Attempt, Attempts, AttemptState
 from lanes.config import Retry, Settings
 from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, PartitionId, PartitionKey
@@ -21,6 +22,9 @@ from lanes.status import Oldest, PartitionStatus, Status
 __version__ = version("lanes-runtime")
 
 __all__ = [
+    "Attempt",
+    "AttemptState",
+    "Attempts",
     "BatchOutcomes",
     "ConfigError",
     "Consumer",

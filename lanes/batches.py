@@ -16,10 +16,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from lanes.attempts import given_up_before
 from lanes.batch_threads import BatchThreads
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.lane import FINISHED, QUEUED
+from lanes.core.lane import ABANDONED, FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
@@ -143,7 +144,7 @@ class BatchWorkers:
             if tap.history is not None:
                 heads = _heads(batch)
                 for message in batch:
-                    if message in heads:
+                    if message in heads and not given_up_before(message):
                         tap.history.started(message, now)
                 # In the file before the handler is called, as a whole.
                 tap.history.flush()
@@ -255,6 +256,9 @@ class BatchWorkers:
         if self._tap.history is not None:
             self._note(self._tap.history, batch, outcomes, result, error, now)
         self._engine.finish_batch(batch, outcomes, now)
+        for message, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Failure) and message.state == ABANDONED and message.partition.live:
+                self._shell.remembering.interrupted(message, outcome)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
@@ -273,6 +277,9 @@ class BatchWorkers:
         over: set[_Lane] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
             lane = (message.partition, message.lane)
+            if given_up_before(message):
+                over.add(lane)
+                continue
             if message not in heads:
                 if lane in over or not message.partition.live:
                     continue

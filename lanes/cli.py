@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
@@ -192,7 +193,7 @@ def app() -> typer.Typer:
 
     @doctor.callback()
     def doctors() -> None:
-        """Check a configuration, and what the broker says to it: exit 0 usable, 3 not."""
+        """Check a configuration, and what it is to work with: exit 0 usable, 3 not."""
 
     @doctor.command("kafka", add_help_option=False, context_settings=_PASSED_ON)
     def doctor_kafka(arguments: list[str] = typer.Argument(default=None)) -> None:
@@ -201,6 +202,14 @@ def app() -> typer.Typer:
         from lanes_kafka.commands import doctor as inner
 
         raise typer.Exit(passed_on(inner(), "lanes doctor kafka", arguments))
+
+    @doctor.command("spark", add_help_option=False, context_settings=_PASSED_ON)
+    def doctor_spark(arguments: list[str] = typer.Argument(default=None)) -> None:
+        """Check what Spark finds on this machine."""
+        require("`lanes doctor spark`", "cli,spark", "pyspark", "pyarrow")
+        from lanes_spark.doctor_command import doctor as inner
+
+        raise typer.Exit(passed_on(inner(), "lanes doctor spark", arguments, bare=[]))
 
     journal = typer.Typer()
     commands.add_typer(journal, name="journal")
@@ -236,12 +245,15 @@ def app() -> typer.Typer:
     return commands
 
 
-def passed_on(commands: typer.Typer, name: str, arguments: list[str] | None) -> int:
-    """The status of an adapter's own commands; what they cannot use ends the process with one line."""
+def passed_on(commands: typer.Typer, name: str, arguments: list[str] | None, bare: Sequence[str] = ("--help",)) -> int:
+    """The status of an adapter's own commands; what they cannot use ends the process with one line.
+
+    ``bare``: what they are called with when nothing is given.
+    """
     from lanes.errors import ConfigError
 
     try:
-        return int(commands(args=arguments or ["--help"], standalone_mode=False, prog_name=name) or 0)
+        return int(commands(args=arguments or list(bare), standalone_mode=False, prog_name=name) or 0)
     except ConfigError as error:
         stop(str(error))
 

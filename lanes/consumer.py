@@ -11,6 +11,7 @@ from typing import Final, Literal, Self, cast
 
 import anyio
 
+from lanes.attempts import Attempts
 from lanes.batches import BatchWorkers
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
@@ -46,7 +47,8 @@ class Consumer:
 
     ``handler`` is a function of one ``Message``, or of a list of them with ``Settings(batch=…)``; async, or plain: then
     it runs in threads, see ``Settings.sync_handlers``. ``decode`` fills ``Message.data`` before. ``dead_letters`` is
-    where messages go whose attempts are used up. ``history`` records what happens, row by row; so does ``journal``, a
+    where messages go whose attempts are used up. ``attempts`` keeps those of a message for the next owner of its
+    partition. ``history`` records what happens, row by row; so does ``journal``, a
     folder or a ``Journal``, for SQL, and nobody waits for it. ``on_event`` is called with each ``GroupEvent``.
     ``clock`` (seconds, monotonic) is for simulation.
 
@@ -64,6 +66,7 @@ class Consumer:
         *,
         settings: Settings | None = None,
         dead_letters: DeadLetters | None = None,
+        attempts: Attempts | None = None,
         history: History | None = None,
         journal: Journal | str | os.PathLike[str] | None = None,
         decode: Decode | None = None,
@@ -78,6 +81,7 @@ class Consumer:
         self._handler = handler
         self._decode = decode
         self._dead_letters = dead_letters
+        self._attempts = attempts
         self._journal = journal_of(journal)
         self._history = recorder(history, self._journal)
         self._on_event = on_event
@@ -201,7 +205,8 @@ class Consumer:
 
     def health(self) -> Health:
         """Whether it gets on with its work: false with the reasons when the oldest unfinished message is too old, a
-        lane is blocked or cannot write its dead letter, all threads are stuck, or ``max_ahead`` is reached.
+        partition waits too long for the store of its attempts, a lane is blocked or cannot write its dead letter, all
+        threads are stuck, or ``max_ahead`` is reached.
 
         Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
         """
@@ -211,7 +216,8 @@ class Consumer:
         now = self._clock()
         timeout = self._settings.timeout
         stuck = self._threads.stuck(now, timeout) if self._threads is not None and timeout is not None else []
-        return examine(self._engine, now, unhealthy_after=self._settings.unhealthy_after, stuck=stuck)
+        after, unknown = self._settings.unhealthy_after, self._running.remembering.asked_since
+        return examine(self._engine, now, unhealthy_after=after, stuck=stuck, unknown=unknown)
 
     def status(self) -> Status:
         """A snapshot of what is going on. Before ``run`` has opened the source it is empty, with the bounds that the
@@ -316,6 +322,7 @@ class Consumer:
             self._source,
             traits,
             self._dead_letters,
+            self._attempts,
             settings,
             self._clock,
             self._tap,
@@ -328,7 +335,7 @@ class Consumer:
                 max_in_flight=bound,
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 now=self._clock(),
-                rules=Rules.of(settings, traits, self._poison),
+                rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
             )
 
     def _tell(self, event: GroupEvent) -> None:
@@ -354,6 +361,7 @@ class Consumer:
             commit_interval=settings.commit_interval,
             commit_count=settings.commit_count,
             knows_settled=knows_settled,
+            keeps_attempts=self._attempts is not None,
         )
 
     def _workers(self, shell: Shell) -> Workforce:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from blake3 import blake3
 
+from lanes.attempts import error_type
 from lanes.core.types import Failure, Message
 
 ERROR_TEXT_LIMIT: Final = 500
@@ -89,7 +90,7 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
         value=message.value,
         headers=message.headers,
         attempts=message.attempt,
-        error_type=type(error).__qualname__,
+        error_type=error_type(error),
         error_text=error_text(error),
         epoch=message.epoch,
         time=wall_time,

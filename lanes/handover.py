@@ -127,6 +127,7 @@ class Handover:
             left = deadline - self._clock()
             with anyio.move_on_after(max(self._grace, left if left < INFINITY else _SETTLE_LIMIT)):
                 await self._settler.settle_all(partition)
+                await self._shell.remembering.flush(partition)
             # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
             # commit before the release has returned: no commit of ours may come after that one.
             if partition.commits is not None:
@@ -141,6 +142,7 @@ class Handover:
             elif not self._shell.overdue(partition):
                 # Under a lease only the source's word makes it a hand-over.
                 self._shell.lose(partition, "it was not released in order")
+        self._shell.remembering.forget(partition)
         del self._drained[partition]
         self._limits.pop(partition, None)
         self._shell.after()

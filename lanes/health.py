@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lanes.core.engine import Engine
 from lanes.core.lane import ARCHIVING, BLOCKED, PARKING
-from lanes.core.types import Message
+from lanes.core.types import Message, Partition
 from lanes.history import key_hash
 
 
@@ -26,12 +26,28 @@ class Health:
         return self.ok
 
 
-def examine(engine: Engine, now: float, *, unhealthy_after: float, stuck: Sequence[Message]) -> Health:
-    """The health at ``now``. ``stuck``: what runs in threads that ignored their timeout. O(in flight)."""
+def examine(
+    engine: Engine,
+    now: float,
+    *,
+    unhealthy_after: float,
+    stuck: Sequence[Message],
+    unknown: Mapping[Partition, float],
+) -> Health:
+    """The health at ``now``. O(in flight).
+
+    ``stuck``: what runs in threads that ignored their timeout. ``unknown``: since when the store of attempts has been
+    asked for what it has of a partition, of which nothing starts until it has answered.
+    """
     reasons = []
     oldest = engine.oldest()
     if oldest is not None and now - oldest.received > unhealthy_after:
         reasons.append(f"the oldest unfinished message is too old: {_named(oldest, now)}")
+    late = [partition for partition, since in unknown.items() if now - since > unhealthy_after]
+    if late:
+        first = min(late, key=lambda partition: unknown[partition])
+        told = f"{first.id}, for {now - unknown[first]:.1f} s"
+        reasons.append(f"{len(late)} partitions wait for the store of their attempts, the first: {told}")
     for state, what in ((BLOCKED, "blocked"), (PARKING, "parking"), (ARCHIVING, "parking")):
         heads = [lane.head for lane in engine.lanes() if lane.head.state == state]
         if heads:

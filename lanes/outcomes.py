@@ -8,6 +8,7 @@ from typing import Final
 
 import anyio
 
+from lanes.attempts import GivenUpBefore
 from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING
 from lanes.core.types import ACK, Failure, Message, Outcome
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
@@ -36,6 +37,8 @@ def counts(error: BaseException) -> bool:
 
 def failure(error: Exception) -> Failure:
     """The outcome of a handler that raised what counts."""
+    if isinstance(error, GivenUpBefore):
+        return Failure(error, terminal=True, archived=error.blocked)
     if isinstance(error, Nak):
         return Failure(error, random.random(), delay=error.delay)
     if isinstance(error, Term | MessageError) or (

@@ -36,10 +36,12 @@ class Rules:
     settles: str | None = None
     hands_over: bool | None = None
     extend_interval: float | None = None
+    exclusive: bool | None = None
+    attempts_kept: bool | None = None
 
     @classmethod
-    def of(cls, settings: Settings, traits: SourceTraits, poison: str) -> Rules:
-        """Those of a consumer; ``poison`` is the policy in force."""
+    def of(cls, settings: Settings, traits: SourceTraits, poison: str, *, attempts_kept: bool = False) -> Rules:
+        """Those of a consumer; ``poison`` is the policy in force, ``attempts_kept``: whether it has a store of them."""
         return cls(
             order=settings.order,
             keyless=settings.keyless,
@@ -57,6 +59,8 @@ class Rules:
             settles=traits.settles,
             hands_over=traits.hands_over,
             extend_interval=traits.extend_interval or 0,
+            exclusive=traits.exclusive,
+            attempts_kept=attempts_kept,
         )
 
     def fields(self) -> str:

@@ -13,17 +13,19 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 from anyio.abc import TaskGroup
 
+from lanes.attempts import Attempts
 from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.core import effects as fx
 from lanes.core.engine import INFINITY, Engine
 from lanes.core.types import Partition, PartitionId, Room
 from lanes.dead_letter import error_text
-from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError
+from lanes.errors import ConfigError, ContractError, LanesError
+from lanes.given_up import halted, report_blocked
 from lanes.handover import Handover
-from lanes.history import key_hash
 from lanes.loops import FromAnywhere
 from lanes.parking import Parking
+from lanes.remembering import Remembering
 from lanes.settling import Settler, Shell
 from lanes.source import (
     Assigned,
@@ -54,6 +56,7 @@ class Running:
         source: Source,
         traits: SourceTraits,
         dead_letters: DeadLetters | None,
+        attempts: Attempts | None,
         settings: Settings,
         clock: Clock,
         tap: Tap,
@@ -83,6 +86,7 @@ class Running:
         self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         self._workers = workers(self)
+        self.remembering = Remembering(attempts, engine, self, self._on_event, traits.name)
         self._settler = Settler(engine, source, self, clock, tap, commits=self._commits)
         self._handover = Handover(
             engine,
@@ -114,6 +118,7 @@ class Running:
                     self._stop_partitions()
         finally:
             self._active = False
+            self.remembering.end()
 
     @property
     def stopping(self) -> bool:
@@ -182,7 +187,15 @@ class Running:
             log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
         self.stop()
 
-    # --- end
+    # --- tasks, and their end
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Start a task of the run; an error that it raises stops the run in order."""
+        self._tasks.start_soon(self._guarded, task, *arguments)
+
+    def look_for_due(self) -> None:
+        """A hold may end sooner than was known. Does not block."""
+        self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
@@ -197,6 +210,7 @@ class Running:
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
+        self.remembering.leave(partition)
         if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
         elif timeout < INFINITY:
@@ -217,6 +231,7 @@ class Running:
             room = self._engine.room()
             if self._stopping:
                 room = Room(0, 0, frozenset(self._engine.partitions.values()))
+            room = self.remembering.room(room)
             self._starved = room.messages <= 0
             events: Sequence[SourceEvent] = ()
             with anyio.CancelScope() as self._receiving:
@@ -227,6 +242,8 @@ class Running:
 
     def _on_event(self, event: SourceEvent) -> None:
         engine, now = self._engine, self._clock()
+        if self.remembering.active and self.remembering.put_aside(event):
+            return
         if isinstance(event, Delivered):
             if event.partition.live and not event.partition.draining:
                 self._tap.delivered(event.partition, event.run, now)
@@ -276,6 +293,7 @@ class Running:
                 'order="partition", or a topic with one partition'
             ) from None
         self._tap.assigned(partition)
+        self.remembering.begin(partition, self._clock())
 
     def _revoking(self, event: Revoking) -> None:
         if self._handover.owned(event.partition):
@@ -300,12 +318,13 @@ class Running:
         self._tap.lost(partition, reason)
         self._workers.cancel(partition)
         self._settler.give_up(partition)
+        self.remembering.forget(partition)
         # A drain of it has nothing more to wait for.
         self._handover.drained(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
-        if self._exhausted and not self._engine.flow.in_flight:
+        if self._exhausted and not self._engine.flow.in_flight and not self.remembering.loading:
             self.stop()
 
     async def _timer(self) -> None:
@@ -339,6 +358,8 @@ class Running:
         if isinstance(effect, fx.Held):
             lane = self._engine.waiting.lanes.get(effect.message)
             tap.held(effect.message, effect.delay, asked=lane is not None and lane.failure.delay is not None)
+            if lane is not None:
+                self.remembering.keep(effect.message, "held", lane.failure.error)
             self._timer_wake.set()
         elif isinstance(effect, fx.Saturated | fx.Resumed):
             self._crossed(saturated=isinstance(effect, fx.Saturated))
@@ -348,11 +369,15 @@ class Running:
             # What a predecessor had completed is to be committed, also when nothing else finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
-            self._tasks.start_soon(self._guarded, self._parking.park, effect.message, effect.failure)
+            self.remembering.keep(effect.message, "parking", effect.failure.error)
+            self.start_soon(self._parking.park, effect.message, effect.failure)
         elif isinstance(effect, fx.Halted):
-            self._halted(effect)
+            self.remembering.keep(effect.message, "held", effect.failure.error)
+            self.stop_because(halted(self._name, effect))
         elif isinstance(effect, fx.Blocked):
-            self._blocked(effect)
+            self.remembering.keep(effect.message, "blocked", effect.failure.error)
+            tap.blocked(effect.message)
+            report_blocked(self._name, effect)
         elif isinstance(effect, fx.Drained):
             self._handover.drained(effect.partition)
         elif isinstance(effect, fx.Abandoned):
@@ -390,29 +415,3 @@ class Running:
         self._settler.wake()
         self._stalls.reached(effect.partition, self._clock())
         self._timer_wake.set()
-
-    def _blocked(self, effect: fx.Blocked) -> None:
-        message, error = effect.message, effect.failure.error
-        self._tap.blocked(message)
-        log.error(
-            "%s: blocked: %s position %d, key %s, after %d attempt(s) with %s: its lane stands still until unblock or "
-            "park is called for its key",
-            self._name,
-            message.partition.id,
-            message.position,
-            key_hash(message.key),
-            message.attempt,
-            type(error).__qualname__,
-            exc_info=error,
-        )
-
-    def _halted(self, effect: fx.Halted) -> None:
-        message, error = effect.message, effect.failure.error
-        halted = HandlerHalted(
-            f"{self._name}: the handler failed {message.attempt} time(s) at {message.partition.id} position "
-            f"{message.position} with {type(error).__qualname__}: {error_text(error)}. The poison policy is "
-            '"exit": everything else was drained and this message comes again at the next start. Fix the handler, '
-            'or pass dead_letters=… and poison="skip"'
-        )
-        halted.__cause__ = error
-        self.stop_because(halted)

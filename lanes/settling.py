@@ -11,6 +11,7 @@ from lanes.clock import Clock
 from lanes.core.engine import INFINITY, Engine
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import SourceError
+from lanes.remembering import Remembering
 from lanes.source import Source
 from lanes.tap import Tap
 
@@ -19,7 +20,13 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 
 
 class Shell(Protocol):
-    """What settling needs of the consumer around it."""
+    """What settling needs of the consumer around it.
+
+    ``remembering``: what it keeps of messages that have failed.
+    """
+
+    @property
+    def remembering(self) -> Remembering: ...
 
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake whoever has something to do now."""
@@ -210,6 +217,7 @@ class Settler:
             raise
         tap.settled(settlements)
         engine.settled(settlements)
+        self._shell.remembering.settled(settlements)
         if self._commits:
             self._shell.confirmed()
         self._shell.after()

@@ -43,7 +43,8 @@ class SourceTraits:
     ``drain_within``: seconds after which the broker takes a partition away that is being revoked; None = it waits.
     ``partitions``: how many there are, those of other processes included; None = that is not known. ``plans``: it says
     by ``Generation`` what the group's plan is, the first time as soon as its assignment is known. ``ordered``: False
-    where several processes take from one consumer at once, so that no order can be kept.
+    where several processes take from one consumer at once, so that no order can be kept. ``exclusive``: False where
+    several processes have a partition at once, each with keys of its own.
     """
 
     name: str
@@ -58,6 +59,7 @@ class SourceTraits:
     partitions: int | None = None
     plans: bool = False
     ordered: bool = True
+    exclusive: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class Tenant:
         "_revoked",
         "_seen",
         "_store",
+        "_waits",
         "_warned",
         "bell",
         "tenure",
@@ -151,6 +152,7 @@ class Tenant:
         self._seen = -math.inf  # the deadline that was told
         self._in_the_way = ""  # what the last create said of an overlapping consumer
         self._warned = False  # of what obstructs this acquisition
+        self._waits = 0.0  # what was said of the lease that is waited for
 
     def __repr__(self) -> str:
         return f"<Tenant of {self._partition}: {self.tenure.phase}>"
@@ -300,7 +302,17 @@ class Tenant:
             self._changed()
 
     def _warn(self) -> None:
-        """Once for each acquisition: somebody has to remove what is in its way."""
+        """Once for each acquisition: somebody has to remove what is in its way, or wants to know what it waits for."""
+        outlasting = self.tenure.outlasting
+        if outlasting and outlasting != self._waits:
+            log.warning(
+                "%s: partition %d waits for %g s: its bucket was lost, and the metadata of a durable says that whoever "
+                "made it has leases that long; if that is wrong, set it right there and start this member again",
+                self._named,
+                self._partition,
+                outlasting,
+            )
+        self._waits = outlasting
         obstructed = self.tenure.obstructed
         if obstructed and not self._warned:
             log.warning(

@@ -26,6 +26,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from lanes.attempts import given_up_before
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, Message, Partition
@@ -194,7 +195,8 @@ class ThreadWorkers:
             self._endings.give_back(late)
         if history is not None:
             for message in taken:
-                history.started(message, now)
+                if not given_up_before(message):
+                    history.started(message, now)
             history.flush()
         for message in taken:
             self._queue.put(message)

@@ -19,6 +19,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from lanes.attempts import given_up_before
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
@@ -203,7 +204,7 @@ class Workers:
             if telemetry is not None:
                 handling = telemetry.handling(message)
             try:
-                if history is not None:
+                if history is not None and not given_up_before(message):
                     row = history.started(message, now if leased else self._clock())
                     if grouped:
                         await anyio.lowlevel.checkpoint()

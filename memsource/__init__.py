@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from memsource.attempts import MemoryAttempts
     from memsource.broker import MemoryBroker
     from memsource.checkers import (
         CHECKERS,
@@ -77,6 +78,7 @@ __all__ = [
     "ImpossiblePlan",
     "InjectedFailure",
     "Livelock",
+    "MemoryAttempts",
     "MemoryBroker",
     "MemoryDeadLetters",
     "MemorySource",
@@ -115,6 +117,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "memsource.attempts": ("MemoryAttempts",),
     "memsource.broker": ("MemoryBroker",),
     "memsource.checkers": (
         "CHECKERS",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, LiteralString, NamedTuple, cast, get_args
+from typing import Any, Final, LiteralString, cast, get_args
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.types.numeric import Int4, Int8
 
+from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError
 from lanes_postgres.errors import mapped
@@ -18,10 +19,7 @@ from lanes_postgres.steps import Result, Statement, Steps, compose
 from lanes_postgres.topics import Topics
 from lanes_postgres.transactions import alone_async
 
-__all__ = ["Attempt", "PostgresAttempts", "State"]
-
-State = Literal["held", "blocked", "parking"]
-"""What a failed message waits for: its next attempt; for somebody to unblock or park it; for its dead letter."""
+__all__ = ["PostgresAttempts"]
 
 Connect = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
@@ -45,16 +43,10 @@ _DROP: Final[LiteralString] = (
 )
 
 
-class Attempt(NamedTuple):
-    """What is known of a message that has failed: ``attempts`` so far, 1 or more; ``error_type`` of the last one."""
-
-    attempts: int
-    state: State
-    error_type: str
-
-
 class PostgresAttempts:
-    """The failed messages of one subscription, each in a transaction of its own, beside the handler's.
+    """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
+
+    Each is written in a transaction of its own, beside the handler's.
 
     ``connect``: gives a connection for a while, such as ``pool.connection`` of an ``AsyncConnectionPool``. The tables
     are those of ``migrate``. Every write is fenced by the fencing token of the partition, where it has one: that of a
@@ -82,16 +74,17 @@ class PostgresAttempts:
         """What former owners have kept of a partition, by position; for the moment it is assigned."""
         return await self._perform(self._loading(partition))
 
-    async def keep(self, message: Message, state: State, error_type: str) -> bool:
-        """Keep that ``message.attempt`` attempts have failed; False when a newer owner or attempt has been kept."""
-        if state not in get_args(State):
-            raise ConfigError(f"state={state!r} is unknown: use {', '.join(map(repr, get_args(State)))}")
-        return await self._perform(self._keeping(message, state, error_type))
+    async def keep(self, message: Message, attempt: Attempt) -> bool:
+        """Keep that a message has failed so often; False when a newer owner or attempt has been kept."""
+        states = get_args(AttemptState)
+        if attempt.state not in states:
+            raise ConfigError(f"state={attempt.state!r} is unknown: use {', '.join(map(repr, states))}")
+        return await self._perform(self._keeping(message, attempt))
 
-    async def drop(self, messages: Sequence[Message]) -> None:
-        """Forget messages of one partition that are finished: handled after all, or parked."""
-        if messages:
-            await self._perform(self._dropping(messages))
+    async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
+        """Forget messages of a partition that are finished: handled after all, or parked."""
+        if positions:
+            await self._perform(self._dropping(partition, positions))
 
     async def _perform(self, steps: Steps[Result]) -> Result:
         where = f"attempts of {self._subscription!r} in the schema {self._schema!r}"
@@ -107,24 +100,23 @@ class PostgresAttempts:
         if found is None or found[0] is None:
             return {}
         return {
-            position: Attempt(attempts, cast(State, state), error_type)
+            position: Attempt(attempts, cast(AttemptState, state), error_type)
             for position, attempts, state, error_type in zip(*found, strict=True)
         }
 
-    def _keeping(self, message: Message, state: State, error_type: str) -> Steps[bool]:
+    def _keeping(self, message: Message, attempt: Attempt) -> Steps[bool]:
         partition = message.partition
         topic = yield from self._topic_of(partition)
         # A name is the user's, and may hold what a text cannot.
-        name = error_type.replace("\0", "").encode(errors="backslashreplace").decode()[:_ERROR_TYPE_LIMIT]
+        name = attempt.error_type.replace("\0", "").encode(errors="backslashreplace").decode()[:_ERROR_TYPE_LIMIT]
         place = (topic, Int8(partition.id.number), Int8(message.position))
-        kept = yield Statement(self._keep, (*place, Int4(message.attempt), state, name, _epoch(partition)))
+        values = (Int4(attempt.attempts), attempt.state, name, _epoch(partition))
+        kept = yield Statement(self._keep, (*place, *values))
         return kept is not None
 
-    def _dropping(self, messages: Sequence[Message]) -> Steps[None]:
-        partition = messages[0].partition
+    def _dropping(self, partition: Partition, positions: Sequence[int]) -> Steps[None]:
         topic = yield from self._topic_of(partition)
-        positions = [message.position for message in messages]
-        yield Statement(self._drop, (topic, Int8(partition.id.number), positions, _epoch(partition)))
+        yield Statement(self._drop, (topic, Int8(partition.id.number), list(positions), _epoch(partition)))
 
     def _topic_of(self, partition: Partition) -> Steps[int]:
         return (yield from self._topics.of(partition.id.source, partition.incarnation))

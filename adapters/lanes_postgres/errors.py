@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,6 +12,9 @@ from lanes.errors import ConfigError, LanesError, SourceError
 
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """Of SQLSTATE: connection, transaction (serialization, deadlock), resources, locks, an operator or a timeout."""
+
+_QUOTED: Final = re.compile(r'"[^"]*"')
+_BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "25006": "connect to the primary (target_session_attrs=read-write), and not in a read-only transaction",
@@ -42,6 +46,10 @@ def mapped(where: str, error: psycopg.Error) -> LanesError:
 def _said(error: psycopg.Error) -> str:
     primary = error.diag.message_primary
     if primary is None:
-        # The client's own words. Those of libpq name host and user, and no password.
-        primary = " ".join(str(error).split()) or type(error).__name__
+        # The client's own words name host and user, and no password; but of a URL that they cannot read they quote any
+        # part, and in one with an @ too many they take the end of the password for the begin of the host.
+        words = " ".join(str(error).split())
+        if isinstance(error, psycopg.ProgrammingError):
+            words = _QUOTED.sub('"…"', words)
+        primary = _BEFORE_HOST.sub("…@", words) or type(error).__name__
     return f"{error.sqlstate or type(error).__name__} {primary}"

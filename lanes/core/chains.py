@@ -97,7 +97,7 @@ class Chains:
             self.ready.append(message)
             return
         # A head that waits in the queue for its next attempt has started: it stays the head, even above lower ones.
-        started = [m for m in others if m.state != QUEUED or m.attempt > 1]
+        started = [m for m in others if m.state != QUEUED or m.attempt > m.partition.recalled.get(m.position, 1)]
         below = [m for m in others if m not in started and m.position < message.position]
         if not started and not below:
             # The head of a lane in which nothing has started is in the ready queue: take its place there.

@@ -249,7 +249,7 @@ class Engine(Ownership):
             self.retries += 1
             waiting.hold(message, failure, now + delay)
             self.effects.append(fx.Held(message, delay))
-        elif policy.poison in (SKIP, BLOCK_AND_DLQ):
+        elif policy.poison in (SKIP, BLOCK_AND_DLQ) and not failure.archived:
             waiting.stop(message, "give up" if policy.poison == SKIP else "archive", failure)
             self.effects.append(fx.DeadLetterDue(message, failure))
         else:
@@ -260,6 +260,10 @@ class Engine(Ownership):
                 self.effects.append(fx.Halted(message, failure))
             else:
                 self.effects.append(fx.Blocked(message, failure))
+
+    def kept(self, message: Message) -> None:
+        """Its failed attempt is in the store: its hold may end. Idempotent; ignored for one that is not held."""
+        self.waiting.kept(message)
 
     def parked(self, message: Message) -> None:
         """The dead letter of a message is confirmed. Ignored when the message was abandoned meanwhile."""
@@ -407,14 +411,10 @@ class Engine(Ownership):
     def oldest(self) -> Message | None:
         """The unfinished message that was delivered first, if any."""
         unfinished = (m for p in self.partitions.values() for m in p.ledger.unfinished() if m.state != FINISHED)
-        return min(unfinished, key=_received, default=None)
+        return min(unfinished, key=lambda message: message.received, default=None)
 
     def __repr__(self) -> str:
         return (
             f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, {self.running} running, "
             f"{len(self._ready)} ready, {len(self.waiting.lanes)} held, blocked or parking>"
         )
-
-
-def _received(message: Message) -> float:
-    return message.received

@@ -75,14 +75,18 @@ class IllegalTransition(ValueError):
 
 
 class Lane:
-    """A lane whose head is held, blocked or parking: why, and until when (engine seconds) if it is held."""
+    """A lane whose head is held, blocked or parking: why, and until when (engine seconds) if it is held.
 
-    __slots__ = ("failure", "head", "until")
+    ``kept``: the failure is in the store of attempts, or there is none; a hold does not end before.
+    """
 
-    def __init__(self, head: Message, failure: Failure, until: float) -> None:
+    __slots__ = ("failure", "head", "kept", "until")
+
+    def __init__(self, head: Message, failure: Failure, until: float, kept: bool = True) -> None:
         self.head = head
         self.failure = failure
         self.until = until
+        self.kept = kept
 
     def __repr__(self) -> str:
         return f"<Lane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"

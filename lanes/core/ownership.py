@@ -28,7 +28,7 @@ class Ownership:
         self.epoch: int = 0
         self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after, concurrency=policy.concurrency)
         self.chains = Chains(policy)
-        self.waiting = Waiting()
+        self.waiting = Waiting(keeps=policy.keeps_attempts)
         self.outbox = Outbox()
         self.committer = Committer(policy, self.chains, self.effects)
 

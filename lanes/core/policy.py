@@ -31,12 +31,14 @@ class Policy:
     a change after ``commit_interval`` seconds, or after ``commit_count`` finished messages. ``pause_after``: seconds
     a bound is reached before the client is paused. For sources that settle each message by itself: ``knows_settled``,
     whether the engine has to know what was settled when it comes again; False where the source passes that over.
+    ``keeps_attempts``: a hold does not end before ``Engine.kept`` says that its failure is in a store.
     """
 
     __slots__ = (
         "commit_count",
         "commit_interval",
         "concurrency",
+        "keeps_attempts",
         "keyless",
         "knows_settled",
         "lanes",
@@ -65,6 +67,7 @@ class Policy:
         commit_count: int = 5_000,
         pause_after: float = 1.0,
         knows_settled: bool = True,
+        keeps_attempts: bool = False,
     ) -> None:
         self.concurrency = concurrency
         self.max_in_flight = max_in_flight
@@ -79,3 +82,4 @@ class Policy:
         self.commit_count = commit_count
         self.pause_after = pause_after
         self.knows_settled = knows_settled
+        self.keeps_attempts = keeps_attempts

@@ -97,6 +97,7 @@ class AssignmentState(NamedTuple):
     incarnation: str
     floor: int | None
     completed: tuple[tuple[int, int], ...]
+    recalled: tuple[tuple[int, int], ...]
     owned: bool
     live: bool
     draining: bool
@@ -126,7 +127,8 @@ class EngineState(NamedTuple):
     """An engine.
 
     ``assignments``: those owned, in the order in which they were assigned, then the others by epoch. ``lanes``: the
-    heads out of the ordinary, with why and until when; ``holds``: those with a time, by it, then as they were held.
+    heads out of the ordinary, with why, until when, and whether that is kept; ``holds``: those with a time, by it, then
+    as they were held.
     """
 
     policy: Policy
@@ -137,7 +139,7 @@ class EngineState(NamedTuple):
     assignments: tuple[AssignmentState, ...]
     ready: tuple[MessageId, ...]
     tails: frozenset[tuple[PartitionId, LaneId, MessageId]]
-    lanes: tuple[tuple[MessageId, Failure, float], ...]
+    lanes: tuple[tuple[MessageId, Failure, float, bool], ...]
     holds: tuple[tuple[float, MessageId], ...]
     dirty: tuple[int, ...]
 
@@ -176,7 +178,7 @@ def snapshot(engine: Engine) -> EngineState:
             for partition_id, tails in chains.tails.items()
             for lane, tail in tails.items()
         ),
-        lanes=tuple((message_id(head), lane.failure, lane.until) for head, lane in waiting.lanes.items()),
+        lanes=tuple((message_id(head), lane.failure, lane.until, lane.kept) for head, lane in waiting.lanes.items()),
         holds=tuple((until, held) for until, _, held in holds),
         dirty=tuple(partition.epoch for partition in engine.dirty),
     )
@@ -200,6 +202,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
         incarnation=partition.incarnation,
         floor=partition.floor,
         completed=tuple(partition.completed) if owned else (),
+        recalled=tuple(sorted(partition.recalled.items())),
         owned=owned,
         live=partition.live,
         draining=partition.draining and owned,
@@ -308,8 +311,8 @@ def restore(state: EngineState) -> Engine:
         # Shared by all assignments of a partition, fenced ones included.
         partition.tails = engine.chains.tails.get(partition.id, partition.tails)
     waiting = engine.waiting
-    for head, failure, until in state.lanes:
-        waiting.lanes[messages[head]] = Lane(messages[head], failure, until)
+    for head, failure, until, kept in state.lanes:
+        waiting.lanes[messages[head]] = Lane(messages[head], failure, until, kept)
     waiting._heap = [(until, order, messages[head]) for order, (until, head) in enumerate(state.holds, 1)]
     waiting._order = len(waiting._heap)
     heapify(waiting._heap)
@@ -321,6 +324,7 @@ def restore(state: EngineState) -> Engine:
 
 def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[MessageId, Message]) -> Partition:
     partition = Partition(state.id, state.reader, state.incarnation, floor=state.floor, completed=list(state.completed))
+    partition.recalled = dict(state.recalled)
     partition.epoch, partition.live = state.epoch, state.live
     partition.draining, partition.unended = state.draining, state.unended
     partition.steady = state.live and not state.draining

@@ -6,7 +6,7 @@ else does. Hot states and outcomes are compared by identity or as plain ints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ class Reader(Protocol):
         """The topic or the subject the message was published to."""
 
 
+_NOTHING_RECALLED: Final[Mapping[int, int]] = {}
+
+
 class Partition:
     """One assignment of a partition to this process.
 
@@ -86,6 +89,9 @@ class Partition:
     source raises it at each renewal, but never one that has passed: from then on the assignment is lost, for the
     source and for the engine's shell alike, whoever notices first. ``fencing_token``: the number of this ownership
     across processes, rising for each partition; None = ``epoch``, which rises within this process alone.
+
+    ``recalled``: at which attempt some of its messages begin, by position, where a store has kept that. It is set
+    before they are delivered, and their ``Message.attempt`` with it.
     """
 
     __slots__ = (
@@ -103,6 +109,7 @@ class Partition:
         "ledger",
         "live",
         "reader",
+        "recalled",
         "resettle",
         "steady",
         "tails",
@@ -127,6 +134,7 @@ class Partition:
         self.completed = completed
         self.deadline = deadline
         self.fencing_token = fencing_token
+        self.recalled: Mapping[int, int] = _NOTHING_RECALLED
         self.epoch: int = 0
         self.live: bool = False
         self.draining: bool = False
@@ -155,7 +163,8 @@ class Message:
 
     ``key`` is the bytes of the partition key, or None for a message without one. ``position`` is the offset or
     stream sequence. ``size`` counts bytes against ``max_in_flight_bytes``. ``attempt`` starts at 1 in each
-    assignment. ``token`` is what the source needs to settle this delivery; a redelivery replaces it.
+    assignment, or where a store of attempts says. ``token`` is what the source needs to settle this delivery; a
+    redelivery replaces it.
     ``received`` is the time of the delivery in seconds of the engine's clock. ``data`` is what the consumer's
     ``decode`` made of the message; there is none without. ``broken`` is set by a source that could not read the key,
     for one: then the handler is not called, and this is what it failed with.
@@ -247,18 +256,25 @@ class Failure(Outcome):
     """A handler that did not succeed.
 
     ``delay`` (seconds) replaces the backoff of this attempt, ``terminal`` means "do not retry", ``chance`` in
-    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none.
+    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none. ``archived``: if it has a
+    dead letter, that was written under an earlier assignment.
     """
 
-    __slots__ = ("chance", "delay", "error", "terminal")
+    __slots__ = ("archived", "chance", "delay", "error", "terminal")
 
     def __init__(
-        self, error: BaseException, chance: float = 0.0, delay: float | None = None, terminal: bool = False
+        self,
+        error: BaseException,
+        chance: float = 0.0,
+        delay: float | None = None,
+        terminal: bool = False,
+        archived: bool = False,
     ) -> None:
         self.error = error
         self.chance = chance
         self.delay = delay
         self.terminal = terminal
+        self.archived = archived
 
 
 class Settlement:

@@ -9,11 +9,12 @@ from lanes.core.types import Failure, Message
 
 
 class Waiting:
-    """Those lanes of one engine, by their heads."""
+    """Those lanes of one engine, by their heads. ``keeps``: a hold does not end before ``kept`` is called for it."""
 
-    __slots__ = ("_heap", "_order", "lanes")
+    __slots__ = ("_heap", "_keeps", "_order", "lanes")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        self._keeps = keeps
         self.lanes: dict[Message, Lane] = {}
         self._heap: list[tuple[float, int, Message]] = []
         self._order: int = 0
@@ -21,7 +22,18 @@ class Waiting:
     def hold(self, message: Message, failure: Failure, until: float) -> None:
         """The head waits for its next attempt."""
         step(message, "retry")
-        self.lanes[message] = Lane(message, failure, until)
+        self.lanes[message] = Lane(message, failure, until, kept=not self._keeps)
+        if not self._keeps:
+            self._push(until, message)
+
+    def kept(self, message: Message) -> None:
+        """Its failed attempt is kept: its hold may end. Idempotent; ignored for one that is not held any more."""
+        lane = self.lanes.get(message)
+        if lane is not None and not lane.kept and message.state == HELD:
+            lane.kept = True
+            self._push(lane.until, message)
+
+    def _push(self, until: float, message: Message) -> None:
         # The order number keeps the heap from comparing messages.
         self._order += 1
         heappush(self._heap, (until, self._order, message))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from lanes.attempts import Attempts
 from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -37,13 +38,15 @@ class App:
     """What each worker runs: the user's ``handler`` with the user's ``settings``.
 
     ``decode``: see ``lanes.Consumer``. ``dead_letters``: whether it is given dead letters, which are then in
-    ``World.letters``. Settings that need a clock or threads are checked when a world starts the worker.
+    ``World.letters``. ``attempts``: the store of attempts of all processes, such as a ``MemoryAttempts``; give all apps
+    the same. Settings that need a clock or threads are checked when a world starts the worker.
     """
 
     handler: Handler
     settings: Settings | None = None
     decode: Decode | None = None
     dead_letters: bool = False
+    attempts: Attempts | None = None
 
 
 def checked_app(app: object, what: str) -> App:
@@ -81,6 +84,7 @@ class Worker:
             settings=self._settings(),
             decode=app.decode,
             dead_letters=_Letters(self) if app.dead_letters else None,
+            attempts=app.attempts,
             history=self.history,
             clock=world.clock,
         )

@@ -10,11 +10,14 @@ WAITING = ("queued", "held", "stuck", "parking")
 class NaiveEngine:
     """States: the four that wait, running and done. What is not in ``state`` is not in flight.
 
-    ``given_up``: what exhausted messages become, "parking" or "stuck" (everything halts).
+    ``given_up``: what exhausted messages become, "parking" or "stuck" (everything halts). ``keeps``: what is held waits
+    for ``keep``, too. ``first``: the attempt at which a message began; ``unkept``: held, and not kept yet.
     """
 
-    def __init__(self, concurrency: int, attempts: int, given_up: str) -> None:
-        self.concurrency, self.attempts, self.given_up = concurrency, attempts, given_up
+    def __init__(self, concurrency: int, attempts: int, given_up: str, *, keeps: bool = False) -> None:
+        self.concurrency, self.attempts, self.given_up, self.keeps = concurrency, attempts, given_up, keeps
+        self.first: dict[Message, int] = {}
+        self.unkept: list[Message] = []
         self.state: dict[Message, str] = {}
         self.attempt: dict[Message, int] = {}
         self.until: dict[Message, float] = {}
@@ -31,7 +34,8 @@ class NaiveEngine:
             return "held"
         if place in self.settled:
             return "settled"
-        self.state[message], self.attempt[message] = "queued", 1
+        self.state[message] = "queued"
+        self.attempt[message] = self.first[message] = message.attempt
         return "late" if message.position <= highest else "new"
 
     def startable(self) -> list[Message]:
@@ -42,8 +46,8 @@ class NaiveEngine:
     def blocks(self, other: Message, m: Message) -> bool:
         if other is m or m.key is None or (other.key, other.partition.id) != (m.key, m.partition.id):
             return False
-        if self.state[other] == "queued" and self.attempt[other] == 1:
-            return self.attempt[m] == 1 and other.position < m.position
+        if self.state[other] == "queued" and self.attempt[other] == self.first[other]:
+            return self.attempt[m] == self.first[m] and other.position < m.position
         return self.state[other] != "done"
 
     def finish(self, m: Message, outcome: Outcome, until: float) -> None:
@@ -58,9 +62,17 @@ class NaiveEngine:
             self.state[m] = self.given_up
         else:
             self.state[m], self.until[m] = "held", until
+            if self.keeps:
+                self.unkept.append(m)
+
+    def keep(self, m: Message) -> None:
+        self.unkept.remove(m)
+
+    def waiting(self) -> list[Message]:
+        return [m for m in self.state if self.state[m] == "held" and m not in self.unkept]
 
     def due(self, now: float) -> None:
-        for m in [m for m in self.state if self.state[m] == "held" and self.until[m] <= now]:
+        for m in [m for m in self.waiting() if self.until[m] <= now]:
             self.state[m], self.attempt[m] = "queued", self.attempt[m] + 1
 
     def settle(self, messages: list[Message]) -> None:

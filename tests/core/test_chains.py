@@ -96,3 +96,13 @@ def test_the_place_in_the_ready_queue_is_kept() -> None:
     chain.ready.append(new_message(chain.partition, 2_000, key=b"another"))
     chain.insert(5)
     assert [m.position for m in chain.ready] == [1_000, 5, 2_000]
+
+
+def test_a_kept_attempt_is_no_sign_of_a_start() -> None:
+    """A message that had attempts under an earlier assignment has not started in this one: a lower one goes before."""
+    chain = Chain(10, 20, head=QUEUED, attempt=3)
+    chain.partition.recalled = {10: 3}
+    assert chain.insert(5) == [5, 10, 20]
+    again = Chain(10, 20, head=QUEUED, attempt=4)
+    again.partition.recalled = {10: 3}
+    assert again.insert(5) == [10, 5, 20]

@@ -97,8 +97,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.taking = True
         self.token = 0
 
-    @initialize(dead_letters=st.booleans())
-    def start(self, dead_letters: bool) -> None:
+    @initialize(dead_letters=st.booleans(), keeps=st.booleans())
+    def start(self, dead_letters: bool, keeps: bool) -> None:
         self.engine = Engine(
             Policy(
                 concurrency=CONCURRENCY,
@@ -106,9 +106,10 @@ class EngineMachine(RuleBasedStateMachine):
                 max_bytes=MAX_BYTES,
                 retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
                 poison=SKIP if dead_letters else EXIT,
+                keeps_attempts=keeps,
             )
         )
-        self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "parking" if dead_letters else "stuck")
+        self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "parking" if dead_letters else "stuck", keeps=keeps)
         for _ in NUMBERS:
             self.assign(0)
 
@@ -121,6 +122,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(index=ANY)
     def assign(self, index: int) -> None:
         partition = Partition(PartitionId("S", self.free()[index % len(self.free())]), READER)
+        if self.naive.keeps:
+            every = 2 + len(self.partitions) % 3
+            partition.recalled = {at: 2 + at % ATTEMPTS for at in range(len(self.partitions) % 5, 200, every)}
         self.engine.assign(partition)
         self.partitions.append(partition)
         assert [p.epoch for p in self.partitions] == list(range(1, len(self.partitions) + 1))
@@ -167,6 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
             known = self.keys.get((partition.id, position), key)
             self.token += 1
             message = Message(partition, position, known, size, None, self.token)
+            message.attempt = partition.recalled.get(position, 1)
             sent_before = any(m.partition is partition and m.position == position for m in self.admitted)
             if not sent_before and partition.live and not partition.draining:
                 if not room:
@@ -212,7 +217,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert message in startable
         self.naive.state[message] = "running"
         assert message.attempt == self.naive.attempt[message]
-        if message.key is not None and message.attempt == 1 and message not in self.late:
+        first = message.partition.recalled.get(message.position, 1)
+        assert message.attempt >= first
+        if message.key is not None and message.attempt == first and message not in self.late:
             lane = (message.partition, message.key)
             assert message.position > self.last_start.get(lane, -1)
             self.last_start[lane] = message.position
@@ -242,15 +249,26 @@ class EngineMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         due_at = self.engine.next_due()
-        held = [self.naive.until[m] for m, state in self.naive.state.items() if state == "held"]
+        held = [self.naive.until[m] for m in self.naive.waiting()]
         # Never later than the first hold that ends; sooner only for one that was abandoned.
         assert due_at is not None or not held
         assert due_at is None or due_at <= min(held, default=due_at)
         self.engine.due(self.now)
         self.naive.due(self.now)
 
+    @precondition(lambda self: self.naive.unkept)
+    @rule(index=ANY)
+    def keep(self, index: int) -> None:
+        """The store has it, whatever became of it meanwhile; and says so twice."""
+        message = self.naive.unkept[index % len(self.naive.unkept)]
+        self.naive.keep(message)
+        for _ in range(2):
+            self.engine.kept(message)
+
     def catch_up(self) -> None:
         """Nothing more fits: holds end, dead letters are confirmed, some handlers succeed, and are settled."""
+        while self.naive.unkept:
+            self.keep(0)
         self.time_passes(MAX_BACKOFF)
         while self.to_park:
             self.park(0)

@@ -45,15 +45,15 @@ def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: 
 
 KNOWN = {
     Partition: "commits completed deadline dirty draining epoch fencing_token finished floor id incarnation ledger "
-    "live reader resettle steady tails unended",
+    "live reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts held highest",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     Commits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
-    Waiting: "_heap _order lanes",
-    Lane: "failure head until",
+    Waiting: "_heap _keeps _order lanes",
+    Lane: "failure head kept until",
     Outbox: "dirty",
     Flow: "bytes in_flight low max_bytes max_in_flight pause_after pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",

@@ -21,6 +21,7 @@ EVENTS = (
     "take_batch",
     "finish",
     "finish_batch",
+    "kept",
     "parked",
     "unblock",
     "park",
@@ -125,7 +126,7 @@ def _copy(partition: Partition) -> Partition:
         floor=partition.floor,
         completed=partition.completed,
     )
-    copy.epoch = partition.epoch
+    copy.epoch, copy.recalled = partition.epoch, partition.recalled
     copy.ledger = AckLedger() if partition.floor is None else OffsetLedger(partition.floor)
     copy.commits = partition.commits
     return copy
@@ -158,7 +159,7 @@ def seen(value: Any) -> Any:
         case Room():
             return value.messages, value.bytes, sorted(map(seen, value.paused))
         case Lane():
-            return seen(value.head), value.failure, value.until
+            return seen(value.head), value.failure, value.until, value.kept
         case Effect():
             names: tuple[str, ...] = type(value).__slots__
             return type(value), [seen(getattr(value, name)) for name in names]

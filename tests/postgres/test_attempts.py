@@ -10,11 +10,14 @@ import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
+import lanes
+from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError, SourceError
-from lanes_postgres import Positions
-from lanes_postgres.attempts import Attempt, PostgresAttempts
+from lanes_postgres import Positions, PostgresAttempts
+from memsource import MemoryBroker, MemorySource
 from tests.postgres.tables import Effects, message, partition
+from tests.runtime.support import until
 
 pytestmark = pytest.mark.anyio
 
@@ -25,47 +28,45 @@ async def store(effects: Effects) -> AsyncIterator[PostgresAttempts]:
         yield PostgresAttempts(pool.connection, "books", schema=effects.schema)
 
 
-def failed(position: int, attempt: int, of: Partition) -> Message:
-    made = message(position, b"k", of)
-    made.attempt = attempt
-    return made
+def failed(position: int, attempts: int, of: Partition, state: AttemptState, error: str) -> tuple[Message, Attempt]:
+    return message(position, b"k", of), Attempt(attempts, state, error)
 
 
 async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
     owned = partition()
     assert await store.load(owned) == {}
-    assert await store.keep(failed(5, 1, owned), "held", "ValueError")
-    assert await store.keep(failed(5, 2, owned), "blocked", "KeyError")
-    assert await store.keep(failed(7, 3, owned), "parking", "Term")
+    assert await store.keep(*failed(5, 1, owned, "held", "ValueError"))
+    assert await store.keep(*failed(5, 2, owned, "blocked", "KeyError"))
+    assert await store.keep(*failed(7, 3, owned, "parking", "Term"))
     kept = {5: Attempt(2, "blocked", "KeyError"), 7: Attempt(3, "parking", "Term")}
     assert await store.load(partition()) == kept
     assert await store.load(partition(1)) == {}
-    await store.drop([failed(5, 2, owned), failed(6, 1, owned)])
-    await store.drop([])
+    await store.drop(owned, [5, 6])
+    await store.drop(owned, [])
     assert await store.load(owned) == {7: kept[7]}
 
 
 async def test_every_call_may_be_repeated(store: PostgresAttempts) -> None:
     owned = partition(epoch=1)
     for _ in range(2):
-        assert await store.keep(failed(5, 2, owned), "held", "ValueError")
+        assert await store.keep(*failed(5, 2, owned, "held", "ValueError"))
     assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
     # One that was on its way for long does not count down.
-    assert not await store.keep(failed(5, 1, owned), "held", "ValueError")
-    assert await store.keep(failed(5, 2, owned), "blocked", "ValueError"), "the state may change between attempts"
+    assert not await store.keep(*failed(5, 1, owned, "held", "ValueError"))
+    assert await store.keep(*failed(5, 2, owned, "blocked", "ValueError")), "the state may change between attempts"
     for _ in range(2):
-        await store.drop([failed(5, 2, owned)])
+        await store.drop(owned, [5])
     assert await store.load(owned) == {}
 
 
 async def test_a_former_owner_changes_nothing(store: PostgresAttempts) -> None:
     former, owner = partition(epoch=1), partition(epoch=2)
-    assert await store.keep(failed(5, 2, former), "held", "ValueError")
-    assert await store.keep(failed(5, 2, owner), "blocked", "ValueError")
-    assert not await store.keep(failed(5, 9, former), "held", "ValueError")
-    await store.drop([failed(5, 9, former)])
+    assert await store.keep(*failed(5, 2, former, "held", "ValueError"))
+    assert await store.keep(*failed(5, 2, owner, "blocked", "ValueError"))
+    assert not await store.keep(*failed(5, 9, former, "held", "ValueError"))
+    await store.drop(former, [5])
     assert await store.load(owner) == {5: Attempt(2, "blocked", "ValueError")}
-    await store.drop([failed(5, 2, owner)])
+    await store.drop(owner, [5])
     assert await store.load(owner) == {}
 
 
@@ -76,7 +77,7 @@ async def test_names_progress_independently_and_any_error_has_a_name(effects: Ef
             yield connection
 
     books, mails = (PostgresAttempts(connect, name, schema=effects.schema) for name in ("books", "mails"))
-    await books.keep(failed(5, 1, partition()), "held", "a\0b\ud800" + "x" * 300)
+    await books.keep(*failed(5, 1, partition(), "held", "a\0b\ud800" + "x" * 300))
     assert await mails.load(partition()) == {}
     (kept,) = (await books.load(partition())).values()
     assert kept.error_type.startswith("ab\\ud800xxx") and len(kept.error_type) == 200
@@ -88,11 +89,11 @@ async def test_names_progress_independently_and_any_error_has_a_name(effects: Ef
 
 async def test_what_cannot_be_kept_is_refused(store: PostgresAttempts, effects: Effects) -> None:
     with pytest.raises(ConfigError, match="state='lost' is unknown: use 'held', 'blocked', 'parking'"):
-        await store.keep(message(1), "lost", "E")  # type: ignore[arg-type]
+        await store.keep(message(1), Attempt(1, "lost", "E"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="connect is a str: pass a function") as refused:
         PostgresAttempts("postgresql://me:canary@db/x", "books")  # type: ignore[arg-type]
     assert "canary" not in str(refused.value)
-    await store.keep(failed(1, 1, partition(incarnation="made-1")), "held", "E")
+    await store.keep(*failed(1, 1, partition(incarnation="made-1"), "held", "E"))
     with pytest.raises(ConfigError, match="'made-2'"):
         await store.load(partition(incarnation="made-2"))
 
@@ -104,3 +105,46 @@ async def test_without_tables_or_server_it_says_so(effects: Effects) -> None:
     with pytest.raises(SourceError, match="attempts of 'books'") as failed_:
         await PostgresAttempts(pool.connection, "books", schema=effects.schema).load(partition())
     assert failed_.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:canary%zz@127.0.0.1:1/x", 'token: "…"'),
+        ("postgresql://me:1@canary@127.0.0.1:1/x", "…@127.0.0.1"),
+        ("postgresql://me:canary@127.0.0.1:1/x", "127.0.0.1"),
+    ],
+)
+async def test_no_error_shows_a_part_of_the_password(url: str, said: str) -> None:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            yield connection
+
+    with pytest.raises(SourceError) as refused:
+        await PostgresAttempts(connect, "books").load(partition())
+    assert said in str(refused.value) and "canary" not in str(refused.value)
+
+
+async def test_consumers_go_on_with_the_attempts_of_those_before(store: PostgresAttempts) -> None:
+    broker = MemoryBroker()
+    broker.publish(key="a")
+    calls: list[int] = []
+
+    async def handler(message: Message) -> None:
+        calls.append(message.attempt)
+        raise lanes.Nak(delay=3600.0)
+
+    async def kept() -> list[Attempt]:
+        return list((await store.load(partition(topic="memory"))).values())
+
+    settings = lanes.Settings(retry=lanes.Retry(attempts=3), poison="block")
+    for number, state in ((1, "held"), (2, "held"), (3, "blocked"), (4, "blocked")):
+        async with lanes.Consumer(MemorySource(broker), handler, settings=settings, attempts=store) as consumer:
+            await until(lambda c=consumer: c.ready and c.status().blocked + c.status().held == 1)  # type: ignore[misc]
+            if number == 4:
+                assert calls == [1, 2, 3]
+                assert consumer.unblock("a") == 1
+            await until(lambda n=number: len(calls) == n)  # type: ignore[misc]
+        assert calls == list(range(1, number + 1))
+        assert await kept() == [Attempt(number, state, "Nak")]  # type: ignore[arg-type]

@@ -1,0 +1,376 @@
+"""Attempts in a store: read before the first start of a partition, written while their lane waits anyway.
+
+Theory of operation
+-------------------
+A partition that was assigned is *loading* until the store has said what former owners kept of it. What is delivered of
+it until then is put aside, counts against the bounds, and goes to the engine in its order behind the answer; other
+partitions go on. A message that had attempts goes on with the next one. One that was given up gets ``broken``: it
+comes to the head of its lane like any other, no handler is called, and the poison policy does again what it did.
+
+A failure is written while its lane waits: a hold does not end before that is kept, and a drain hands the partition over
+behind it, as far as its time allows. So a message has one attempt more than its policy allows for each process that
+died while it ran, and none for a hand-over. Writes about one message follow each other. What is settled is dropped.
+
+Where the store fails, everything is repeated until it does not; only lanes that have failed, and partitions that were
+not loaded, wait for it. A message that never fails costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Final, Protocol
+
+import anyio
+
+from lanes.attempts import Attempt, Attempts, AttemptState, GivenUpBefore, error_type, given_up_before
+from lanes.core.engine import Engine
+from lanes.core.policy import BLOCK, BLOCK_AND_DLQ, EXIT, SKIP
+from lanes.core.retry import EXHAUSTED
+from lanes.core.types import Failure, Message, Partition, Room, Settlement
+from lanes.dead_letter import error_text
+from lanes.errors import ConfigError, SourceError
+from lanes.source import Delivered, Progressed, SourceEvent
+
+log = logging.getLogger("lanes")
+
+STORE_RETRY: Final = (0.2, 30.0)
+"""Seconds before a call of the store that failed is repeated: first, and at most."""
+
+_WRITERS: Final = 8
+"""Messages of one partition that are written at once, at most."""
+
+
+class Around(Protocol):
+    """What it needs of the run around it."""
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Start a task of the run; an error that it raises stops the run in order."""
+
+    def after(self) -> None:
+        """Perform the engine's effects and wake whoever has something to do now."""
+
+    def room_changed(self) -> None:
+        """What the source may deliver has changed."""
+
+    def look_for_due(self) -> None:
+        """A hold may end sooner than was known."""
+
+    def stop_because(self, error: BaseException) -> None:
+        """Stop in order; ``error`` is raised when everything has been drained."""
+
+
+class _Loading:
+    """A partition of which the store has not answered yet: what is put aside of it, and the scope of who asks."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.events: list[Delivered | Progressed] = []
+        self.scope = anyio.CancelScope()
+
+
+class _NoStore:
+    """For a consumer that keeps nothing: nobody calls it."""
+
+    async def load(self, partition: Partition) -> Mapping[int, Attempt]:
+        raise AssertionError(partition)
+
+    async def keep(self, message: Message, attempt: Attempt) -> bool:
+        raise AssertionError(message, attempt)
+
+    async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
+        raise AssertionError(partition, positions)
+
+
+class _Row:
+    """What the store has of one message, or gets. ``wanted``: what is to be written next, if anything; ``drop``:
+    nothing is to be there. ``busy``: somebody writes it."""
+
+    __slots__ = ("busy", "drop", "message", "wanted")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.wanted: Attempt | None = None
+        self.drop = False
+        self.busy = False
+
+
+class _Kept:
+    """Of one partition: the rows by position, those that wait to be written, and the scopes of who writes.
+
+    ``given_up``: what is not to be handled again.
+    """
+
+    def __init__(self) -> None:
+        self.given_up: dict[int, Attempt] = {}
+        self.rows: dict[int, _Row] = {}
+        self.waiting: dict[int, _Row] = {}
+        self.writers: set[anyio.CancelScope] = set()
+        self.written = anyio.Event()
+
+
+class Remembering:
+    """The attempts of one consumer; without a ``store`` it does nothing. ``enter`` takes in what was put aside.
+
+    ``active``: whether there is a store. Nothing blocks but ``flush``.
+    """
+
+    def __init__(
+        self,
+        store: Attempts | None,
+        engine: Engine,
+        around: Around,
+        enter: Callable[[SourceEvent], None],
+        name: str,
+    ) -> None:
+        self.active = store is not None
+        self._store: Attempts = store or _NoStore()
+        self._enter = enter
+        self._engine = engine
+        self._around = around
+        self._name = name
+        self._loading: dict[Partition, _Loading] = {}
+        self._kept: dict[Partition, _Kept] = {}
+
+    # --- what former owners kept
+
+    @property
+    def loading(self) -> bool:
+        """Whether anything may be put aside."""
+        return bool(self._loading)
+
+    @property
+    def asked_since(self) -> dict[Partition, float]:
+        """The partitions of which the store has not answered yet, and since when."""
+        return {partition: loading.since for partition, loading in self._loading.items()}
+
+    def begin(self, partition: Partition, now: float) -> None:
+        """It was assigned: ask for its attempts."""
+        if not self.active:
+            return
+        self._kept[partition] = _Kept()
+        self._loading[partition] = _Loading(now)
+        self._around.start_soon(self._load, partition)
+
+    def put_aside(self, event: SourceEvent) -> bool:
+        """Whether it has to wait for the store; else its messages begin at the attempts that are known of them."""
+        if not isinstance(event, Delivered | Progressed):
+            return False
+        loading = self._loading.get(event.partition)
+        if loading is not None:
+            loading.events.append(event)
+            return True
+        if isinstance(event, Delivered) and event.partition.recalled:
+            self._recall(event.partition, event.run)
+        return False
+
+    def room(self, room: Room) -> Room:
+        """What is left of it for the source: what is put aside is in flight, too."""
+        if not self._loading:
+            return room
+        aside = [event for loading in self._loading.values() for event in loading.events]
+        delivered = [event for event in aside if isinstance(event, Delivered)]
+        messages = room.messages - sum(len(event.run) for event in delivered)
+        size = room.bytes - sum(event.size for event in delivered)
+        return Room(max(0, messages), max(0, size), room.paused | self._loading.keys())
+
+    async def _load(self, partition: Partition) -> None:
+        loading = self._loading.get(partition)
+        if loading is None:
+            return  # It was given up before this task began.
+        known: Mapping[int, Attempt] | None = None
+        with loading.scope:
+            known = await self._loaded(partition)
+        if known is None or self._loading.get(partition) is not loading:
+            return
+        del self._loading[partition]
+        self._take_over(partition, known)
+        for event in loading.events:
+            self._enter(event)
+        self._around.room_changed()
+        self._around.after()
+
+    async def _loaded(self, partition: Partition) -> Mapping[int, Attempt] | None:
+        pause = STORE_RETRY[0]
+        while True:
+            try:
+                return await self._store.load(partition)
+            except Exception as error:
+                if not self._passes(error, f"attempts of {partition.id} not loaded, nothing of it starts", pause):
+                    return None
+            await anyio.sleep(pause)
+            pause = min(pause * 2, STORE_RETRY[1])
+
+    def _take_over(self, partition: Partition, known: Mapping[int, Attempt]) -> None:
+        kept = self._kept[partition]
+        begin = {}
+        for position, attempt in known.items():
+            kept.rows[position] = _Row()
+            if partition.floor is not None and _is_done(position, partition.floor, partition.completed):
+                self._drop(partition, kept, position)
+            elif self._stays_given_up(attempt.state):
+                kept.given_up[position] = attempt
+                begin[position] = attempt.attempts
+            else:
+                begin[position] = attempt.attempts + 1
+        partition.recalled = begin
+
+    def _stays_given_up(self, state: AttemptState) -> bool:
+        """Whether the poison policy would do that again. Under another one the message has one more attempt."""
+        poison = self._engine.policy.poison
+        if state == "blocked":
+            return poison in (BLOCK, BLOCK_AND_DLQ)
+        return state == "parking" and poison in (SKIP, BLOCK_AND_DLQ)
+
+    def _recall(self, partition: Partition, run: Iterable[Message]) -> None:
+        given_up = self._kept[partition].given_up if partition in self._kept else {}
+        for message in run:
+            attempt = partition.recalled.get(message.position)
+            if attempt is not None:
+                message.attempt = attempt
+                known = given_up.get(message.position)
+                if known is not None and message.broken is None:
+                    message.broken = GivenUpBefore(known)
+
+    # --- what is kept for the next one
+
+    def keep(self, message: Message, state: AttemptState, error: BaseException) -> None:
+        """It has failed, and waits for what ``state`` says."""
+        if state == "blocked" and given_up_before(message):
+            # From here on somebody may unblock it: then its handler is to be called.
+            message.broken = None
+        kept = self._kept.get(message.partition)
+        if kept is None:
+            return
+        row = kept.rows.setdefault(message.position, _Row())
+        row.message = message
+        row.wanted = Attempt(message.attempt, state, error_type(error))
+        row.drop = False
+        self._write_soon(message.partition, kept, message.position, row)
+
+    def interrupted(self, message: Message, failure: Failure) -> None:
+        """It has failed while its partition was drained, and waits for the next owner."""
+        policy = self._engine.policy
+        state: AttemptState = "held"
+        if policy.retry.delay(message.attempt, failure) == EXHAUSTED:
+            state = "blocked" if policy.poison == BLOCK else "held" if policy.poison == EXIT else "parking"
+        self.keep(message, state, failure.error)
+
+    def settled(self, settlements: Iterable[Settlement]) -> None:
+        """These were settled: what was kept of their messages has served."""
+        for settlement in settlements:
+            kept = self._kept.get(settlement.partition)
+            if kept is None or not kept.rows:
+                continue
+            if settlement.floor is None:
+                done = [m.position for m in settlement.messages if m.position in kept.rows]
+            else:
+                done = [p for p in kept.rows if _is_done(p, settlement.floor, settlement.completed)]
+            for position in done:
+                self._drop(settlement.partition, kept, position)
+
+    def _drop(self, partition: Partition, kept: _Kept, position: int) -> None:
+        row = kept.rows[position]
+        if not row.drop:
+            row.drop = True
+            row.wanted = None
+            self._write_soon(partition, kept, position, row)
+
+    def _write_soon(self, partition: Partition, kept: _Kept, position: int, row: _Row) -> None:
+        if not row.busy:
+            kept.waiting[position] = row
+            if len(kept.writers) < _WRITERS:
+                kept.writers.add(scope := anyio.CancelScope())
+                self._around.start_soon(self._write, partition, scope)
+
+    async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
+        """Write what waits; each row by one task at a time, so that the last word about it is the last one."""
+        kept = self._kept.get(partition)
+        if kept is None:
+            return
+        pause = STORE_RETRY[0]
+        with scope:
+            while kept.waiting:
+                position = next(iter(kept.waiting))
+                row = kept.waiting.pop(position)
+                if await self._written(partition, kept, position, row, pause):
+                    pause = STORE_RETRY[0]
+                    continue
+                await anyio.sleep(pause)
+                pause = min(pause * 2, STORE_RETRY[1])
+        kept.writers.discard(scope)
+        kept.written.set()
+
+    async def _written(self, partition: Partition, kept: _Kept, position: int, row: _Row, pause: float) -> bool:
+        wanted, message, drop = row.wanted, row.message, row.drop
+        row.busy = True
+        try:
+            if drop:
+                await self._store.drop(partition, [position])
+            elif wanted is not None and message is not None:
+                await self._store.keep(message, wanted)
+        except Exception as error:
+            what = f"attempts of {partition.id} position {position} not {'dropped' if drop else 'kept'}"
+            if not self._passes(error, what, pause):
+                kept.waiting.clear()
+                return True
+            # Behind the others: one that can never be written is not in the way of what can.
+            kept.waiting[position] = row
+            return False
+        finally:
+            row.busy = False
+        if row.drop is not drop or row.wanted is not wanted:
+            kept.waiting[position] = row
+        elif drop:
+            del kept.rows[position]
+        elif message is not None:
+            row.wanted = row.message = None
+            self._engine.kept(message)
+            self._around.look_for_due()
+        return True
+
+    def _passes(self, error: Exception, what: str, pause: float) -> bool:
+        """Whether the same call may succeed later; else everything stops in order."""
+        if isinstance(error, ConfigError) or (isinstance(error, SourceError) and not error.retryable):
+            self._around.stop_because(error)
+            return False
+        kind = type(error).__qualname__
+        log.warning("%s: %s (%s: %s), again in %.1f s", self._name, what, kind, error_text(error), pause)
+        return True
+
+    # --- giving a partition up, and the end
+
+    def leave(self, partition: Partition) -> None:
+        """Its drain begins: what is put aside is not handled here. Idempotent."""
+        loading = self._loading.pop(partition, None)
+        if loading is not None:
+            loading.scope.cancel()
+
+    async def flush(self, partition: Partition) -> None:
+        """Wait until everything of it is written that is to be: its next owner is to find it. Cancel-safe."""
+        kept = self._kept.get(partition)
+        while kept is not None and kept.writers and partition in self._kept:
+            if kept.written.is_set():
+                kept.written = anyio.Event()
+            await kept.written.wait()
+
+    def forget(self, partition: Partition) -> None:
+        """It is over: nothing more of it is written from here. Idempotent."""
+        self.leave(partition)
+        kept = self._kept.pop(partition, None)
+        if kept is not None:
+            kept.written.set()
+            for scope in kept.writers:
+                scope.cancel()
+
+    def end(self) -> None:
+        """The run is over: nothing more is written."""
+        self._kept.clear()
+
+
+def _is_done(position: int, floor: int, completed: Sequence[tuple[int, int]]) -> bool:
+    # Sorted disjoint runs: what failed may be many, and so may they be.
+    at = bisect_right(completed, (position, inf))
+    return position < floor or (at > 0 and position < completed[at - 1][1])

@@ -1,0 +1,66 @@
+"""A store of attempts in memory: of one process, or of all processes of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import anyio.lowlevel
+
+from lanes.attempts import Attempt
+from lanes.core.types import Message, Partition, PartitionId
+
+__all__ = ["MemoryAttempts"]
+
+
+class MemoryAttempts:
+    """What is kept of failed messages; see ``lanes.Attempts``. Another consumer with the same instance goes on there.
+
+    ``call`` is its way over the network, such as ``World.io``: awaited with the name of the call and its seconds before
+    anything is read or written; what it raises goes on, and nothing has happened then. Every write is fenced by the
+    fencing token of the partition, where it has one.
+    """
+
+    def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
+        self._call = call
+        self._seconds = seconds
+        self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}
+
+    def kept(self) -> dict[PartitionId, dict[int, Attempt]]:
+        """Everything that is there, by partition and position. Does not block."""
+        return {
+            partition: {position: attempt for position, (attempt, _) in sorted(rows.items())}
+            for (partition, _), rows in sorted(self._rows.items())
+            if rows
+        }
+
+    async def load(self, partition: Partition) -> Mapping[int, Attempt]:
+        """What former owners have kept of a partition, by position."""
+        await self._reach("load attempts")
+        return {position: attempt for position, (attempt, _) in self._of(partition).items()}
+
+    async def keep(self, message: Message, attempt: Attempt) -> bool:
+        """Keep that a message has failed so often; False when a newer owner or attempt has been kept."""
+        await self._reach("keep an attempt")
+        rows, token = self._of(message.partition), message.partition.fencing_token or 0
+        before = rows.get(message.position)
+        if before is not None and (before[0].attempts > attempt.attempts or before[1] > token):
+            return False
+        rows[message.position] = attempt, token
+        return True
+
+    async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
+        """Forget messages of a partition that are finished."""
+        await self._reach("drop attempts")
+        rows, token = self._of(partition), partition.fencing_token or 0
+        for position in positions:
+            if position in rows and rows[position][1] <= token:
+                del rows[position]
+
+    async def _reach(self, what: str) -> None:
+        if self._call is None:
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._call(what, self._seconds)
+
+    def _of(self, partition: Partition) -> dict[int, tuple[Attempt, int]]:
+        return self._rows.setdefault((partition.id, partition.incarnation), {})

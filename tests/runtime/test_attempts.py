@@ -1,0 +1,417 @@
+"""Attempts in a store: the next owner of a partition goes on with them."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import Attempt, ConfigError, Consumer, HandlerHalted, History, Message, Nak, Partition, Retry, Settings, Term
+from lanes.core.types import PartitionId
+from memsource import Group, GroupSource, MemoryAttempts, MemoryBroker, MemoryDeadLetters, MemorySource, read
+from tests.runtime.grouped import group_of
+from tests.runtime.support import published, started, turns, until
+from tests.runtime.threaded import assert_kept
+
+pytestmark = pytest.mark.anyio
+
+HERE = PartitionId("memory", 0)
+
+
+class Later(Nak):
+    """The next attempt is not to be seen in this test."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(delay=3600.0)
+
+
+class Failing:
+    """A handler that fails with these positions; ``calls`` are positions and attempts, in order."""
+
+    def __init__(self, *poison: int, error: type[Exception] = ValueError) -> None:
+        self.poison = set(poison)
+        self.error = error
+        self.calls: list[tuple[int, int]] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.calls.append((message.position, message.attempt))
+        if message.position in self.poison:
+            raise self.error("no")
+
+    def attempts(self, position: int) -> list[int]:
+        return [attempt for at, attempt in self.calls if at == position]
+
+
+class Store(MemoryAttempts):
+    """One whose calls wait while ``open`` is not set, and raise what ``fails`` says instead of their job."""
+
+    def __init__(self) -> None:
+        super().__init__(self._wait)
+        self.open = anyio.Event()
+        self.open.set()
+        self.fails: dict[str, Exception] = {}
+        self.asked: defaultdict[str, int] = defaultdict(int)
+
+    async def _wait(self, what: str, seconds: float) -> None:
+        self.asked[what] += 1
+        await self.open.wait()
+        await anyio.lowlevel.checkpoint()
+        if what in self.fails:
+            raise self.fails[what]
+
+
+def consumer_of(source: Any, handler: Any, store: Any, *, attempts: int = 3, **arguments: Any) -> Consumer:
+    passed = {name: arguments.pop(name) for name in ("dead_letters", "history") if name in arguments}
+    retry = Retry(attempts=attempts, backoff=arguments.pop("backoff", 0.0))
+    settings = Settings(**{"concurrency": 4, "retry": retry, "commit_interval": 0.0, **arguments})
+    return Consumer(source, handler, settings=settings, attempts=store, **passed)
+
+
+@pytest.fixture(params=["acks", "commits"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    """Messages 0, 1, 2 of the keys a, b, a: where each is acknowledged, and where a position is committed."""
+    keys = ("a", "b", "a")
+    return published(*keys) if request.param == "acks" else group_of(keys)
+
+
+def source_of(broker: MemoryBroker | Group) -> Any:
+    return GroupSource(broker, "a") if isinstance(broker, Group) else MemorySource(broker)
+
+
+def place(store: MemoryAttempts) -> dict[int, Attempt]:
+    """What is kept of the one partition."""
+    (rows,) = store.kept().values() or [{}]
+    return rows
+
+
+async def test_a_handover_goes_on_with_the_attempts(broker: Any, tmp_path: Path) -> None:
+    store = MemoryAttempts()
+    handler = Failing(0, error=Later)
+    consumer = consumer_of(source_of(broker), handler, store, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: handler.attempts(0) == [1] and place(store) == {0: Attempt(1, "held", "Later")})
+        assert await run.stop() is None
+    handler.poison.clear()
+    consumer = consumer_of(source_of(broker), handler, store, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: handler.calls[-1] == (2, 1) and store.kept() == {})
+        assert await run.stop() is None
+    assert handler.attempts(0) == [1, 2]
+    assert_kept(tmp_path)
+
+
+async def test_the_attempts_of_all_owners_are_bounded_together(broker: Any, tmp_path: Path) -> None:
+    store = MemoryAttempts()
+    handler = Failing(0, error=Later)
+    letters = MemoryDeadLetters(broker if isinstance(broker, MemoryBroker) else MemoryBroker())
+    for number in (1, 2, 3):
+        history = History(tmp_path)
+        consumer = consumer_of(source_of(broker), handler, store, dead_letters=letters, history=history)
+        async with started(consumer) as run:
+            if number < 3:
+                await until(lambda n=number: place(store) == {0: Attempt(n, "held", "Later")})  # type: ignore[misc]
+            else:
+                await until(lambda: handler.calls[-1] == (2, 1) and store.kept() == {})
+            assert await run.stop() is None
+    assert handler.attempts(0) == [1, 2, 3]
+    (letter,) = letters.broker.dead_letters
+    assert (letter.position, letter.attempts, letter.error_type) == (0, 3, "Later")
+    assert_kept(tmp_path)
+
+
+async def test_a_blocked_head_is_blocked_again_and_not_called(broker: Any, tmp_path: Path) -> None:
+    store = MemoryAttempts()
+    handler = Failing(0)
+    for number in (1, 2):
+        history = History(tmp_path)
+        consumer = consumer_of(source_of(broker), handler, store, attempts=2, poison="block", history=history)
+        async with started(consumer) as run:
+            await until(lambda c=consumer: c.ready and c.status().blocked == 1 and (1, 1) in handler.calls)  # type: ignore[misc]
+            await until(lambda: place(store) == {0: Attempt(2, "blocked", "ValueError")})
+            await turns()
+            assert handler.attempts(0) == [1, 2]
+            if number == 2:
+                handler.poison.clear()
+                assert consumer.unblock("a") == 1
+                await until(lambda: handler.calls[-1] == (2, 1) and store.kept() == {})
+            assert await run.stop() is None
+    assert handler.attempts(0) == [1, 2, 3]
+    assert_kept(tmp_path)
+
+
+async def test_a_blocked_head_may_be_parked_by_its_next_owner(tmp_path: Path) -> None:
+    broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
+    letters = MemoryDeadLetters(broker)
+    for _ in range(2):
+        consumer = consumer_of(
+            MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
+        )
+        async with started(consumer) as run:
+            await until(lambda c=consumer: c.ready and c.status().blocked == 1)  # type: ignore[misc]
+            await until(lambda: place(store) == {0: Attempt(1, "blocked", "ValueError")})
+            await run.stop()
+    # Its letter was written by its first owner, and not again.
+    assert len(letters.called("put")) == 1
+    consumer = consumer_of(
+        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
+    )
+    async with started(consumer) as run:
+        await until(lambda: consumer.ready and consumer.status().blocked == 1)
+        assert consumer.park("a") == 1
+        await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
+        await run.stop()
+    assert handler.calls == [(0, 1), (1, 1)]
+    assert letters.broker.dead_letters[-1].error_type == "ValueError"
+
+
+async def test_what_was_on_its_way_to_the_dead_letters_goes_on_there() -> None:
+    broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0, error=Term)
+    letters = MemoryDeadLetters(broker)
+    letters.block("put")
+    consumer = consumer_of(MemorySource(broker), handler, store, dead_letters=letters)
+    async with started(consumer) as run:
+        await until(lambda: place(store) == {0: Attempt(1, "parking", "Term")})
+        await run.stop()
+    letters.unblock("put")
+    assert broker.dead_letters == []
+    async with started(consumer_of(MemorySource(broker), handler, store, dead_letters=letters)) as run:
+        await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
+        await run.stop()
+    assert handler.calls == [(0, 1), (1, 1)]
+    (letter,) = broker.dead_letters
+    assert (letter.attempts, letter.error_type) == (1, "Term")
+
+
+async def test_under_exit_every_start_gives_one_more_attempt() -> None:
+    broker, store, handler = published("a"), MemoryAttempts(), Failing(0)
+    for _ in range(3):
+        async with started(consumer_of(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
+            assert isinstance(await run.end(), HandlerHalted)
+    assert handler.attempts(0) == [1, 2, 3, 4]
+    handler.poison.clear()
+    async with started(consumer_of(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
+        await until(lambda: broker.unfinished == 0 and store.kept() == {})
+        await run.stop()
+    assert handler.attempts(0)[-1] == 5
+
+
+async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
+    broker, store = published("a", "a"), MemoryAttempts()
+    go = anyio.Event()
+    calls = []
+
+    async def handler(message: Message) -> None:
+        calls.append((message.position, message.attempt))
+        if message.position == 0 and message.attempt < 3:
+            await go.wait()
+            raise ValueError("no")
+
+    for number in (1, 2):
+        history = History(tmp_path)
+        async with started(consumer_of(MemorySource(broker), handler, store, poison="block", history=history)) as run:
+            await until(lambda n=number: len(calls) == n)  # type: ignore[misc]
+            run.consumer.stop()
+            go.set()
+            assert await run.end() is None
+        go = anyio.Event()
+        assert place(store) == {0: Attempt(number, "held", "ValueError")}
+    history = History(tmp_path)
+    async with started(consumer_of(MemorySource(broker), handler, store, poison="block", history=history)) as run:
+        await until(lambda: broker.unfinished == 0 and store.kept() == {})
+        await run.stop()
+    assert calls == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert_kept(tmp_path)
+
+
+async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(broker: Any) -> None:
+    """And what is put aside meanwhile is in flight, is not lost, and keeps its order."""
+    store = Store()
+    store.open = anyio.Event()
+    handler = Failing()
+    source = source_of(broker)
+    async with started(consumer_of(source, handler, store, max_in_flight=4)) as run:
+        await until(lambda: store.asked["load attempts"] == 1)
+        await turns()
+        assert handler.calls == []
+        room = source.called("receive")[-1].room
+        aside = 3 if isinstance(broker, MemoryBroker) else 0  # a group is asked again before it delivers anything
+        assert room is not None and room.messages == 4 - aside
+        assert [one.id for one in room.paused] == [HERE]
+        store.open.set()
+        await until(lambda: len(handler.calls) == 3)
+        assert handler.calls.index((0, 1)) < handler.calls.index((2, 1))
+        await turns()
+        assert source.called("receive")[-1].room.paused == frozenset()
+        assert await run.stop() is None
+
+
+async def test_a_partition_that_waits_too_long_for_the_store_is_unhealthy(broker: Any) -> None:
+    store = Store()
+    store.open = anyio.Event()
+    consumer = consumer_of(source_of(broker), Failing(), store, unhealthy_after=0.2)
+    async with started(consumer) as run:
+        await until(lambda: store.asked["load attempts"] == 1)
+        await until(lambda: not consumer.healthy)
+        (reason,) = consumer.health().reasons
+        assert reason.startswith("1 partitions wait for the store of their attempts, the first: memory/0, for 0.")
+        store.open.set()
+        await until(lambda: consumer.healthy)
+        assert await run.stop() is None
+
+
+async def test_a_partition_that_is_not_loaded_is_given_up_at_once(broker: Any) -> None:
+    store = Store()
+    store.open = anyio.Event()
+    handler = Failing()
+    async with started(consumer_of(source_of(broker), handler, store, drain_timeout=60.0)) as run:
+        await until(lambda: store.asked["load attempts"] == 1)
+        assert await run.stop() is None
+    assert handler.calls == []
+    store.open.set()
+    async with started(consumer_of(source_of(broker), handler, store)) as run:
+        await until(lambda: len(handler.calls) == 3)
+        await run.stop()
+
+
+async def test_one_partition_does_not_wait_for_the_attempts_of_another_one() -> None:
+    broker = published("a", "b", "c", "d", "e", "f", partitions=2)
+    handled = []
+
+    class Half(MemoryAttempts):
+        async def load(self, partition: Partition) -> Mapping[int, Attempt]:
+            if partition.id.number == 1:
+                raise OSError("not yet")
+            return await super().load(partition)
+
+    async def handler(message: Message) -> None:
+        handled.append(message.partition.id.number)
+
+    of_the_other = broker.waiting(1)
+    async with started(consumer_of(MemorySource(broker), handler, Half())) as run:
+        await until(lambda: len(handled) == 6 - of_the_other)
+        await turns()
+        assert set(handled) == {0} and 0 < of_the_other < 6
+        assert await run.stop() is None
+
+
+async def test_a_hold_does_not_end_before_its_failure_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    broker, store, handler = published("a", "b", "a"), Store(), Failing(0)
+    store.fails = {"keep an attempt": OSError("the store is gone")}
+    async with started(consumer_of(MemorySource(broker), handler, store)) as run:
+        await until(lambda: store.asked["keep an attempt"] == 1 and broker.acked() == [1])
+        await turns(200)
+        assert handler.calls == [(0, 1), (1, 1)], "its lane waits, the others go on"
+        handler.poison.clear()
+        store.fails.clear()
+        await until(lambda: broker.unfinished == 0 and store.kept() == {})
+        assert handler.calls == [(0, 1), (1, 1), (0, 2), (2, 1)]
+        await run.stop()
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == [
+        "memory: attempts of memory/0 position 0 not kept (OSError: the store is gone), again in 0.2 s",
+    ]
+
+
+@pytest.mark.parametrize("call", ["load attempts", "keep an attempt"])
+async def test_a_store_that_cannot_work_stops_the_consumer_in_order(call: str) -> None:
+    broker, store, handler = published("a", "b"), Store(), Failing(0)
+    error = ConfigError("there are no tables: make them")
+    store.fails = {call: error}
+    async with started(consumer_of(MemorySource(broker), handler, store)) as run:
+        assert await run.end() is error
+    assert handler.attempts(0) == ([] if call == "load attempts" else [1])
+    assert 0 not in broker.acked()
+
+
+async def test_what_is_over_is_dropped_without_being_handled() -> None:
+    """Of a process that died between its commit and the drop."""
+    group = group_of(["a", "b", "a"])
+    store = MemoryAttempts()
+    async with started(consumer_of(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
+        await until(lambda: group.unfinished == 0)
+        await run.stop()
+    store._rows[HERE, ""] = {0: (Attempt(4, "held", "E"), 0)}
+    async with started(consumer_of(GroupSource(group, "a"), Failing(), store)) as run:
+        await until(lambda: store.kept() == {})
+        await run.stop()
+
+
+async def test_what_is_over_above_the_floor_is_dropped_and_nothing_between() -> None:
+    keys = ["a", "b", "c", "a", "b"]
+    group, store = group_of([*keys, "c"]), MemoryAttempts()
+    async with started(consumer_of(GroupSource(group, "a"), Failing(0, 5, error=Later), MemoryAttempts())) as run:
+        await until(lambda: group.unfinished == 3)
+        await run.stop()
+    store._rows[HERE, ""] = {position: (Attempt(1, "held", "E"), 0) for position in range(6)}
+    async with started(consumer_of(GroupSource(group, "a"), Failing(0, 3, 5, error=Later), store)) as run:
+        await until(lambda: place(store).keys() == {0, 3, 5} and place(store)[5].attempts == 2)
+        await run.stop()
+
+
+async def test_in_a_batch_and_in_threads_no_handler_is_called_for_what_was_given_up(tmp_path: Path) -> None:
+    for kind in ("batch", "threads"):
+        broker, store = published("a", "b", "a", "c"), MemoryAttempts()
+        store._rows[HERE, ""] = {0: (Attempt(3, "blocked", "E"), 0), 1: (Attempt(1, "held", "E"), 0)}
+        calls: list[tuple[int, int]] = []
+
+        def one(message: Message, calls: list[tuple[int, int]] = calls) -> None:
+            calls.append((message.position, message.attempt))
+
+        async def many(messages: Sequence[Message], calls: list[tuple[int, int]] = calls) -> None:
+            calls.extend((message.position, message.attempt) for message in messages)
+
+        handler, more = (many, {"batch": 4}) if kind == "batch" else (one, {})
+        history = History(tmp_path)
+        consumer = consumer_of(MemorySource(broker), handler, store, poison="block", history=history, **more)
+        async with started(consumer) as run:
+            await until(lambda b=broker: b.acked() == [1, 3])  # type: ignore[misc]
+            assert sorted(calls) == [(1, 2), (3, 1)]
+            await until(lambda c=consumer: c.status().blocked == 1)  # type: ignore[misc]
+            assert consumer.unblock("a") == 1
+            await until(lambda b=broker, s=store: b.unfinished == 0 and s.kept() == {})  # type: ignore[misc]
+            assert sorted(calls) == [(0, 4), (1, 2), (2, 1), (3, 1)]
+            await run.stop()
+    rows = [row for segment in read([tmp_path]) for row in segment.rows]
+    assert len([row for row in rows if row.event == "started"]) == len([row for row in rows if row.event == "ended"])
+    assert_kept(tmp_path)
+
+
+async def test_a_finite_source_ends_behind_what_was_put_aside() -> None:
+    broker, store, handler = published("a", "b", "a"), Store(), Failing()
+    store.open = anyio.Event()
+    source = MemorySource(broker)
+    source.finish()
+    async with started(consumer_of(source, handler, store)) as run:
+        await until(lambda: store.asked["load attempts"] == 1)
+        await turns()
+        assert not run.ended.is_set()
+        store.open.set()
+        assert await run.end() is None
+    assert broker.unfinished == 0
+
+
+@pytest.mark.parametrize("how", ["revoke", "lose"])
+async def test_a_partition_goes_and_comes_while_it_is_loaded(how: str) -> None:
+    broker, store, handler = published("a", "b", "a"), Store(), Failing()
+    store.open = anyio.Event()
+    source = MemorySource(broker)
+    async with started(consumer_of(source, handler, store)) as run:
+        await until(lambda: store.asked["load attempts"] == 1)
+        if how == "revoke":
+            source.revoke(0)
+            await until(lambda: source.owned == [])
+        else:
+            source.lose(0)
+            broker.requeue(0)
+        await turns()
+        source.assign(0)
+        await until(lambda: store.asked["load attempts"] == 2)
+        store.open.set()
+        await until(lambda: broker.unfinished == 0)
+        assert sorted(handler.calls) == [(0, 1), (1, 1), (2, 1)]
+        assert await run.stop() is None
