@@ -29,6 +29,9 @@ from bench import (
     postgres,
     runtime,
     simloop,
+    spark,
+    spark_audit,
+    spark_bounds,
 )
 from bench.figures import OUT, Effort, Figure, table, write
 from tests.components import ComponentError
@@ -47,6 +50,9 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "kafka-bounds": kafka_bounds.figures,
     "kafka-recovery": kafka_recovery.figures,
     "postgres": postgres.figures,
+    "spark": spark.figures,
+    "spark-bounds": spark_bounds.figures,
+    "spark-audit": spark_audit.figures,
     "simloop": simloop.figures,
 }
 

@@ -15,10 +15,12 @@ from bench.figures import Effort, cost, interleaved, middle, pairs, rate, table
 from tests.components import MissingComponent
 from tests.components.nats_server import find_program
 from tests.components.postgres_server import find_programs
+from tests.spark.conftest import need_java
 
 TINY = Effort(scale=0.002, repeats=1)
 ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
+ON_SPARK = [name for name in CASES if name.startswith("spark")]
 NEEDED: dict[str, Callable[[], object]] = {
     **{name: find_program for name in CASES if name.startswith("jetstream")},
     "postgres": find_programs,
@@ -26,7 +28,7 @@ NEEDED: dict[str, Callable[[], object]] = {
 FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK])
 def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDED and not os.environ.get("CI"):
         try:
@@ -48,6 +50,15 @@ def test_a_case_on_kafka_writes_its_figures(name: str, tmp_path: Path, capsys: p
 @pytest.mark.timeout(180)  # members join again and again, and a lease runs out
 @pytest.mark.parametrize("name", OF_COHORTS)
 def test_a_case_of_a_cohort_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(name, tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a JVM of its own
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_a_case_on_spark_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need_java()
     measure(name, tmp_path, capsys)
 
 

@@ -13,17 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lanes.core.types import key_bytes
+from lanes.doctor import FAILED, Check, found_table, usable
 from lanes.errors import ConfigError
 from lanes_kafka.client_config import ClientConfig, client_config
 from lanes_kafka.config_file import read_config
-from lanes_kafka.doctor import Check, examine
+from lanes_kafka.doctor import examine
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
 
-FAILED: Final = 3
-"""The status of a doctor that found something that does not work."""
-
 _DIGITS: Final = re.compile(r"[0-9]{1,39}")
-_MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
 
 def kafka() -> typer.Typer:
@@ -92,19 +89,18 @@ def doctor() -> typer.Typer:
         """
         read = client_config(read_config(config, settings))
         checks = examine(read, topics)
-        usable = all(check.ok is not False for check in checks)
         if as_json:
-            typer.echo(json.dumps(_document(read, checks, usable), indent=2))
+            typer.echo(json.dumps(_document(read, checks), indent=2))
         else:
             _show(read, checks)
-        raise typer.Exit(0 if usable else FAILED)
+        raise typer.Exit(0 if usable(checks) else FAILED)
 
     return commands
 
 
-def _document(config: ClientConfig, checks: Sequence[Check], usable: bool) -> dict[str, Any]:
+def _document(config: ClientConfig, checks: Sequence[Check]) -> dict[str, Any]:
     return {
-        "usable": usable,
+        "usable": usable(checks),
         "group": config.group,
         "protocol": config.protocol,
         "start": str(config.start),
@@ -122,13 +118,7 @@ def _show(config: ClientConfig, checks: Sequence[Check]) -> None:
     for name, value, reason in config.chosen:
         chosen.add_row(name, str(value), reason)
     console.print(chosen)
-    found = Table(title="found", title_justify="left")
-    for heading in ("", "check", "found"):
-        found.add_column(heading, overflow="fold")
-    for check in checks:
-        detail = f"{check.detail}: {check.remedy}" if check.remedy else check.detail
-        found.add_row(_MARKS[check.ok], _printable(check.name), _printable(detail))
-    console.print(found)
+    console.print(found_table(checks))
 
 
 def _commands() -> typer.Typer:
@@ -142,11 +132,6 @@ def _commands() -> typer.Typer:
 
 def _console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
-
-
-def _printable(text: str) -> str:
-    # Other members' names are anybody's text: none of it may steer the terminal.
-    return "".join(sign if sign.isprintable() else "·" for sign in text)
 
 
 def _text_key(text: str) -> bytes:

@@ -10,11 +10,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
 
+from lanes.doctor import Check
 from lanes.errors import SourceError
 from lanes_kafka.client_config import ClientConfig
 from lanes_kafka.setting_names import redacted
@@ -25,6 +26,12 @@ DEADLINE: Final = 5.0
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
+
+_LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+"""What a broker says of a partition that was made just now, or goes to another one."""
+
+_AGAIN: Final = 0.2
+"""Seconds until it is asked again."""
 
 _NOT_ALLOWED: Final = frozenset(
     (
@@ -38,18 +45,6 @@ _POLL: Final = 0.05
 _SHOWN: Final = 5  # brokers by their addresses
 # Its log would stand between the lines; what it says of errors is asked for.
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
-
-
-class Check(NamedTuple):
-    """One thing that was looked at.
-
-    ``ok``: None = it works with less than could be, or could not be told; ``remedy`` is empty where nothing is to do.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
-    remedy: str = ""
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = DEADLINE) -> int | None:
@@ -189,9 +184,15 @@ class _Doctor:
     def _ends(self, topic: str, numbers: Sequence[int], level: IsolationLevel) -> dict[int, int]:
         latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(topic, number): latest for number in numbers}
-        asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout)
         deadline = self._deadline()
-        return {where.partition: _ask(self._admin, future, deadline).offset for where, future in asked.items()}
+        while True:
+            asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout)
+            try:
+                return {where.partition: _ask(self._admin, future, deadline).offset for where, future in asked.items()}
+            except KafkaException as failure:
+                if failure.args[0].code() not in _LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
+                    raise
+            time.sleep(_AGAIN)
 
     def group(self) -> Check:
         group = self._config.group

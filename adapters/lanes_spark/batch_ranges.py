@@ -16,8 +16,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from lanes.errors import SourceError
+from lanes_spark.live_ends import ask_ends
 from lanes_spark.plan import Eras
-from lanes_spark.positions import Positions, Span, check_start, next_positions
+from lanes_spark.positions import Islands, Positions, Span, check_start, next_positions, next_wanted
 
 __all__ = ["NAME", "BatchRanges", "ranges_options"]
 
@@ -26,10 +27,23 @@ NAME = "lanes_batch_ranges"
 
 
 def ranges_options(
-    *, topic: str, replay: str, spans: Mapping[int, Span], starts: Positions, cap: int, eras: Eras
+    *,
+    topic: str,
+    replay: str,
+    spans: Mapping[int, Span],
+    starts: Positions,
+    cap: int,
+    eras: Eras,
+    islands: Islands | None = None,
+    fixed: bool = False,
+    live: str | None = None,
+    begin: Positions | None = None,
 ) -> dict[str, str]:
     """The options of the source. ``replay``: tells replays apart: none goes on from another one's checkpoint.
-    ``starts``: where a new one begins, of partitions where that is not the first position there is."""
+    ``starts``: where a new one begins, of partitions where that is not the first position there is. ``islands``: the
+    only positions that are read, None = all. ``fixed``: a partition that comes up is refused. ``live``: who is
+    asked how ``spans`` are by now, see ``LiveEnds``; None = they stay. ``begin``: in front of these positions nothing
+    is asked for."""
     return {
         "topic": topic,
         "replay": replay,
@@ -37,6 +51,10 @@ def ranges_options(
         "spans": json.dumps(sorted([partition, *span] for partition, span in spans.items())),
         "starts": json.dumps(sorted(starts.items())),
         "eras": json.dumps([sorted(era.items()) for era in eras]),
+        "islands": json.dumps(sorted([partition, list(found)] for partition, found in (islands or {}).items())),
+        "fixed": json.dumps(fixed),
+        "live": live or "",
+        "begin": json.dumps(sorted((begin or {}).items())),
     }
 
 
@@ -68,6 +86,12 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spans: dict[int, Span] = {number: (first, end) for number, first, end in json.loads(options["spans"])}
         self._starts: dict[int, int] = dict(json.loads(options["starts"]))
         self._eras: list[dict[int, int]] = [dict(era) for era in json.loads(options["eras"])]
+        self._islands: dict[int, list[Span]] = {
+            number: [(first, end) for first, end in found] for number, found in json.loads(options["islands"])
+        }
+        self._fixed: bool = json.loads(options["fixed"])
+        self._live = options["live"]
+        self._begin: dict[int, int] = dict(json.loads(options["begin"]))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What there is was looked up before the query began."""
@@ -81,9 +105,14 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         at = self._positions(start)
-        check_start(self._topic, at, self._spans)
+        if self._live:
+            spans = ask_ends(self._live, at)
+            if spans is None:
+                return start
+            self._spans = spans
+        self._check(at)
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._offset(next_positions(at, self._spans, cap, self._eras))
+        return self._offset(next_positions(at, self._spans, cap, self._eras, self._islands))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return self._offset({partition: end for partition, (_, end) in self._spans.items()})
@@ -101,13 +130,36 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int, int]]:
         yield from partition.value
 
+    def _check(self, at: Positions) -> None:
+        # What is gone of positions that nobody wants is no loss; where the source ends in front of the next ones, it
+        # has to be as far as the replay is.
+        ends = {partition: span[1] for partition, span in self._spans.items()}
+        begun = {number: max(one, self._begin.get(number, 0)) for number, one in at.items()}
+        wanted = next_wanted(begun, self._islands)
+        reached = {number: max(one, min(wanted[number], ends.get(number, one))) for number, one in at.items()}
+        check_start(self._topic, reached, self._spans)
+        added = sorted(set(self._spans) - set(at))
+        if self._fixed and added:
+            begin = {**dict(sorted(at.items())), **dict.fromkeys(added, 0)}
+            raise SourceError(
+                f"{self._topic}: partition {added[0]} has come up since this replay was begun: keys have moved, and "
+                f"what was before has to be handled first; go on with another checkpoint, aligned=False, from_={begin} "
+                "and eras=[…], which says from which positions on there were more partitions"
+            )
+
     def _offset(self, positions: Mapping[int, int]) -> dict[str, Any]:
         return {"replay": self._replay, "positions": {str(number): at for number, at in sorted(positions.items())}}
 
-    def _positions(self, offset: Mapping[str, Any]) -> dict[int, int]:
+    def _positions(self, offset: Any) -> dict[int, int]:
+        # Spark hands over whatever a checkpoint has, of a query of any kind.
+        if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
+            raise SourceError(
+                f"{self._topic}: the checkpoint is of another query, which is no replay: give this one a checkpoint of "
+                "its own"
+            )
         if offset.get("replay") != self._replay:
             raise SourceError(
-                f"{self._topic}: the checkpoint is of another replay (other topic, selection or eras): give this one a "
-                "checkpoint of its own"
+                f"{self._topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that "
+                "was made anew since): give this one a checkpoint of its own"
             )
         return {int(number): at for number, at in offset["positions"].items()}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lanes.dead_letter import error_text
+from lanes.errors import ConfigError
+from lanes_spark.journal_selection import Chosen
 from lanes_spark.plan import Eras, Plan, era_column
-from lanes_spark.positions import Span
+from lanes_spark.positions import Span, clipped
+from lanes_spark.progress import TaskReports
 from lanes_spark.selection import Selection, select_slots
 from lanes_spark.table import Spans
 from lanes_spark.task import run_task
-from lanes_spark.task_job import begin
+from lanes_spark.task_job import TaskJob, begin
+from lanes_spark.task_journal import check_reached, member_of_attempt, shared
 from lanes_spark.task_results import COUNTS, output_schema
+from lanes_spark.task_telling import Address, sender
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,21 +51,28 @@ class ReplaySource(Protocol):
         """The messages of these positions, in the columns key, partition, offset and value, and timestamp and headers
         where they are known."""
 
+    def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
+        """By partition the first position of these spans at or behind which all rows of that ``time`` or later are,
+        where the source can tell without reading them. Blocks."""
+
     def check_aligned(self, rows: DataFrame) -> None:
         """Raise ``ConfigError`` where it is not as ``aligned`` says. ``rows``: of ``rows``, or fewer. Blocks."""
 
 
 @dataclass
 class Counts:
-    """What the batches so far have come to."""
+    """What the batches so far have come to. ``missing``: positions that a journal selects, and that had no row."""
 
     batches: int = 0
+    missing: int = 0
     by_name: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRun:
-    """A replay whose arguments are found good. ``payload``: the pickled ``TaskJob`` of that ``name``."""
+    """A replay whose arguments are found good. ``payload``: the pickled ``TaskJob`` of that ``name``.
+    ``journal``: its folder. ``chosen``: by a journal, None = whatever is selected otherwise. ``reports`` hears of
+    running tasks."""
 
     source: ReplaySource
     selection: Selection
@@ -67,6 +81,9 @@ class BatchRun:
     payload: bytes = field(repr=False)
     results: Any
     results_to: str | None
+    journal: str | None = None
+    chosen: Chosen | None = None
+    reports: TaskReports | None = None
     counts: Counts = field(default_factory=Counts)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
@@ -75,27 +92,40 @@ class BatchRun:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        rows = self._arranged(self._selected(self.source.rows(spark, ranges)))
+        # A checkpoint that was begun before the source had come to ``from_``, is in front of it.
+        inside = {number: span for number, one in ranges.items() if (span := self.selection.span(number, one))}
+        ranges = clipped(inside, {} if self.chosen is None else self.chosen.islands)
+        if not ranges:
+            return
+        rows = self._arranged(self._selected(self.source.rows(spark, ranges), ranges))
         schema = from_arrow_schema(output_schema(self.results))
         observed = Observation()
-        handled = rows.mapInArrow(functools.partial(_in_task, name=self.name, payload=self.payload), schema).observe(
-            observed, *[F.sum(name).alias(name) for name in COUNTS]
-        )
-        if self.results is None:
-            handled.write.format("noop").mode("overwrite").save()
-        else:
-            path = self.results_to if batch is None else f"{self.results_to}/batch={batch}"
-            # A batch that is run again replaces what it has left behind.
-            mode = "errorifexists" if batch is None else "overwrite"
-            handled.where("result IS NOT NULL").select("result.*").write.mode(mode).parquet(str(path))
+        number, address = self.counts.batches, None
+        if self.reports is not None:
+            self.reports.begin(number)
+            address = self.reports.address
+        in_task = functools.partial(_in_task, name=self.name, payload=self.payload, address=address, number=number)
+        handled = rows.mapInArrow(in_task, schema).observe(observed, *[F.sum(name).alias(name) for name in COUNTS])
+        with shared(self.journal, self.name):
+            if self.results is None:
+                handled.write.format("noop").mode("overwrite").save()
+            else:
+                path = self.results_to if batch is None else f"{self.results_to}/batch={batch}"
+                # A batch that is run again replaces what it has left behind.
+                mode = "errorifexists" if batch is None else "overwrite"
+                handled.where("result IS NOT NULL").select("result.*").write.mode(mode).parquet(str(path))
         self.counts.batches += 1
         for name, count in observed.get.items():
             self.counts.by_name[name] += count or 0
+        if self.chosen is not None and not self.selection.by_row:
+            self.counts.missing += self.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
-    def _selected(self, rows: DataFrame) -> DataFrame:
+    def _selected(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         selection = self.selection
+        if self.chosen is not None:
+            rows = self.chosen.near(rows, ranges)
         if selection.keys is not None:
             rows = rows.where(_key_in(rows, selection.keys))
         if isinstance(selection.start, datetime):
@@ -105,6 +135,8 @@ class BatchRun:
         # What is asked of the columns as they are in the table, is asked before: the files can leave it out then.
         rows = rows.withColumns({name: F.col(name).cast("binary") for name in ("key", "value")})
         rows = rows.withColumns({"partition": F.col("partition").cast("int"), "offset": F.col("offset").cast("bigint")})
+        if self.chosen is not None:
+            rows = self.chosen.join(rows, ranges)
         if selection.slots is not None:
             rows = rows.mapInArrow(functools.partial(select_slots, slots=selection.slots), rows.schema)
         return rows
@@ -125,11 +157,32 @@ class BatchRun:
         return rows.select(*columns)
 
 
-def _in_task(batches: Iterator[Any], *, name: str, payload: bytes) -> Iterator[Any]:
-    """What a task of Spark runs."""
+def _in_task(
+    batches: Iterator[Any], *, name: str, payload: bytes, address: Address | None, number: int
+) -> Iterator[Any]:
+    """What a task of Spark runs. ``number`` of the batch; ``address``: who hears of the task."""
+    from pyspark import TaskContext
+
+    job = begin(name, lambda: _loaded(payload))
+    check_reached(job.journal, name)
+    task = TaskContext.get()
+    assert task is not None, "this function is run by tasks alone"
+    with sender(address, number, task.partitionId(), task.attemptNumber()) as tell:
+        yield from run_task(batches, job, member=member_of_attempt(), tell=tell)
+
+
+def _loaded(payload: bytes) -> TaskJob:
     from pyspark import cloudpickle
 
-    yield from run_task(batches, begin(name, lambda: cloudpickle.loads(payload)))
+    try:
+        job: TaskJob = cloudpickle.loads(payload)
+    except Exception as error:
+        raise ConfigError(
+            f"the handler, or something it uses, cannot be loaded by the workers, whose Python is {sys.executable} "
+            f"({type(error).__name__}: {error_text(error)}): send its modules along by spark.submit.pyFiles, or "
+            "install them there"
+        ) from error
+    return job
 
 
 def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from lanes.cli import EXIT_UNUSABLE, choice, stop
-from lanes.config import Settings
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.letter_views import printable
+from lanes_spark.audit_command import audit_journals
+from lanes_spark.command_options import bound, key_of, load, numbers, pairs, settings_of, spark_session
+from lanes_spark.demo_command import demo
+from lanes_spark.journal_selection import JournalSelection, Of
 from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.plan import Effects
+from lanes_spark.progress_bar import progress_bar, summary
 from lanes_spark.replay import ROWS_PER_BATCH, ReplaySource, Report
-from lanes_spark.replay import Progress as Reached
 from lanes_spark.replay import replay as replay_source
-from lanes_spark.selection import Bound
+from lanes_spark.stream_command import EXIT_HALTED, stream
 from lanes_spark.table import ParquetTable
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["only_of", "source_of", "spark"]
 
-__all__ = ["bound", "load", "numbers", "settings_of", "spark"]
-
-EXIT_HALTED: Final = 1
-"""A message was given up under the poison policy ``exit``."""
 EXIT_INTERRUPTED: Final = 130
-
-_NUMBER: Final = re.compile(r"[0-9]{1,19}")
-_NUMBERS_LIMIT: Final = 65_536
 
 
 def spark() -> typer.Typer:
@@ -83,6 +73,13 @@ def spark() -> typer.Typer:
             "", "--from", help="The first position, or 0=120,1=80 by partition, or a time with its zone.", metavar="AT"
         ),
         to: str = typer.Option("", help="The same for the end, which is out.", metavar="AT"),
+        only: str = typer.Option(
+            "", help="Only what a journal names: dead_lettered, abandoned or unfinished.", metavar="WHAT"
+        ),
+        from_journal: list[str] = typer.Option(
+            [], help="The journal for --only; may be repeated.", metavar="DIR", show_default=False
+        ),
+        journal_topic: str = typer.Option("", help="What the topic is called there.", show_default="as --topic"),
         settings: str = typer.Option("", help="The lanes.Settings for the handler.", metavar="MODULE:NAME"),
         dead_letters: str = typer.Option("", help="Makes the place of dead letters.", metavar="MODULE:FUNCTION"),
         setup: str = typer.Option("", help="Before the handler's first message.", metavar="MODULE:FUNCTION"),
@@ -90,6 +87,7 @@ def spark() -> typer.Typer:
         effects: str = typer.Option("unfenced", help="What the handler leaves behind: none, fenced or unfenced."),
         checkpoint: str = typer.Option("", help="A folder to go on from after a crash.", metavar="PATH"),
         rows_per_batch: int = typer.Option(ROWS_PER_BATCH, help="With --checkpoint: what a batch has at most."),
+        journal: str = typer.Option("", help="A folder, for the journals of all tasks.", metavar="DIR"),
         tasks: int | None = typer.Option(None, help="Of a shuffle.", show_default="4 for each core"),
         master: str = typer.Option("", help="Of Spark.", show_default="what Spark is set to, else local[*]"),
         conf: list[str] = typer.Option([], help="A setting of Spark.", metavar="NAME=VALUE", show_default=False),
@@ -108,18 +106,23 @@ def spark() -> typer.Typer:
             "dead_letters": load("--dead-letters", dead_letters) if dead_letters else None,
             "setup": load("--setup", setup) if setup else None,
             "teardown": load("--teardown", teardown) if teardown else None,
-            "keys": [_key(key) for key in keys] or None,
+            "keys": [key_of(key) for key in keys] or None,
             "slots": numbers("--slots", slots),
             "partitions": numbers("--partitions", partitions),
             "from_": bound("--from", from_),
             "to": bound("--to", to),
+            "only": only_of(only, from_journal, journal_topic),
             "checkpoint": checkpoint or None,
             "rows_per_batch": rows_per_batch,
+            "journal": journal or None,
             "tasks": tasks,
             "effects": choice("--effects", effects, Effects),
         }
         _run(source, load("--handler", handler), arguments, master, pairs("--conf", conf), explain)
 
+    commands.command()(stream)
+    commands.command()(demo)
+    commands.command("audit")(audit_journals)
     return commands
 
 
@@ -143,86 +146,13 @@ def source_of(
     return ParquetTable(path=list(tables), topic=topic, columns=columns, aligned=bool(aligned))
 
 
-def load(option: str, text: str) -> Callable[..., Any]:
-    """The function of MODULE:FUNCTION. Raises ``ConfigError`` when there is none."""
-    found = _named(option, text)
-    if not callable(found):
-        raise ConfigError(f"{option} {text}: it is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
-
-
-def settings_of(text: str) -> Settings | None:
-    """The settings of MODULE:NAME, None for none. Raises ``ConfigError`` for anything else."""
-    if not text:
+def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | None:
+    """What the options of a journal select, None for none. Raises ``ConfigError`` for one without the other."""
+    if not of and not paths and not topic:
         return None
-    found = _named("--settings", text)
-    if not isinstance(found, Settings):
-        raise ConfigError(f"--settings {text}: it is a {type(found).__name__}, not lanes.Settings")
-    return found
-
-
-def _named(option: str, text: str) -> Any:
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise ConfigError(f"{option} {text!a}: write MODULE:NAME, as shop.orders:charge")
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:
-        # What a module of the user's raises is anything; it is about that module.
-        raise ConfigError(f"{option} {text!a}: {module!a} was not imported: {type(error).__name__}: {error}") from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise ConfigError(f"{option} {text!a}: {module} has no {name!a}")
-    return found
-
-
-def numbers(option: str, text: str) -> list[int] | None:
-    """Numbers such as 0-99,512; None for none. Raises ``ConfigError`` for anything else."""
-    found: list[int] = []
-    for part in text.split(",") if text else ():
-        first, dash, last = part.partition("-")
-        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
-            raise ConfigError(f"{option} {text!a}: write numbers and ranges, as 0-99,512")
-        begin, end = int(first), int(last or first)
-        if not begin <= end < begin + _NUMBERS_LIMIT:
-            raise ConfigError(f"{option} {text!a}: {part} is no range of 1 to {_NUMBERS_LIMIT:,} numbers")
-        found += range(begin, end + 1)
-    return found or None
-
-
-def bound(option: str, text: str) -> Bound | None:
-    """A position, positions by partition or an aware time; None for none. Raises ``ConfigError`` for anything else."""
-    if not text:
-        return None
-    if _NUMBER.fullmatch(text):
-        return int(text)
-    if "=" in text:
-        split = [part.partition("=") for part in text.split(",")]
-        if all(_NUMBER.fullmatch(number) and _NUMBER.fullmatch(position) for number, _, position in split):
-            return {int(number): int(position) for number, _, position in split}
-    else:
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            pass
-    raise ConfigError(f"{option} {text!a}: write a position, 0=120,1=80 by partition, or 2024-05-01T00:00:00+00:00")
-
-
-def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE words. Raises ``ConfigError`` for others, without the value."""
-    split = [text.partition("=") for text in texts]
-    for name, sign, _ in split:
-        if not name or not sign:
-            raise ConfigError(f"{option} {name!a}: write NAME=VALUE")
-    return {name: value for name, _, value in split}
-
-
-def _key(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"--keys {text!a}: {error.reason}") from None
+    if not of or not paths:
+        raise ConfigError("--only WHAT needs --from-journal DIR, and the other way round")
+    return JournalSelection(path=list(paths), of=choice("--only", of, Of), topic=topic or None)
 
 
 def _run(
@@ -235,11 +165,11 @@ def _run(
 ) -> None:
     output = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
     try:
-        with _session(master, conf) as session:
+        with spark_session(master, conf) as session:
             if explain:
                 output.print(printable_lines(str(replay_source(session, source, handler, **arguments, explain=True))))
                 return
-            with _bar() as show:
+            with progress_bar() as show:
                 report = replay_source(session, source, handler, **arguments, progress=show)
     except HandlerHalted as error:
         stop(printable(str(error)), EXIT_HALTED)
@@ -248,73 +178,21 @@ def _run(
     except KeyboardInterrupt:
         stop("interrupted", EXIT_INTERRUPTED)
     output.print(printable_lines(str(report.plan)))
+    for line in lacking(report):
+        output.print(printable(line))
     output.print(summary(report))
 
 
-def summary(report: Report) -> str:
-    """A report in one line."""
-    rate = report.delivered / report.seconds if report.seconds else 0.0
-    return (
-        f"{report.delivered:,} delivered, {report.finished:,} finished, {report.dead_lettered:,} of them "
-        f"dead-lettered, {report.skipped:,} skipped; {report.batches} batches in {report.seconds:.1f} s, "
-        f"{rate:,.0f} rows/s"
-    )
+def lacking(report: Report) -> list[str]:
+    """What a journal may not say, and what of it the source does not have, in lines."""
+    lines = [
+        f"the journal may not say everything: {doubt}" for doubt in (report.journal.doubts if report.journal else ())
+    ]
+    if report.missing:
+        lines.append(f"the source lacks {report.missing:,} of the positions that the journal selects")
+    return lines
 
 
 def printable_lines(text: str) -> str:
     """Lines whose characters cannot steer a terminal."""
     return "\n".join(printable(line) for line in text.splitlines())
-
-
-@contextmanager
-def _session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    if not master or master.startswith("local"):
-        # The workers' Python would be any python3 of the path else, and they would not find the handler.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join([path for path in paths if path])
-    builder = SparkSession.builder.appName("lanes spark replay").config("spark.ui.showConsoleProgress", "false")
-    if master:
-        builder = builder.master(master)
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    try:
-        session = builder.getOrCreate()
-    except PySparkException as error:
-        raise ConfigError(
-            f"Spark does not start: {error}; it needs Java 17 or newer, on PATH or in JAVA_HOME"
-        ) from error
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[Reached], None]]:
-    """Progress on stderr, where that is a terminal; what is to be called after each batch."""
-    console = Console(stderr=True)
-    columns = [
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("positions"),
-        TimeElapsedColumn(),
-    ]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        shown = progress.add_task("reading", total=None)
-
-        def show(reached: Reached) -> None:
-            rate = reached.delivered / reached.seconds if reached.seconds else 0.0
-            progress.update(
-                shown,
-                description=f"batch {reached.batches}: {reached.delivered:,} rows, {rate:,.0f} rows/s",
-                total=reached.positions,
-                completed=reached.positions - reached.left,
-            )
-
-        yield show

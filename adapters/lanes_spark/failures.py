@@ -17,6 +17,40 @@ _ERRORS: Final[Mapping[str, type[LanesError]]] = {
 _OURS: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.]+: )?lanes\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:Caused by: |: )?([A-Za-z_][\w.]*(?:Error|Exit|Exception): .+)$", re.MULTILINE)
 
+_FILE: Final = re.compile(r"\[FAILED_READ_FILE[^\]\n]*\] Encountered error while reading file [^\n]*?\.(?=\s)")
+
+_REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
+    re.compile(pattern): remedy
+    for pattern, remedy in {
+        r"PYTHON_VERSION_MISMATCH": "let PYSPARK_PYTHON name a Python of the driver's minor version",
+        r"No module named '(?:lanes|pyarrow|anyio|blake3)": (
+            "the workers' Python lacks it: let PYSPARK_PYTHON name one that has lanes-runtime[spark]"
+        ),
+        r"Python worker exited unexpectedly": (
+            "it was killed, often for memory, or ended itself: its last words are in the executor's stderr"
+        ),
+        r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|another query with same id|is already active": (
+            "another replay is at this checkpoint: wait until it has ended, or stop it"
+        ),
+        r"FAILED_READ_FILE": "restore the file, or take it out of the table: nothing is left out without a word",
+        r"Python worker failed to connect back": (
+            "it did not start in time: the machine is too busy, or PYSPARK_PYTHON names what does not run"
+        ),
+        r"^(?:Py4JError|Py4JNetworkError|Connection\w*Error)$": (
+            "the JVM of the driver does not answer any more: it was killed, often for memory, or ended; its last "
+            "words are on stderr, and `lanes doctor spark` looks at memory"
+        ),
+        r"PATH_ALREADY_EXISTS": "let results_to= name a folder that is not there yet",
+        r"terminated with exception: assertion failed|Incomplete log file|MALFORMED_LOG": (
+            "the checkpoint is damaged: restore it, or begin with another one, by from_= behind what was handled"
+        ),
+        r"No FileSystem for scheme|ClassNotFoundException: Class org\.apache\.hadoop\.fs": (
+            "Spark lacks the jars of that file system: name them by spark.jars.packages"
+        ),
+    }.items()
+}
+"""What to do about some of what Spark says, which does not say that itself."""
+
 _LIMIT: Final = 500
 """Characters of what Spark says that are kept."""
 
@@ -25,11 +59,12 @@ _LIMIT: Final = 500
 def mapped_errors(topic: str) -> Iterator[None]:
     """What Spark raises in the block comes out as an error of ``lanes``: as the one that a task raised, where it did,
     else as a ``SourceError``. ``topic`` is what it names."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError, ConnectionError) as error:
         raise as_ours(topic, type(error).__name__, str(error)) from error
 
 
@@ -42,4 +77,8 @@ def as_ours(topic: str, name: str, text: str) -> LanesError:
     # The innermost exception says most; these only say that there was one.
     raised = [line for line in _RAISED.findall(text) if not line.startswith("py4j.") and "Traceback (most" not in line]
     said = (raised or [line.strip() for line in text.splitlines() if line.strip()][:1] or ["it says nothing"])[-1]
-    return SourceError(f"{topic}: Spark failed: {name}: {said[:_LIMIT]}")
+    if file := _FILE.search(text):
+        # Which file it is, stands at the outside.
+        said = f"{file[0].strip()} {said}" if file[0].strip() not in said else said
+    remedy = next((found for pattern, found in _REMEDIES.items() if pattern.search(said) or pattern.search(name)), "")
+    return SourceError(f"{topic}: Spark failed: {name}: {said[:_LIMIT]}" + (f"; {remedy}" if remedy else ""))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from lanes.errors import ConfigError
 from lanes_spark.plan import Eras, check_eras
 from lanes_spark.positions import Span, check_start
 from lanes_spark.table import Spans, known_rows
-from lanes_spark.watermarks import read_watermarks
+from lanes_spark.watermarks import first_since, read_watermarks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,18 +102,20 @@ class KafkaTopic:
 
         Raises ``ConfigError`` when the connector's jars are missing, ``SourceError`` for what the brokers say.
         """
-        spans = self._watermarks(spark)
+        spans, incarnation = read_watermarks(spark, self.topic, self._client())
         return Spans(
             by_partition=spans,
             rows=sum(end - first for first, end in spans.values()),
             timed=True,
             cut=True,
+            incarnation=incarnation,
         )
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
         """The messages of these positions. Reads nothing yet. Raises as ``spans``, and ``SourceError`` for positions
         that are gone by now, naming them."""
-        check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, self._watermarks(spark))
+        spans, _ = read_watermarks(spark, self.topic, self._client())
+        check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
         found = (
             reader.option("assign", json.dumps({self.topic: sorted(ranges)}))
@@ -124,12 +127,21 @@ class KafkaTopic:
         )
         return known_rows(found, self.topic, {})
 
+    def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
+        """By partition the first position of these spans with a timestamp of ``time`` or later, or else the end: what
+        is in front of it is earlier, in whatever order the times are. Blocks, and raises as ``spans``."""
+        # Whole milliseconds, rounded down: Kafka has no others.
+        milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+        found = first_since(
+            spark, self.topic, self._client(), max(0, milliseconds), {number: end for number, (_, end) in spans.items()}
+        )
+        return {number: max(spans[number][0], at) for number, at in found.items()}
+
     def check_aligned(self, rows: DataFrame) -> None:
         """Nothing: without the options that are refused, a task of the connector reads one partition, in order."""
 
-    def _watermarks(self, spark: SparkSession) -> dict[int, Span]:
-        client = {name[6:]: value for name, value in self._all_options().items() if name.lower().startswith("kafka.")}
-        return read_watermarks(spark, self.topic, client)
+    def _client(self) -> dict[str, str]:
+        return {name[6:]: value for name, value in self._all_options().items() if name.lower().startswith("kafka.")}
 
     def _all_options(self) -> dict[str, str]:
         return {_ISOLATION: "read_committed", **self.options, "kafka.bootstrap.servers": self.servers}

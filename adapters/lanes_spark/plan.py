@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from lanes.config import Keyless, Order
 from lanes.errors import ConfigError
 
-__all__ = ["BUCKETS", "Effects", "Eras", "Plan", "check_conf", "check_eras", "era_column", "make_plan"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "BUCKETS",
+    "CHECKED",
+    "Effects",
+    "Eras",
+    "Plan",
+    "check_conf",
+    "check_eras",
+    "era_column",
+    "make_plan",
+    "settings_of",
+]
 
 BUCKETS: Final = 65_536
 """Values of the column that a shuffle goes by."""
@@ -164,6 +178,20 @@ def era_column(eras: Eras) -> str | None:
     return " + ".join(begun)
 
 
+_REFUSED: Final[Mapping[str, str]] = {
+    "spark.sql.files.ignoreCorruptFiles": "what Spark then leaves out would be lost without a word",
+    "spark.sql.files.ignoreMissingFiles": "what Spark then leaves out would be lost without a word",
+    "spark.sql.parquet.binaryAsString": "keys and values would be taken as text, and those that are none not be found",
+    "spark.sql.execution.arrow.useLargeVarTypes": "headers would come in types that no message has",
+}
+"""Settings that must not be true, and why."""
+
+_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
+"""The settings that ``check_conf`` looks at."""
+
+
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
     """Raise ``ConfigError`` for settings of Spark under which a promise cannot be kept. ``conf``: by their names."""
 
@@ -177,10 +205,24 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
             'spark.speculation=true with effects="unfenced": Spark runs a slow task twice at once, and the loser goes '
             'on for seconds; set it to false, or fence the effects by position and say effects="fenced", or "none"'
         )
-    for name in CHECKED[1:]:
+    rows = (conf.get(_ROWS) or "").strip()
+    if rows.startswith("-") or rows == "0":
+        raise ConfigError(
+            f"{_ROWS}={rows}: without a limit Spark cannot plan the batches of a checkpoint, and what a worker has is "
+            "bounded by bytes alone; set it to 1 or more"
+        )
+    for name, why in _REFUSED.items():
         if on(name):
-            raise ConfigError(f"{name}=true: what Spark then leaves out would be lost without a word; set it to false")
+            raise ConfigError(f"{name}=true: {why}; set it to false")
 
 
-CHECKED: Final = ("spark.speculation", "spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
-"""The settings that ``check_conf`` looks at."""
+def settings_of(spark: SparkSession) -> dict[str, str | None]:
+    """What ``check_conf`` looks at, of a session. Blocks."""
+    found = {name: spark.conf.get(name, None) for name in CHECKED}
+    try:
+        context = spark.sparkContext.getConf()
+    except Exception:
+        # Spark Connect has no context; what its session says is all there is.
+        return found
+    # Tasks are scheduled by the settings of the context, whatever a session that was made later says of them.
+    return {**found, "spark.speculation": context.get("spark.speculation", found["spark.speculation"])}

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
-
-from blake3 import blake3
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from lanes.config import Settings
 from lanes.core.types import PartitionKey
-from lanes.dead_letter import error_text
 from lanes.errors import ConfigError
 from lanes.handlers import Decode, Handler
 from lanes.source import DeadLetters
-from lanes_spark.batch_run import BatchRun, ReplaySource
+from lanes_spark.batch_query import begin_query
+from lanes_spark.batch_run import ReplaySource
 from lanes_spark.failures import mapped_errors
-from lanes_spark.plan import CHECKED, Effects, Plan, check_conf, make_plan
-from lanes_spark.positions import Positions, Span, check_kept
+from lanes_spark.journal_selection import JournalFacts, JournalSelection
+from lanes_spark.meter import Meter
+from lanes_spark.plan import Effects, Plan
+from lanes_spark.prepared import prepare
+from lanes_spark.progress import Progress
 from lanes_spark.selection import Bound, Selection
-from lanes_spark.table import Spans
 from lanes_spark.task_job import Hook, TaskJob
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-__all__ = ["ROWS_PER_BATCH", "Progress", "ReplaySource", "Report", "replay"]
+log = logging.getLogger("lanes")
+
+__all__ = ["ROWS_PER_BATCH", "Progress", "ReplaySource", "Report", "checked_batches", "replay"]
 
 ROWS_PER_BATCH: Final = 200_000
 """Positions of a batch, at most. A batch costs some tenths of a second by itself, whatever is in it."""
@@ -42,7 +46,9 @@ class Report:
     ``dead_lettered``: of these again. They count tasks that have ended well. ``skipped``: rows of the topic
     that were not delivered by this run: not selected, or delivered by an earlier run on the same checkpoint; of a Kafka
     topic also positions that hold no message.
-    ``batches``: how many were run. ``seconds``: all in all.
+    ``batches``: how many were run. ``seconds``: all in all. ``journal``: what ``only=`` found, None without.
+    ``missing``: of its positions what the source does not have; None without it, and where more is selected by than
+    partition and position.
     """
 
     delivered: int
@@ -52,21 +58,8 @@ class Report:
     batches: int
     seconds: float
     plan: Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a replay is. ``batches``, ``delivered``, ``finished``, ``dead_lettered``: as in ``Report``, so far.
-    ``positions``: of all that is selected by partition and position, by any run on this checkpoint; ``left``: of these
-    what has not been handled. ``seconds``: since this run began."""
-
-    batches: int
-    delivered: int
-    finished: int
-    dead_lettered: int
-    positions: int
-    left: int
-    seconds: float
+    journal: JournalFacts | None = None
+    missing: int | None = None
 
 
 @overload
@@ -87,11 +80,13 @@ def replay(
     partitions: Iterable[int] | None = ...,
     from_: Bound | None = ...,
     to: Bound | None = ...,
+    only: JournalSelection | None = ...,
     checkpoint: str | None = ...,
     rows_per_batch: int = ...,
     tasks: int | None = ...,
     effects: Effects = ...,
     progress: Callable[[Progress], object] | None = ...,
+    journal: str | os.PathLike[str] | None = ...,
     explain: Literal[False] = ...,
 ) -> Report: ...
 
@@ -114,11 +109,13 @@ def replay(
     partitions: Iterable[int] | None = ...,
     from_: Bound | None = ...,
     to: Bound | None = ...,
+    only: JournalSelection | None = ...,
     checkpoint: str | None = ...,
     rows_per_batch: int = ...,
     tasks: int | None = ...,
     effects: Effects = ...,
     progress: Callable[[Progress], object] | None = ...,
+    journal: str | os.PathLike[str] | None = ...,
     explain: Literal[True],
 ) -> Plan: ...
 
@@ -140,11 +137,13 @@ def replay(
     partitions: Iterable[int] | None = None,
     from_: Bound | None = None,
     to: Bound | None = None,
+    only: JournalSelection | None = None,
     checkpoint: str | None = None,
     rows_per_batch: int = ROWS_PER_BATCH,
     tasks: int | None = None,
     effects: Effects = "unfenced",
     progress: Callable[[Progress], object] | None = None,
+    journal: str | os.PathLike[str] | None = None,
     explain: bool = False,
 ) -> Report | Plan:
     """Run ``handler`` over the messages of ``source``; blocks until all of them are handled.
@@ -154,20 +153,22 @@ def replay(
     handlers return; with a checkpoint every batch has a folder of its own there, which a repeated batch replaces.
 
     ``keys``, ``slots``, ``partitions`` select; ``from_`` is in and ``to`` is out: a position, positions by partition,
-    or an aware time. Files that hold nothing of it are not read, as far as they say so.
+    or an aware time. Files that hold nothing of it are not read, as far as they say so. ``only``: nothing but what a
+    journal names; see ``JournalSelection``. It is read once, when a checkpoint is begun.
 
     ``checkpoint``: a folder in which Spark notes every batch; a replay that was stopped, however that came about, goes
     on there. Batches have ``rows_per_batch`` rows at most, 1 or more. Without it everything is one batch, and a replay
     that failed begins again. Either way a batch that fails is handled again from its beginning: at least once, as live.
 
     ``tasks``: of a shuffle, None = 4 for each core. ``effects``: what of the handler stays behind if an attempt of a
-    task is repeated, see ``Effects``. ``progress`` is called after each batch, in the driver; what it raises stops the
-    replay. ``explain``: run nothing, and return the plan.
+    task is repeated, see ``Effects``. ``progress`` is called after each batch, and about once a second meanwhile, in a
+    thread of the driver; what it raises stops the replay behind that batch, which is handled again when it goes on.
+    ``journal``: a folder in which every attempt of a task writes a journal of its own, see ``TaskJob``. ``explain``:
+    run nothing, and return the plan.
 
     Raises ``ConfigError`` for what cannot be kept, before the first message; ``HandlerHalted`` when a message was given
     up under the poison policy ``exit``; ``SourceError`` for rows that are gone and for failures of Spark.
     """
-    started = time.monotonic()
     settings = settings or Settings()
     job = TaskJob(
         topic=source.topic,
@@ -179,164 +180,66 @@ def replay(
         dead_letters=dead_letters,
         setup=setup,
         teardown=teardown,
+        journal=None if journal is None else os.fspath(journal),
     )
     selection = Selection.of(keys, slots, partitions, from_, to)
-    if not isinstance(rows_per_batch, int) or isinstance(rows_per_batch, bool) or rows_per_batch < 1:
-        raise ConfigError(f"rows_per_batch={rows_per_batch!r}: must be a whole number, 1 or more")
-    if (results is None) != (results_to is None):
-        raise ConfigError("of results and results_to there is only one: give the schema of the rows and where they go")
-    check_conf({name: spark.conf.get(name, None) for name in CHECKED}, effects)
+    checked_batches(rows_per_batch, results, results_to)
     with mapped_errors(source.topic):
-        spans = source.spans(spark)
-        _check_timestamps(selection, spans)
-        wanted = selection.starts(spans.by_partition) if spans.cut else {}
-        if checkpoint is None:
-            check_kept(source.topic, wanted, spans.by_partition)
-        selected = {
-            partition: span
-            for partition, whole in spans.by_partition.items()
-            if (span := selection.span(partition, whole)) is not None
-        }
-        plan = make_plan(
-            order=settings.order,
-            keyless=settings.keyless,
-            cores=_cores(spark),
-            partitions=len(selected),
-            aligned=source.aligned,
-            eras=source.eras,
+        prepared = prepare(
+            spark,
+            source,
+            settings,
+            selection,
+            only=only,
+            checkpoint=None if explain else checkpoint,
+            restartable=checkpoint is not None,
+            rows_per_batch=rows_per_batch,
             tasks=tasks,
+            effects=effects,
         )
-        if explain:
-            return plan
-        run = BatchRun(
-            source=source,
-            selection=selection,
-            plan=plan,
-            name=job.name,
-            payload=_pickled(job),
-            results=results,
-            results_to=results_to,
-        )
-
-        def tell(at: Positions) -> None:
-            if progress is not None:
-                progress(_progress(run, selected, at, time.monotonic() - started))
-
-        if checkpoint is None:
-            if selected:
-                run.run(spark, selected, batch=None)
-                tell({partition: end for partition, (_, end) in selected.items()})
-        else:
-            # Also when there is nothing to read: what a checkpoint has not read may be gone, all of it.
-            # A partition that has been read, and is empty since, has to be told from one that is gone.
-            places = {
-                partition: place
-                for partition, whole in spans.by_partition.items()
-                if (place := selection.place(partition, whole)) is not None
-            }
-            # Where one has been read beyond a start that is gone, that is no loss: the first batch is told of it.
-            starts = {partition: min(start, places[partition][0]) for partition, start in wanted.items()}
-            _in_batches(
-                spark,
-                run,
-                places if spans.cut else selected,
-                starts,
-                checkpoint,
-                rows_per_batch=rows_per_batch,
-                tell=tell,
-            )
+        meter = Meter(spark, None if explain else progress)
+        try:
+            if explain:
+                return prepared.plan
+            run = prepared.run(job, results, results_to, meter.reports)
+            missing = prepared.missing()
+            meter.begin(run, prepared.selected, prepared.islands)
+            done = functools.partial(meter.done, run)
+            if checkpoint is None:
+                if prepared.selected:
+                    run.run(spark, prepared.selected, batch=None)
+                    done(prepared.selected)
+            else:
+                # Also when there is nothing to read: what a checkpoint has not read may be gone, all of it.
+                query = begin_query(spark, run, prepared, checkpoint, rows_per_batch=rows_per_batch, done=done)
+                try:
+                    query.awaitTermination()
+                finally:
+                    # Also when the caller is interrupted: nothing is handled behind its back.
+                    query.stop()
+        finally:
+            meter.close()
+            prepared.close()
+    missing = None if missing is None else missing + run.counts.missing
+    if missing:
+        log.warning("%s: the source lacks %d of the positions that the journal selects", source.topic, missing)
     counts = run.counts.by_name
     return Report(
         delivered=counts["delivered"],
         finished=counts["finished"],
         dead_lettered=counts["dead_lettered"],
-        skipped=spans.rows - counts["delivered"],
+        skipped=prepared.spans.rows - counts["delivered"],
         batches=run.counts.batches,
-        seconds=time.monotonic() - started,
-        plan=plan,
+        seconds=time.monotonic() - meter.started,
+        plan=prepared.plan,
+        journal=None if prepared.chosen is None else prepared.chosen.facts,
+        missing=missing,
     )
 
 
-def _progress(run: BatchRun, selected: Mapping[int, Span], at: Positions, seconds: float) -> Progress:
-    return Progress(
-        batches=run.counts.batches,
-        **run.counts.by_name,
-        positions=sum(end - first for first, end in selected.values()),
-        left=sum(end - at.get(partition, first) for partition, (first, end) in selected.items()),
-        seconds=seconds,
-    )
-
-
-def _in_batches(
-    spark: SparkSession,
-    run: BatchRun,
-    selected: Mapping[int, Span],
-    starts: Positions,
-    checkpoint: str,
-    *,
-    rows_per_batch: int,
-    tell: Callable[[Positions], None],
-) -> None:
-    from lanes_spark.batch_ranges import NAME, BatchRanges, ranges_options
-
-    spark.dataSource.register(BatchRanges)
-    identity = f"{run.source.topic}\n{run.selection.digest()}\n{[sorted(era.items()) for era in run.source.eras]}"
-    options = ranges_options(
-        topic=run.source.topic,
-        replay=blake3(identity.encode()).hexdigest(length=8),
-        spans=selected,
-        starts=starts,
-        cap=rows_per_batch,
-        eras=run.source.eras,
-    )
-
-    def handle(ranges: DataFrame, batch: int) -> None:
-        found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
-        taken = {partition: (first, end) for partition, (first, end) in found.items() if first < end}
-        if taken:
-            run.run(spark, taken, batch=batch)
-            tell({partition: end for partition, (_, end) in found.items()})
-
-    query = (
-        spark.readStream.format(NAME)
-        .options(**options)
-        .load()
-        .writeStream.trigger(availableNow=True)
-        .option("checkpointLocation", checkpoint)
-        .foreachBatch(handle)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    finally:
-        # Also when the caller is interrupted: nothing is handled behind its back.
-        query.stop()
-
-
-def _pickled(job: TaskJob) -> bytes:
-    from pyspark import cloudpickle
-
-    try:
-        payload: bytes = cast(Any, cloudpickle).dumps(job)
-    except Exception as error:
-        raise ConfigError(
-            f"the handler, or something it uses, cannot be sent to the workers ({type(error).__name__}: "
-            f"{error_text(error)}): make clients, locks and open files in setup=…, in variables of the module"
-        ) from error
-    return payload
-
-
-def _cores(spark: SparkSession) -> int:
-    try:
-        return spark.sparkContext.defaultParallelism
-    except Exception:
-        # Spark Connect has no context; what a shuffle has by default is what its administrator thought right.
-        return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or "200") // 4)
-
-
-def _check_timestamps(selection: Selection, spans: Spans) -> None:
-    asked = isinstance(selection.start, datetime) or isinstance(selection.end, datetime)
-    if asked and not spans.timed:
-        raise ConfigError(
-            "from_ or to is a time, and the source has no column for timestamp: select by positions, or name the column"
-        )
+def checked_batches(rows_per_batch: object, results: object, results_to: object) -> None:
+    """Raise ``ConfigError`` for arguments that are none."""
+    if not isinstance(rows_per_batch, int) or isinstance(rows_per_batch, bool) or rows_per_batch < 1:
+        raise ConfigError(f"rows_per_batch={rows_per_batch!r}: must be a whole number, 1 or more")
+    if (results is None) != (results_to is None):
+        raise ConfigError("of results and results_to there is only one: give the schema of the rows and where they go")

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from lanes.errors import ConfigError
@@ -13,10 +14,10 @@ from lanes_spark.plan import Eras, check_eras
 from lanes_spark.positions import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-__all__ = ["ParquetTable", "Spans", "known_rows", "spans_of"]
+__all__ = ["ParquetTable", "Spans", "known_rows", "spans_of", "within"]
 
 _NEEDED: Final = ("key", "partition", "offset", "value")
 _OPTIONAL: Final = ("timestamp", "headers")
@@ -72,19 +73,11 @@ class ParquetTable:
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
         """The messages of these positions, in columns of their own names. Reads nothing yet. Raises as ``spans``."""
-        from pyspark.sql import functions as F  # noqa: N812
+        return self._all(spark).where(within(ranges))
 
-        partition, offset = F.col("partition"), F.col("offset")
-        conditions = [F.lit(False)] + [
-            (partition == number) & (offset >= first) & (offset < end)
-            for number, (first, end) in sorted(ranges.items())
-        ]
-        while len(conditions) > 1:
-            # As a flat tree: Spark walks it by recursion, and there may be thousands of partitions.
-            conditions = [
-                functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)
-            ]
-        return self._all(spark).where(conditions[0])
+    def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
+        """Nothing: the files themselves tell their times."""
+        return {}
 
     def check_aligned(self, rows: DataFrame) -> None:
         """Raise ``ConfigError`` where several tasks read a partition: one pass over two columns. Blocks."""
@@ -109,6 +102,21 @@ class ParquetTable:
     def _all(self, spark: SparkSession) -> DataFrame:
         paths = [self.path] if isinstance(self.path, str) else list(self.path)
         return known_rows(spark.read.parquet(*paths), self.topic, self.columns)
+
+
+def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
+    """Whether partition and offset of a row are in one of these ranges, of which a partition may have several."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    partition, offset = F.col("partition"), F.col("offset")
+    pairs = ranges.items() if isinstance(ranges, Mapping) else ranges
+    conditions = [F.lit(False)] + [
+        (partition == number) & (offset >= first) & (offset < end) for number, (first, end) in sorted(pairs)
+    ]
+    while len(conditions) > 1:
+        # As a flat tree: Spark walks it by recursion, and there may be thousands of partitions.
+        conditions = [functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)]
+    return conditions[0]
 
 
 def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> DataFrame:
@@ -145,12 +153,14 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
 class Spans:
     """What a source has: positions by partition, how many ``rows``, and whether they have a ``timestamp``.
 
-    ``cut``: what comes before the first position is gone; without it nothing was there."""
+    ``cut``: what comes before the first position is gone; without it nothing was there. ``incarnation``: another one
+    has other positions, "" = it cannot be told."""
 
     by_partition: Mapping[int, Span]
     rows: int
     timed: bool
     cut: bool = False
+    incarnation: str = ""
 
 
 def spans_of(rows: DataFrame) -> Spans:

@@ -24,9 +24,13 @@ from lanes.consumer import Consumer
 from lanes.core.types import Message
 from lanes.errors import LanesError
 from lanes.handlers import is_async
+from lanes_spark.task_collector import collecting_seldom
 from lanes_spark.task_job import TaskJob
+from lanes_spark.task_journal import Pace, task_journal
 from lanes_spark.task_results import Result, recording, results_of, rows_batch, summary_batch
 from lanes_spark.task_source import ArrowSource
+from lanes_spark.task_telling import Tell, telling
+from lanes_spark.task_watch import LoopWatch
 
 __all__ = ["AHEAD", "run_task"]
 
@@ -63,23 +67,30 @@ class _Ended:
 _Event = _Ready | _Taken | _Ended | list[Result]
 
 
-def run_task(batches: Iterable[Any], job: TaskJob) -> Iterator[Any]:
+def run_task(
+    batches: Iterable[Any], job: TaskJob, *, member: str | None = None, tell: Tell | None = None
+) -> Iterator[Any]:
     """Handle the rows of these Arrow batches, in their order within a key; see ``task_rows.COLUMNS`` for the columns.
 
     Yields batches of ``output_schema(job.results)``: the rows that handlers returned, in the order in which their
     messages were settled, and at the end one row with the counts. Raises what ``Consumer.run`` raises, what ``setup``
     raised, and what ``batches`` raised; ``LanesError`` for a returned row that does not fit. Not to be called on an
-    event loop: it blocks.
+    event loop: it blocks. ``member`` names this attempt in its journal, where ``job`` has one; None = made up.
+    ``tell`` is called about once a second with counts, on the event loop.
     """
-    return _Task(job).run(batches)
+    return _Task(job, member, tell).run(batches)
 
 
 class _Task:
-    def __init__(self, job: TaskJob) -> None:
+    def __init__(self, job: TaskJob, member: str | None, tell: Tell | None) -> None:
         self._job = job
+        self._tell = tell
+        self._journal = task_journal(job.journal, member)
         self._inbox: SimpleQueue[_Event] = SimpleQueue()
         self._results: list[Result] = []
         self._source = ArrowSource(job.topic, taken=self._batch_taken, settled=self._settled)
+        if self._journal is not None:
+            self._source.pace = Pace(self._journal).wait
         self._finished = self._dead_lettered = 0
         self._ended: _Ended | None = None
         self._waiting = 0  # batches that are not delivered to the end
@@ -89,6 +100,7 @@ class _Task:
         self._loop: asyncio.AbstractEventLoop
         self._scope: anyio.CancelScope
         self._thread = threading.Thread(target=self._main, name=f"lanes-task-{job.topic}", daemon=True)
+        self._watch = LoopWatch(job.topic, self._thread, self._call)
 
     # --- in the thread of the task
 
@@ -122,7 +134,7 @@ class _Task:
         """What the loop has said meanwhile; with ``block`` at least one event of it. Raises why it has ended."""
         while True:
             try:
-                event = self._inbox.get(block=block)
+                event = self._watch.get(self._inbox) if block and self._ready else self._inbox.get(block=block)
             except Empty:
                 return
             block = False
@@ -168,7 +180,8 @@ class _Task:
     def _main(self) -> None:
         error: BaseException | None = None
         try:
-            anyio.run(self._consume, backend="asyncio")
+            with collecting_seldom():
+                anyio.run(self._consume, backend="asyncio")
         except BaseException as failure:
             error = failure
         self._inbox.put(_Ended(error))
@@ -200,8 +213,10 @@ class _Task:
             settings=job.settings,
             dead_letters=None if job.dead_letters is None else job.dead_letters(),
             decode=job.decode,
+            journal=self._journal,
         )
-        await self._consumer.run()
+        with telling(self._tell, lambda: self._source.delivered, lambda: self._finished, self._consumer.status):
+            await self._consumer.run()
         if self._misfit is not None:
             raise self._misfit
         self._dead_lettered = self._consumer.status().dead_lettered

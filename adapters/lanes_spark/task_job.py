@@ -12,6 +12,7 @@ from lanes.config import Settings
 from lanes.errors import ConfigError
 from lanes.handlers import Decode, Handler, check_handler, is_async
 from lanes.source import DeadLetters
+from lanes_spark.task_journal import checked_folder
 from lanes_spark.task_results import check_results
 
 __all__ = ["TaskJob", "begin"]
@@ -28,7 +29,8 @@ class TaskJob:
 
     ``topic``: what the rows are of. ``handler``, ``settings`` and ``decode``: see ``lanes.Consumer``. ``results``: the
     pyarrow schema of the rows that the handler returns, None = what it returns is ignored. ``dead_letters``: makes the
-    place of dead letters, once a task, on its event loop.
+    place of dead letters, once a task, on its event loop. ``journal``: the folder in which every attempt of a task
+    writes a journal of its own; all workers have it mounted. A task waits for its journal rather than drop rows.
 
     ``setup`` and ``teardown`` make and close what the handler uses, in variables of its module. Plain functions run
     once in a worker process: before its first task, and when it ends in order or begins another replay; Spark also
@@ -49,10 +51,12 @@ class TaskJob:
     dead_letters: Callable[[], DeadLetters] | None = None
     setup: Hook | None = None
     teardown: Hook | None = None
+    journal: str | None = None
 
     def __post_init__(self) -> None:
         check_handler(self.handler, self.decode, self.settings)
         check_results(self.results)
+        object.__setattr__(self, "journal", checked_folder(self.journal))
         if self.settings.poison in ("block", "block_and_dlq"):
             raise ConfigError(
                 f'poison="{self.settings.poison}" on Spark: nobody can unblock a key in a task, which would never end; '

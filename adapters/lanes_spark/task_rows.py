@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from lanes.dead_letter import Details
 from lanes.errors import SourceError
 
-__all__ = ["COLUMNS", "NEEDED", "Row", "RowReader", "headers_size", "windows"]
+__all__ = ["COLUMNS", "NEEDED", "Row", "RowReader", "Window", "headers_size", "windows"]
 
 COLUMNS: Final = ("key", "partition", "offset", "value", "timestamp", "headers", "era")
 """The columns of a task's input, in the order of a ``Row``."""
@@ -31,18 +32,70 @@ Row: TypeAlias = tuple[Any, ...]
 KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
-def windows(batch: Any) -> Iterator[list[Row]]:
+class Window:
+    """Rows that are Python objects, those of a partition together, each partition's in their order.
+
+    ``rows``, and beside them their ``keys``, ``offsets`` and ``sizes``: the bytes of key, value and headers. ``runs``:
+    partition and era of rows that follow each other, and the index behind them.
+    """
+
+    __slots__ = ("keys", "offsets", "rows", "runs", "sizes")
+
+    def __init__(self, columns: Sequence[Any], sizes: Any) -> None:
+        partitions, eras = columns[PARTITION], columns[ERA]
+        mixed = eras is not None and _several(eras)
+        if _several(partitions) and not mixed:
+            # Arrow sorts so that what is equal keeps its order. Across eras the order of all rows is looked at.
+            order = pc.sort_indices(partitions)
+            columns = [None if column is None else column.take(order) for column in columns]
+            sizes = sizes.take(order)
+        lists: list[Any] = [None if column is None else column.to_pylist() for column in columns]
+        # Not strict: what a column lacks that is not there has no end.
+        self.rows: list[Row] = list(zip(*[repeat(None) if each is None else each for each in lists], strict=False))
+        self.keys: list[bytes | None] = lists[KEY]
+        self.offsets: list[Any] = lists[OFFSET]
+        self.sizes: list[int] = sizes.to_pylist()
+        if lists[HEADERS] is not None:
+            self.sizes = [
+                size + headers_size(headers) if headers else size
+                for size, headers in zip(self.sizes, lists[HEADERS], strict=True)
+            ]
+        era = None if lists[ERA] is None else lists[ERA][0]
+        self.runs: list[tuple[int | None, int | None, int]] = []
+        if mixed:
+            whose = zip(lists[PARTITION], lists[ERA], strict=True)
+            counted = [(number, era, len(list(run))) for (number, era), run in groupby(whose)]
+        else:
+            numbers = pc.value_counts(columns[PARTITION]).to_pylist()
+            counted = [(each["values"], era, each["counts"]) for each in numbers]
+        end = 0
+        for number, era, count in counted:
+            end += count
+            self.runs.append((number, era, end))
+
+
+def _several(column: Any) -> bool:
+    """Whether not all of its values are the same."""
+    return bool(pc.count_distinct(column, mode="all").as_py() > 1)
+
+
+def windows(batch: Any) -> Iterator[Window]:
     """The rows of an Arrow batch, a window at a time. Raises ``SourceError`` for a batch that lacks a column, or has
     one of another type."""
     # At once, so that it is the caller of this function who hears of a batch that is none.
-    return _windows([_column(batch, name) for name in COLUMNS], batch.num_rows)
+    columns = [_column(batch, name) for name in COLUMNS]
+    return _windows(columns, pc.add(_length(columns[KEY]), _length(columns[VALUE])))
 
 
-def _windows(columns: list[Any], count: int) -> Iterator[list[Row]]:
-    for start in range(0, count, _WINDOW):
-        parts = [repeat(None) if column is None else column.slice(start, _WINDOW).to_pylist() for column in columns]
-        # Not strict: what a column lacks that is not there has no end.
-        yield list(zip(*parts, strict=False))
+def _windows(columns: list[Any], sizes: Any) -> Iterator[Window]:
+    for start in range(0, len(sizes), _WINDOW):
+        parts = [None if column is None else column.slice(start, _WINDOW) for column in columns]
+        yield Window(parts, sizes.slice(start, _WINDOW))
+
+
+def _length(column: Any) -> Any:
+    """Bytes of each of its values."""
+    return pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0)
 
 
 def _column(batch: Any, name: str) -> Any:
@@ -54,20 +107,22 @@ def _column(batch: Any, name: str) -> Any:
             )
         return None
     column, kind = batch.column(index), batch.schema.field(index).type
+    if pa.types.is_null(kind) and name not in NEEDED:
+        return None
     if name in ("key", "value"):
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
-        fits = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)
+        if pa.types.is_null(kind):
+            return column.cast(pa.binary())
+        fits = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     elif name == "timestamp":
         if pa.types.is_timestamp(kind):
             return column.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(pa.int64())
-        fits = pa.types.is_null(kind)
+        fits = False
     elif name == "headers":
-        fits = pa.types.is_null(kind) or (
-            (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type == _HEADER
-        )
+        fits = (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type == _HEADER
     else:
-        fits = pa.types.is_integer(kind) or (name == "era" and pa.types.is_null(kind))
+        fits = pa.types.is_integer(kind)
     if not fits:
         raise SourceError(f"the column {name!r} of the rows is {kind}, which is nothing a message is made of: cast it")
     return column

@@ -11,7 +11,9 @@ may live in another partition there, and lanes keep no order across partitions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import repeat
+from operator import lt
 from typing import Any, Final
 
 import anyio
@@ -20,7 +22,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits
-from lanes_spark.task_rows import ERA, OFFSET, PARTITION, Row, RowReader, headers_size, windows
+from lanes_spark.task_rows import ERA, OFFSET, PARTITION, Row, RowReader, Window, windows
 
 __all__ = ["ArrowSource"]
 
@@ -44,7 +46,7 @@ class ArrowSource:
     """The rows of Arrow batches as a source. ``topic``: what they are of.
 
     ``taken`` is called whenever all rows of a batch have been delivered, ``settled`` with messages that are finished,
-    each once; both on the event loop.
+    each once; both on the event loop. ``pace``, where it is set, is awaited before each delivery.
     """
 
     def __init__(
@@ -55,15 +57,16 @@ class ArrowSource:
         settled: Callable[[Sequence[Message]], None] = lambda messages: None,
     ) -> None:
         self.delivered = 0
+        self.pace: Callable[[], Awaitable[None]] | None = None
         self._topic = topic
         self._taken = taken
         self._settled = settled
         self._reader = RowReader(topic)
         self._places: dict[int, _Place] = {}
         self._batches: deque[Any] = deque()
-        self._windows: Iterator[list[Row]] | None = None  # of the batch in front, which is still in ``_batches``
-        self._window: list[Row] = []
-        self._next_row = 0
+        self._windows: Iterator[Window] | None = None  # of the batch in front, which is still in ``_batches``
+        self._window: Window
+        self._rows = self._next_row = self._next_run = 0  # of the window
         self._announced: list[SourceEvent] = []
         self._unsettled: set[Message] = set()
         self._era: int | None = None
@@ -95,10 +98,12 @@ class ArrowSource:
 
     async def open(self) -> SourceTraits:
         """See ``lanes.source.Source.open``."""
-        return SourceTraits(name=f"{self._topic} on Spark", system="spark", remembers=True)
+        return SourceTraits(name=f"{self._topic} on Spark", system="spark", remembers=True, exclusive=False)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """See ``lanes.source.Source.receive``. Raises ``SourceError`` for rows in an order that cannot be kept."""
+        if self.pace is not None:
+            await self.pace()
         while True:
             # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
             self._wake = anyio.Event()
@@ -128,7 +133,7 @@ class ArrowSource:
         """See ``lanes.source.Source.aclose``."""
         self._batches.clear()
         self._windows = None
-        self._window = []
+        self._rows = self._next_row = 0
         self._unsettled.clear()
 
     # --- in
@@ -149,13 +154,14 @@ class ArrowSource:
 
     def _more(self) -> bool:
         """Whether there is a row, which is then in the window; begins the next batch where one is over."""
-        while self._next_row >= len(self._window):
+        while self._next_row >= self._rows:
             if self._windows is not None:
                 window = next(self._windows, None)
                 if window is not None:
-                    self._window, self._next_row = window, 0
+                    self._window, self._rows = window, len(window.rows)
+                    self._next_row = self._next_run = 0
                     continue
-                self._windows, self._window, self._next_row = None, [], 0
+                self._windows = None
                 self._batches.popleft()
                 self._taken()
             if not self._batches:
@@ -172,38 +178,69 @@ class ArrowSource:
 
     def _deliver(self, room: Room) -> list[SourceEvent]:
         begun: list[_Place] = []
-        places, paused = self._places, room.paused
         left, size = min(room.messages, _AT_ONCE), 0
         # Runs of a batch that is begun now wait for its partitions to be announced.
         while left > 0 and self._more() and not self._announced:
-            first = index = self._next_row
-            for index in range(first, min(len(self._window), first + left)):
-                # One pass without a call but for the message: this is the work of every row.
-                row = self._window[index]
-                key, number, offset, value, _, headers, era = row
-                place = places.get(number)
-                if place is None or offset is None or offset <= place.highest:
-                    raise self._disorder(row)
-                if place.partition in paused or (era != self._era and not self._era_begun(row, begun)):
-                    left = 0
+            # A run at a time: of every row this is the work, so what can be is done for all of them at once.
+            window, first = self._window, self._next_row
+            number, era, end = window.runs[self._next_run]
+            place = None if number is None else self._places[number]
+            if place is None:
+                raise self._disorder(window.rows[first])
+            if place.partition in room.paused or (era != self._era and not self._era_begun(window.rows[first], begun)):
+                break
+            last = min(end, first + left)
+            more = sum(window.sizes[first:last])
+            if size + more > room.bytes:
+                # One that is larger than the bound goes alone.
+                last, more = self._fitting(window, first, last, room.bytes - size, alone=not size)
+                left = last - first
+                if not left:
                     break
-                bytes_of = (0 if value is None else len(value)) + (0 if key is None else len(key))
-                if headers:
-                    bytes_of += headers_size(headers)
-                if size and size + bytes_of > room.bytes:
-                    left = 0
-                    break
-                size += bytes_of
-                place.highest = offset
-                if not place.run:
-                    begun.append(place)
-                place.run.append(Message(place.partition, offset, key, bytes_of, row, None))
-                place.size += bytes_of
-            else:
-                index += 1
-            self._next_row = index
-            left -= index - first
+            self._check_rising(place, window, first, last)
+            if not place.run:
+                begun.append(place)
+            place.run += map(
+                Message,
+                repeat(place.partition),
+                window.offsets[first:last],
+                window.keys[first:last],
+                window.sizes[first:last],
+                window.rows[first:last],
+                repeat(None),
+            )
+            place.size += more
+            size += more
+            left -= last - first
+            self._next_row = last
+            if last == end:
+                self._next_run += 1
         return [self._delivered(place) for place in begun]
+
+    def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
+        """How far the rows fit into ``room`` bytes, and how many bytes these have. ``alone``: the first one does."""
+        size = 0
+        for index in range(first, last):
+            more = window.sizes[index]
+            if size + more > room and not (alone and index == first):
+                return index, size
+            size += more
+        return last, size
+
+    def _check_rising(self, place: _Place, window: Window, first: int, last: int) -> None:
+        """Raise ``SourceError`` where positions do not rise."""
+        offsets = window.offsets[first:last]
+        try:
+            rising = offsets[0] > place.highest and all(map(lt, offsets, offsets[1:]))
+        except TypeError:
+            # One of them is null.
+            rising = False
+        if not rising:
+            for row, offset in zip(window.rows[first:last], offsets, strict=True):
+                if offset is None or offset <= place.highest:
+                    raise self._disorder(row)
+                place.highest = offset
+        place.highest = offsets[-1]
 
     def _delivered(self, place: _Place) -> Delivered:
         run, size = place.run, place.size

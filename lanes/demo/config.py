@@ -45,12 +45,12 @@ Retention = Literal["limits", "workqueue", "interest"]
 VARIABLE: Final = "LANES_DEMO_WORKER"
 """The environment variable that tells a worker its configuration."""
 
-_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _PARTITIONS_LIMIT: Final = 100
 _MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
 _LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
 _PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class DemoConfig:
                 "and each has a partition"
             )
         # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
-        if self.broker == "kafka" and not all(_ADDRESS.fullmatch(one) for one in self.server.split(",")):
+        if self.broker == "kafka" and not all(ADDRESS.fullmatch(one) for one in self.server.split(",")):
             raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
         if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
@@ -158,7 +158,7 @@ class DemoConfig:
             raise DemoError(f"kill_at={list(self.kill_at)}: must be rising fractions between 0 and 1, such as 0.5")
         if isinstance(self.worker_command, str):
             raise DemoError(f"worker_command={self.worker_command!r}: must be a sequence of words, not a string")
-        if self.name is not None and not _NAME.fullmatch(self.name):
+        if self.name is not None and not NAME.fullmatch(self.name):
             raise DemoError(
                 f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names streams and topics"
             )

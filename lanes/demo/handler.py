@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 from lanes.core.types import Message
-from lanes.demo.client import Client
 from lanes.demo.faults import POISON, Faults
 
 
@@ -13,10 +13,20 @@ class Declined(Exception):
     """The approval of this attempt failed."""
 
 
+class Approvals(Protocol):
+    """Who approves a step, and where its effect goes: ``Client``, for one."""
+
+    async def approve(self, case: str, step: int) -> None:
+        """Wait for the approval of a step."""
+
+    async def apply(self, case: str, step: int, epoch: int) -> object:
+        """Have the effect of a step; again is harmless."""
+
+
 class Approve:
     """Awaits the approval of an event and applies it to the ledger; some events fail as ``faults`` says."""
 
-    def __init__(self, client: Client, faults: Faults) -> None:
+    def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client
         self._faults = faults
 

@@ -80,7 +80,7 @@ class Report:
             ("dead letters unexpected", self.unexpected_letters, "has a dead letter, and would have succeeded"),
         ):
             if steps:
-                lines.append(f"{name}: {len(steps)} ({meaning}): {_named(steps)}")
+                lines.append(f"{name}: {len(steps)} ({meaning}): {named(steps)}")
         if self.max_in_flight_seen > self.max_in_flight:
             lines.append(f"in flight: {self.max_in_flight_seen} seen, above the bound of {self.max_in_flight}")
         if self.group is not None:
@@ -203,6 +203,7 @@ def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
     return rows
 
 
-def _named(steps: Sequence[Step]) -> str:
+def named(steps: Sequence[Step]) -> str:
+    """The first of them, for a line."""
     named = ", ".join(f"{case} step {step}" for case, step in steps[:NAMED_LIMIT])
     return named + (", …" if len(steps) > NAMED_LIMIT else "")

@@ -35,7 +35,7 @@ _LINE_LIMIT: Final = 1 << 16
 
 
 class Service:
-    """One service over one ledger. asyncio only.
+    """One service over one ledger, or, with None, of approvals alone. asyncio only.
 
     ``latency`` is in seconds; an approval takes 0.5 to 1.5 of it, a function of case and step, so two handlers
     of one key at once are overtaken sooner or later. ``on_status`` gets what workers say of themselves,
@@ -46,7 +46,7 @@ class Service:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: Ledger | None,
         *,
         latency: float,
         token: str,
@@ -133,6 +133,7 @@ class Service:
 
     def _commit(self) -> None:
         batch, self._applies = self._applies, []
+        assert self._ledger is not None, "nothing is applied without one"
         try:
             verdicts = self._ledger.apply(apply for _, _, apply in batch)
         except DemoError as error:
@@ -175,7 +176,7 @@ class _Connection(asyncio.Protocol):
                 elif kind == b"a":
                     number, case, step = rest.split(b" ")
                     service._approve(self, number, b"%b/%b" % (case, step))
-                elif kind == b"w":
+                elif kind == b"w" and service._ledger is not None:
                     number, case, step, epoch = rest.split(b" ")
                     service._apply(self, number, Apply(case.decode(), int(step), int(epoch)))
                 elif kind == b"s":

@@ -95,9 +95,13 @@ class Child:
 
     async def exchange(self, line: str, timeout: float) -> str:
         """Say a line to it, and wait for the line it prints; "" when it ends first, or after ``timeout`` seconds."""
+        self.say(line)
+        return await self.line(timeout)
+
+    async def line(self, timeout: float | None = None) -> str:
+        """The next line it prints on stdout; "" when it ends first, or after ``timeout`` seconds."""
         if self._process is None or self._process.stdout is None:
             return ""
-        self.say(line)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 answer = (await self._process.stdout.readline()).decode("utf-8", "replace")

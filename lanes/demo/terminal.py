@@ -6,14 +6,15 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import anyio
 
 from lanes.demo.config import DemoConfig
-from lanes.demo.report import Report
 from lanes.demo.run import run
-from lanes.demo.view import View, best_view
+from lanes.demo.view import Outcome, View, best_view
 from lanes.errors import LanesError
 
 EXIT_KEPT: Final = 0
@@ -29,14 +30,19 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(config: DemoConfig, view: View | None = None) -> int:
-    """Run the demo, show it, and return an exit status. Blocks; to be called on the main thread.
+    """Run the demo, show it, and return an exit status: ``show`` says how."""
+    return show(partial(run, config), view)
+
+
+def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) -> int:
+    """Run a job, show it, and return an exit status. Blocks; to be called on the main thread.
 
     The last line on stdout is the report as one JSON object. A signal stops everything in order and removes
     what was made; a second one does not wait for that.
     """
     view = view or best_view()
     try:
-        return asyncio.run(_watched(config, view))
+        return asyncio.run(_watched(job, view))
     except LanesError as error:
         _say(str(error))
         return EXIT_UNUSABLE
@@ -46,9 +52,9 @@ def main(config: DemoConfig, view: View | None = None) -> int:
         return EXIT_UNUSABLE
 
 
-async def _watched(config: DemoConfig, view: View) -> int:
+async def _watched(job: Callable[[View], Awaitable[Outcome]], view: View) -> int:
     received: list[signal.Signals] = []
-    report: Report | None = None
+    report: Outcome | None = None
     # Not task.cancel(): one cancellation may be swallowed on the way, a scope repeats it until it is left.
     with anyio.CancelScope() as scope:
 
@@ -63,7 +69,7 @@ async def _watched(config: DemoConfig, view: View) -> int:
         for number in _SIGNALS:
             loop.add_signal_handler(number, stop, number)
         try:
-            report = await run(config, view)
+            report = await job(view)
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from lanes.demo.progress import Progress
-from lanes.demo.report import Report
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -23,13 +22,31 @@ _RATE_WINDOW: Final = 2.0
 """Seconds over which messages/s are averaged."""
 
 
+class Outcome(Protocol):
+    """What is shown of a report."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that broke, one line each."""
+
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """The table: what, its value, and whether that is as promised."""
+
+    def json(self) -> str:
+        """The one line for machines."""
+
+
 class View(Protocol):
     """Shows a run while it goes on, and its report."""
 
     def showing(self, progress: Progress) -> AbstractAsyncContextManager[None]:
         """Show the progress, as it changes, for as long as the context lasts."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Outcome) -> None:
         """Show the report, the broken promises included."""
 
 
@@ -62,7 +79,7 @@ class PlainView:
         async with _beside(self._print(progress)):
             yield
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Outcome) -> None:
         """See ``View``."""
         print()
         for name, value, good in report.rows():
@@ -136,7 +153,7 @@ class LiveView:
             async with _beside(redraw()):
                 yield
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Outcome) -> None:
         """See ``View``."""
         from rich.table import Table
 
@@ -167,13 +184,14 @@ class LiveView:
         if progress.starts:
             status = progress.status
             grid.add_row("messages/s", f"{rate:,.0f}")
-            bound = status.get("max_in_flight", 0)
-            grid.add_row("in flight", f"{status.get('in_flight', 0):,} of {bound:,}")
-            grid.add_row("running", f"{status.get('running', 0):,}")
-            grid.add_row("retries", f"{status.get('retries', 0):,}, {status.get('held', 0)} held now")
-            grid.add_row("floor", f"{status.get('floor', 0):,}")
-            age = status.get("oldest_age", 0.0)
-            grid.add_row("oldest key", f"{status.get('oldest_key') or '-'}, {age:.2f} s")
+            if status:
+                bound = status.get("max_in_flight", 0)
+                grid.add_row("in flight", f"{status.get('in_flight', 0):,} of {bound:,}")
+                grid.add_row("running", f"{status.get('running', 0):,}")
+                grid.add_row("retries", f"{status.get('retries', 0):,}, {status.get('held', 0)} held now")
+                grid.add_row("floor", f"{status.get('floor', 0):,}")
+                age = status.get("oldest_age", 0.0)
+                grid.add_row("oldest key", f"{status.get('oldest_key') or '-'}, {age:.2f} s")
             grid.add_row("dead letters", str(progress.dead_letters))
             grid.add_row("out of order", str(progress.violations))
         now = progress.phase

@@ -1,10 +1,10 @@
-"""`python -m tests.components.environment make|ready run|run-kafka|dev`: the project's own Python environment.
+"""`python -m tests.components.environment make|ready LEVEL`: the project's own Python environment.
 
-`make` brings `.venv` to what `pyproject.toml` asks for: `run` is what `make run` needs, `run-kafka` what it needs with
-`BROKER=kafka`, `dev` everything. It
-is idempotent, and a second one at the same time waits for the first. `ready` only looks, and is its exit
-status. Works with any Python 3.11 that has `venv`, or with `uv` on PATH, and needs nothing else: `uv` is
-fetched into the environment when it is not there, and `pip` does the work when there is no `uv` to be had.
+`make` brings `.venv` to what `pyproject.toml` asks for. LEVEL is `run`, what `make run` needs; `run-kafka`, what it
+needs with `BROKER=kafka`; `run-spark`, what `make run-spark` needs; or `dev`, everything. It is idempotent, and a
+second one at the same time waits for the first. `ready` only looks, and is its exit status. Works with any Python 3.11
+that has `venv`, or with `uv` on PATH, and needs nothing else: `uv` is fetched into the environment when it is not
+there, and `pip` does the work when there is no `uv` to be had.
 
 All it writes is in `.venv` and `.cache`.
 """
@@ -27,7 +27,12 @@ VENV = ROOT / ".venv"
 CACHE = ROOT / ".cache"
 LOG = CACHE / "environment.log"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = {"run": "cli,jetstream", "run-kafka": "cli,kafka", "dev": "cli,jetstream,kafka,testing"}
+EXTRAS = {
+    "run": "cli,jetstream",
+    "run-kafka": "cli,kafka",
+    "run-spark": "cli,journal,kafka,postgres,spark",
+    "dev": "cli,jetstream,kafka,testing",
+}
 
 
 class EnvironmentFailedError(Exception):

@@ -1,13 +1,18 @@
-"""The jars of Spark's connector to Kafka, fetched once, into `.cache`."""
+"""The jars of Spark's connector to Kafka, fetched once, into `.cache`.
+
+`python -m tests.components.spark_connector` prints their paths, separated by commas, as `spark.jars` wants them.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 
 from tests.components.java import fetch_jars, find_java
+from tests.components.supervised import MissingComponent
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 _POM = Path(__file__).parent / "spark" / "pom.xml"
@@ -35,3 +40,17 @@ def connector_jars() -> list[Path]:
                 fetch_jars(java, _POM, folder / "jars", repository=CACHE / "m2", log=log, wanted_by=_NAME)
                 stamp.touch()  # last: an interrupted one is not taken for a finished one
     return sorted((folder / "jars").glob("*.jar"))
+
+
+def main() -> int:
+    """Print them; returns an exit status. Blocks as `connector_jars` does."""
+    try:
+        print(*connector_jars(), sep=",")
+    except MissingComponent as missing:
+        print(f"components: {missing}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

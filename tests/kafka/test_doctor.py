@@ -21,10 +21,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from lanes.doctor import Check
 from lanes.errors import SourceError
 from lanes_kafka import doctor
 from lanes_kafka.client_config import client_config
-from lanes_kafka.doctor import Check, examine, metadata_limit
+from lanes_kafka.doctor import examine, metadata_limit
 from tests.components import KafkaServer, wait_until
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -87,6 +88,26 @@ def test_a_share_group_is_not_taken_for_an_empty_one(kafka: KafkaServer, topic: 
         )
     finally:
         sharing.close()
+
+
+def test_a_partition_whose_leader_moves_is_asked_again(
+    kafka: KafkaServer, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = topic(1)
+    codes = iter([KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE])
+    asked = AdminClient.list_offsets
+
+    def moving(self: AdminClient, wanted: Any, **options: Any) -> Any:
+        code = next(codes, None)
+        if code is None:
+            return asked(self, wanted, **options)
+        answer: Future[Any] = Future()
+        answer.set_exception(KafkaException(KafkaError(code)))
+        return dict.fromkeys(wanted, answer)
+
+    monkeypatch.setattr(AdminClient, "list_offsets", moving)
+    assert look(kafka.config() | {"group.id": group}, there.name)[f"transactions on {there.name}"].ok is True
+    assert next(codes, None) is None
 
 
 def test_all_is_well(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:

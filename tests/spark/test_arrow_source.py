@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from random import Random
 from typing import Any, Final
 
 import anyio
@@ -12,7 +13,8 @@ import pytest
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import details
 from lanes.errors import SourceError
-from lanes.source import Assigned, Delivered, Source
+from lanes.source import Assigned, Delivered, Exhausted, Source
+from lanes_spark import task_rows
 from lanes_spark.task_source import ArrowSource
 from memsource.contract import Ability, Check, Sample, checks
 from tests.spark.rows import SCHEMA, batches, rows
@@ -159,6 +161,18 @@ async def test_rows_in_an_order_that_cannot_be_kept_are_refused(second: dict[str
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("position", "named"), [(5, "comes twice"), (3, "comes behind 5")])
+async def test_what_came_in_a_batch_before_counts(position: int, named: str) -> None:
+    source = ArrowSource("orders")
+    for offset in (5, position):
+        (batch,) = batches([{"key": b"a", "partition": 0, "offset": offset, "value": b""}])
+        source.offer(batch)
+    await source.receive(ROOM)
+    with pytest.raises(SourceError, match=f"orders/0: position {position} {named}"):
+        await source.receive(ROOM)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("name", "kind", "named"),
     [
@@ -215,3 +229,65 @@ async def test_an_era_that_falls_is_refused() -> None:
     await source.receive(ROOM)
     with pytest.raises(SourceError, match="position 2 is of era 0 and comes behind era 1"):
         await source.receive(ROOM)
+
+
+def some_rows(chance: Random) -> list[dict[str, Any]]:
+    """Rows of a few partitions in any order, with eras or without, keys and values of any size or none."""
+    found: list[dict[str, Any]] = []
+    eras = chance.choice([1, 1, 3])
+    for number in range(chance.randint(1, 120)):
+        texts = [chance.choice([None, b"", b"x" * chance.randint(1, 30)]) for _ in range(2)]
+        found.append(
+            {
+                "key": texts[0],
+                "partition": chance.randint(0, 4),
+                "offset": number + 2,
+                "value": texts[1],
+                "headers": chance.choice([None, None, [{"key": "a", "value": b"12"}, {"key": "b", "value": None}]]),
+                "era": None if eras == 1 else number // 50,
+            }
+        )
+    return found
+
+
+def size_of(row: dict[str, Any]) -> int:
+    return len(row["key"] or b"") + len(row["value"] or b"") + (4 if row["headers"] else 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(40))
+async def test_every_row_comes_once_in_the_order_of_its_partition_and_within_the_room(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = Random(seed)
+    monkeypatch.setattr(task_rows, "_WINDOW", chance.choice([1, 4, 1_024]))
+    offered = some_rows(chance)
+    kinds = {field.name: field.type for field in SCHEMA} | {"era": pa.int32()}
+    if seed % 2:
+        kinds |= {"key": pa.large_binary(), "value": pa.large_binary(), "partition": pa.int64()}
+    source = ArrowSource("orders")
+    for batch in batches(offered, size=chance.choice([1, 3, 50]), schema=pa.schema(list(kinds.items()))):
+        source.offer(batch)
+    source.finish()
+    delivered: dict[int, list[tuple[Any, ...]]] = {}
+    exhausted = False
+    while not exhausted:
+        room = Room(chance.randint(1, 40), chance.randint(0, 200))
+        events = await source.receive(room)
+        exhausted = any(isinstance(event, Exhausted) for event in events)
+        runs = [event for event in events if isinstance(event, Delivered)]
+        sizes = [message.size for event in runs for message in event.run]
+        assert len(sizes) <= room.messages
+        # What is larger than the room comes alone, but for what has no size.
+        assert sum(sizes) <= room.bytes or len([size for size in sizes if size]) == 1
+        for event in runs:
+            assert event.size == sum(message.size for message in event.run)
+            seen = delivered.setdefault(event.partition.id.number, [])
+            seen += [(one.position, one.key, one.value, one.size) for one in event.run]
+            await source.settle([Settlement(event.partition, event.run)])
+    wanted: dict[int, list[tuple[Any, ...]]] = {}
+    for row in offered:
+        one = (row["offset"], row["key"], row["value"] or b"", size_of(row))
+        wanted.setdefault(row["partition"], []).append(one)
+    assert delivered == wanted
+    assert not source.left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lanes
-from lanes_spark.failures import as_ours
+from lanes_spark.failures import as_ours, mapped_errors
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -53,3 +53,14 @@ def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], to
     error = as_ours("orders", "X", text)
     assert type(error) is kind
     assert str(error).startswith(told)
+
+
+@pytest.mark.parametrize("gone", ["Py4JError", "Py4JNetworkError", "ConnectionRefusedError"])
+def test_a_jvm_that_is_gone_is_told_with_the_remedy(gone: str) -> None:
+    from py4j import protocol  # type: ignore[import-untyped]
+
+    refused = ConnectionRefusedError(111, "Connection refused")
+    error = refused if gone == "ConnectionRefusedError" else getattr(protocol, gone)("no answer")
+    told = rf"orders: Spark failed: {gone}: .*; the JVM of the driver does not answer"
+    with pytest.raises(lanes.SourceError, match=told), mapped_errors("orders"):
+        raise error

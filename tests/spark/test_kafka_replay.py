@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 import lanes
-from lanes_spark import KafkaTopic, replay
-from tests.components import KafkaServer, MissingComponent
+from lanes_spark import KafkaTopic, Progress, replay
+from tests.components import KafkaServer, MissingComponent, wait_until
 from tests.components.spark_connector import connector_jars
-from tests.conftest import skip_or_fail
+from tests.conftest import KafkaFactory, skip_or_fail
 from tests.spark.conftest import session
 from tests.spark.tables import by_key, noted, noting, positions
 
@@ -125,3 +125,139 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
         replay(connected, KafkaTopic(servers=kafka.url, topic=TOPIC, options=login), noting(tmp_path / "nothing"))
     assert "canary5e1f" not in str(refused.value)
     assert not (tmp_path / "nothing").exists()
+
+
+def read_all(kafka: KafkaServer, topic: str, partitions: int) -> list[tuple[int, int, bytes | None]]:
+    """What a plain consumer reads of it, without what was aborted."""
+    settings = {"bootstrap.servers": kafka.url, "group.id": f"read-{topic}", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", "enable.partition.eof": True})
+    found: list[tuple[int, int, bytes | None]] = []
+    ended: set[int | None] = set()
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        while len(ended) < partitions:
+            message = consumer.poll(SECONDS)
+            assert message is not None, "nothing more comes, and no end"
+            partition, offset, error = message.partition(), message.offset(), message.error()
+            assert partition is not None
+            assert offset is not None
+            if error is None:
+                found.append((partition, offset, message.key()))
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended.add(partition)
+    finally:
+        consumer.close()
+    return found
+
+
+def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
+    connected: Any, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    name, partitions = "compacted", 2
+    admin = AdminClient({"bootstrap.servers": kafka.url})
+    compact = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+    admin.create_topics([NewTopic(name, partitions, 1, config=compact)])[name].result(SECONDS)
+    producer = Producer({"bootstrap.servers": kafka.url, "transactional.id": name})
+    producer.init_transactions(SECONDS)
+    last: dict[bytes, tuple[int, int]] = {}
+    count = 0
+
+    def publish(number: int) -> None:
+        """A transaction, every third of them aborted. Each begins a new segment, for the one before is old by then."""
+        nonlocal count
+        sent: list[tuple[int, int, bytes]] = []
+
+        def note(error: object, message: Any) -> None:
+            assert error is None
+            sent.append((message.partition(), message.offset(), message.key()))
+
+        producer.begin_transaction()
+        for one in range(20):
+            # Two of the keys come once, and the others again and again.
+            key = b"key-%d" % (one if one > 1 or number == 1 else one + 2)
+            producer.produce(name, b"%d" % number, key, partition=one % partitions, on_delivery=note)
+        producer.flush(SECONDS)
+        if number % 3 == 0:
+            producer.abort_transaction(SECONDS)
+            return
+        producer.commit_transaction(SECONDS)
+        count += len(sent)
+        last.update({key: (partition, offset) for partition, offset, key in sent})
+
+    for number in range(12):
+        publish(number)
+
+    def cleaned() -> bool:
+        # What was there is cleaned when something new has begun another segment.
+        publish(13)
+        return len(read_all(kafka, name, partitions)) < count - 100
+
+    wait_until(cleaned, "the broker to clean the topic", seconds=180.0)
+    # From here on it stays as it is.
+    stay = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+    [altered] = admin.incremental_alter_configs([ConfigResource("topic", name, incremental_configs=[stay])]).values()
+    altered.result(SECONDS)
+    publish(14)
+    settled: list[Any] = []
+
+    def still() -> bool:
+        settled.append(read_all(kafka, name, partitions))
+        return len(settled) > 1 and settled[-1] == settled[-2]
+
+    wait_until(still, "the cleaner to have ended", seconds=60.0)
+    there = settled[-1]
+    assert {(partition, offset) for partition, offset in last.values()} <= {one[:2] for one in there}
+    topic = KafkaTopic(servers=kafka.url, topic=name)
+    shuffled = KafkaTopic(servers=kafka.url, topic=name, aligned=False)
+    spans = topic.spans(connected)
+    for source, more in (
+        (topic, {}),
+        (topic, {"checkpoint": str(tmp_path / "one"), "rows_per_batch": 37}),
+        (shuffled, {"checkpoint": str(tmp_path / "two"), "rows_per_batch": 150}),
+    ):
+        seen = tmp_path / f"seen-{len(list(tmp_path.iterdir()))}"
+        report = replay(connected, source, noting(seen), **more)  # type: ignore[call-overload]
+        assert positions(noted(seen)) == positions(there)
+        assert all(sorted(found) == found for found in by_key(noted(seen)).values())
+        assert (report.delivered, report.finished) == (len(there), len(there))
+        assert report.skipped == spans.rows - len(there) > 0
+
+
+def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
+    connected: Any, fresh_kafka: KafkaFactory, tmp_path: Path
+) -> None:
+    server = fresh_kafka()
+    admin = AdminClient({"bootstrap.servers": server.url})
+    admin.create_topics([NewTopic("outage", 2, 1)])["outage"].result(SECONDS)
+    producer = Producer({"bootstrap.servers": server.url})
+    for number in range(COUNT):
+        producer.produce("outage", b"%d" % number, b"key-%d" % (number % 7 // 2 * 2 + number % 2), partition=number % 2)
+    assert producer.flush(SECONDS) == 0
+    # The first request gives up sooner than the whole call.
+    quick = {"kafka.default.api.timeout.ms": "3000", "kafka.request.timeout.ms": "1000"}
+    topic = KafkaTopic(servers=server.url, topic="outage", options=quick)
+    more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": COUNT // 3}
+    killed = False
+
+    def kill(at: Progress) -> None:
+        nonlocal killed
+        if at.batches == 1 and not killed:
+            killed = True
+            server.kill()
+
+    journal = tmp_path / "journal"
+    for progress in (kill, None):
+        # In mid-run, and before the first message.
+        with pytest.raises(lanes.SourceError) as told:
+            replay(connected, topic, noting(journal), progress=progress, **more)
+        said = str(told.value)
+        assert said.startswith(f"outage: Kafka at {server.url}: TimeoutException: ")
+        assert said.endswith("; see that the brokers are up, and that this machine reaches them there")
+        assert "\n" not in said
+    assert len(noted(journal)) == COUNT // 3
+    server.start()
+    report = replay(connected, topic, noting(journal), **more)
+    assert (report.finished, report.batches) == (COUNT * 2 // 3, 2)
+    assert positions(noted(journal)) == [(partition, at) for partition in range(2) for at in range(COUNT // 2)]
+    assert all(sorted(found) == found for found in by_key(noted(journal)).values())

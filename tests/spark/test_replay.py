@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import lanes
 from lanes.core.ring import slot
 from lanes_spark import KafkaTopic, ParquetTable, Progress, replay
+from memsource import check_files
 from tests.spark.rows import ONCE, expected, rows
 from tests.spark.tables import by_key, noted, noting, positions, write_table
 
@@ -121,7 +123,9 @@ def test_a_replay_that_was_stopped_goes_on_where_it_was(spark: Any, tmp_path: Pa
     # In a file of its own: what Spark has given up may go on for a while.
     told: list[Progress] = []
     report = replay(spark, table, noting(tmp_path / "again", fail), **more, progress=told.append)
-    assert [(one.batches, one.delivered, one.left) for one in told] == [(1, 300, 597), (2, 600, 0)]
+    # After each batch, and now and then meanwhile.
+    done = {one.batches: (one.delivered, one.left) for one in reversed(told) if one.batches}
+    assert done == {1: (300, 597), 2: (600, 0)}
     everything = positions([(one["partition"], one["offset"], None) for one in history()])
     again = noted(tmp_path / "again")
     # The first batch is not repeated; the one that failed is, from its beginning, and in order.
@@ -133,6 +137,42 @@ def test_a_replay_that_was_stopped_goes_on_where_it_was(spark: Any, tmp_path: Pa
     assert replay(spark, table, noting(journal, fail), **more).batches == 0
     with pytest.raises(lanes.SourceError, match="the checkpoint is of another replay"):
         replay(spark, table, noting(journal, fail), **more, keys=["customer"])
+
+
+def test_every_attempt_of_a_task_writes_a_journal_and_together_they_pass(spark: Any, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", scattered(history()))
+    journal, mended = tmp_path / "journal", tmp_path / "mended"
+    flag = str(mended)
+
+    def handler(message: Any) -> None:
+        import os
+
+        if message.partition.id.number == 1 and message.position == 350 and not os.path.exists(flag):
+            raise ValueError("the database is away")
+
+    more: dict[str, Any] = {
+        "settings": ONCE,
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "rows_per_batch": 600,
+        "journal": journal,
+        "tasks": 4,
+    }
+    with pytest.raises(lanes.HandlerHalted):
+        replay(spark, table, handler, **more)
+    mended.touch()
+    assert replay(spark, table, handler, **more).delivered == 600
+    stored = pq.read_table(journal).to_pylist()
+    members = {row["member"] for row in stored}
+    assert all(re.fullmatch(r"[\w.-]+-p[0-3]-a0-t\d+", member) for member in members)
+    # 1 batch, then 1 that failed in one task at least and began again, and 1 more.
+    assert 12 <= len(members) <= 16
+    assert {row["reason"] for row in stored if row["event"] == "end"} == {"drained", "failed"}
+    acked = {(row["partition"], row["position"]) for row in stored if row["event"] == "ack"}
+    assert acked == {(f"orders/{one['partition']}", one["offset"]) for one in history()}
+    checked = check_files([journal])
+    assert checked.status == 0, checked.text
+    with pytest.raises(lanes.ConfigError, match="choose a folder that the driver and all workers can write to"):
+        replay(spark, table, handler, journal=mended)
 
 
 def test_a_partition_in_one_file_needs_no_shuffle(spark: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ import pytest
 import lanes
 from lanes import cli
 from lanes_spark import KafkaTopic, ParquetTable
-from lanes_spark.commands import bound, load, numbers, pairs, settings_of, source_of
+from lanes_spark.command_options import bound, load, numbers, pairs, settings_of, spark_session
+from lanes_spark.commands import source_of
 from lanes_spark.selection import Bound
+from memsource import check_files
 from tests.spark.conftest import need_java
 from tests.spark.rows import rows
 from tests.spark.tables import write_table
@@ -165,6 +168,27 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "--handler" in said
 
 
+def test_a_session_that_cannot_be_stopped_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        def stop(self) -> None:
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    class Builder:
+        def config(self, *named: str) -> Builder:
+            return self
+
+        appName = master = config  # noqa: N815 (as Spark calls it)
+
+        def getOrCreate(self) -> Session:  # noqa: N802
+            return Session()
+
+    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=Builder()))
+    # It sets what workers need.
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(lanes.SourceError, match="the JVM is gone"), spark_session("local[1]", {}):
+        raise lanes.SourceError("the JVM is gone")
+
+
 def test_without_spark_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +219,16 @@ def test_a_table_is_replayed_by_the_command(tmp_path: Path) -> None:
             check=False,
         )
 
-    done = run("--handler", "shop:look", "--partitions", "1-2", "--from", "100", "--checkpoint", "checkpoint")
+    more = ["--checkpoint", "checkpoint", "--journal", "journal"]
+    done = run("--handler", "shop:look", "--partitions", "1-2", "--from", "100", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reshard: repartitionById(8, " in done.stdout
     assert "100 delivered, 100 finished, 0 of them dead-lettered, 200 skipped; 1 batches" in done.stdout
     seen = sorted(tuple(map(int, line.split())) for line in (tmp_path / "seen").read_text().splitlines())
     assert seen == [(partition, offset) for partition in (1, 2) for offset in range(100, 200, 2)]
+    journaled = check_files([tmp_path / "journal"])
+    assert journaled.status == 0, journaled.text
+    assert "messages: 100," in journaled.text
     halted = run("--handler", "shop:charge")
     assert halted.returncode == 1, halted.stdout + halted.stderr
     assert "ValueError: no such customer" in halted.stderr.splitlines()[-1]

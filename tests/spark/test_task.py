@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -239,39 +238,6 @@ def test_what_spark_raises_goes_through_and_everything_ends() -> None:
     with pytest.raises(OSError, match="the socket is gone"):
         list(run_task(broken(), job(handler)))
     assert threading.enumerate() == before
-
-
-def one_of_many_tasks(number: int) -> None:
-    """One that ends well, one whose handler fails, one that Spark gives up, with handlers of every kind."""
-    handler, settings = list(handlers(Seen()).values())[number % 4]
-
-    def failing(message: lanes.Message) -> None:
-        raise ValueError("no")
-
-    if number % 5 == 3:
-        with pytest.raises(lanes.HandlerHalted):
-            list(run_task(batches(rows(100)), job(failing, settings=ONCE)))
-        return
-    task = job(handler, settings=settings, results=RESULTS if settings.batch is None else None)
-    generator = run_task(batches(rows(6_000 if number % 5 == 4 else 100), size=1_000), task)
-    if number % 5 == 4:
-        next(iter(generator))
-        generator.close()  # type: ignore[attr-defined]
-    else:
-        list(generator)
-
-
-def open_files() -> list[str]:
-    return sorted(os.listdir("/dev/fd"))
-
-
-def test_fifty_tasks_in_one_worker_leak_no_thread_or_fd() -> None:
-    one_of_many_tasks(0)  # what a process opens once
-    threads, files = threading.enumerate(), open_files()
-    for number in range(50):
-        one_of_many_tasks(number)
-    assert threading.enumerate() == threads
-    assert open_files() == files
 
 
 # --- resources

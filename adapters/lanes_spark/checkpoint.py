@@ -1,0 +1,121 @@
+"""One replay at a time on a checkpoint.
+
+Two at once would run the same batch side by side, and Spark notices only when both have ended it. In a folder of this
+machine's file systems a lock of the operating system keeps the second one out, and is gone with its process, however
+that ends. Elsewhere, as in an object store, there is no such lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lanes.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Held", "hold", "local_folder", "without_takeover"]
+
+log = logging.getLogger("lanes")
+
+LOCK: Final = "lanes.lock"
+_TAKEOVER: Final = "spark.sql.streaming.stopActiveRunOnRestart"
+_HOLDER_LIMIT: Final = 500  # bytes
+
+
+class Held:
+    """A checkpoint that this process has, until ``release`` or its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.release = weakref.finalize(self, os.close, descriptor)
+        """Let it go. Idempotent."""
+
+
+def hold(spark: SparkSession, topic: str, checkpoint: str) -> Held | None:
+    """Take the checkpoint for this process; None where it is no folder of this machine's file systems, or of one that
+    has no locks. Does not block.
+
+    Raises ``SourceError`` when another replay has it, ``ConfigError`` for a folder that cannot be written to.
+    """
+    folder = local_folder(spark, checkpoint)
+    return None if folder is None else _hold(topic, folder)
+
+
+def _hold(topic: str, folder: Path) -> Held | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not inherited: no process that is started keeps it.
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoint={str(folder)!r}: nothing can be written there ({error.strerror}): name a folder that this "
+            "user may write to"
+        ) from error
+    held = Held(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = _holder(descriptor)
+        held.release()
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise SourceError(
+                f"{topic}: another replay is at the checkpoint {folder}{holder}: wait until it has ended, or stop it; "
+                "two at once would handle the same messages twice"
+            ) from None
+        log.warning("%s: the checkpoint %s cannot be locked: %s", topic, folder, error.strerror)
+        return None
+    who = {"process": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(who).encode(), 0)
+    return held
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        who: Any = json.loads(os.pread(descriptor, _HOLDER_LIMIT, 0))
+        return f" (process {int(who['process'])} on {str(who['host'])!a}, since {str(who['since'])!a})"
+    except (OSError, ValueError, KeyError, TypeError):
+        # It has it, and has not said so yet.
+        return ""
+
+
+def local_folder(spark: SparkSession, path: str) -> Path | None:
+    """The folder, where Spark's driver would use one of this machine for that path; None = it is elsewhere, or that
+    cannot be told."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return None
+    try:
+        named = jvm.org.apache.hadoop.fs.Path(path)
+        system = named.getFileSystem(spark._jsc.hadoopConfiguration())
+        place = system.makeQualified(named).toUri()
+    except Exception:
+        # A file system that Spark does not know: it says so itself.
+        return None
+    return Path(place.getPath()) if place.getScheme() == "file" else None
+
+
+@contextmanager
+def without_takeover(spark: SparkSession) -> Iterator[None]:
+    """Of two queries of one application on one checkpoint the second fails when it begins in the block: as Spark is set
+    it would stop the first one, which would look as if that had come to its end."""
+    before = spark.conf.get(_TAKEOVER, None)
+    spark.conf.set(_TAKEOVER, "false")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_TAKEOVER)
+        else:
+            spark.conf.set(_TAKEOVER, before)

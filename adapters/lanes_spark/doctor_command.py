@@ -1,0 +1,57 @@
+"""The command ``lanes doctor spark``, for ``lanes.cli``."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.console import Console
+
+from lanes.cli import choice
+from lanes.doctor import FAILED, found_table, usable
+from lanes_spark.command_options import pairs
+from lanes_spark.doctor import examine
+from lanes_spark.plan import Effects
+
+__all__ = ["doctor"]
+
+
+def doctor() -> typer.Typer:
+    """``lanes doctor spark``. A ``ConfigError`` of the command is for the caller to show."""
+    commands = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 110},
+    )
+
+    @commands.command()
+    def spark(
+        master: str = typer.Option("", help="Of Spark.", show_default="what Spark is set to, else local[*]"),
+        conf: list[str] = typer.Option(
+            [], help="A setting of Spark; may be repeated.", metavar="NAME=VALUE", show_default=False
+        ),
+        kafka: bool = typer.Option(False, "--kafka", help="A Kafka topic is to be read: its connector is needed."),
+        effects: str = typer.Option("unfenced", help="What the handler leaves behind: none, fenced or unfenced."),
+        checkpoint: str = typer.Option("", help="The folder that a replay is to use.", metavar="PATH"),
+        as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    ) -> None:
+        """Check what a replay on Spark needs of this machine: exit 0 usable, 3 not.
+
+        Begins no session and leaves nothing behind. Java and the workers' Python have 20 seconds each to answer.
+        """
+        checks = examine(
+            master=master,
+            conf=pairs("--conf", conf),
+            effects=choice("--effects", effects, Effects),
+            kafka=kafka,
+            checkpoint=checkpoint,
+        )
+        if as_json:
+            document = {"usable": usable(checks), "checks": [check._asdict() for check in checks]}
+            typer.echo(json.dumps(document, indent=2))
+        else:
+            Console(markup=False, emoji=False, highlight=False).print(found_table(checks))
+        raise typer.Exit(0 if usable(checks) else FAILED)
+
+    return commands

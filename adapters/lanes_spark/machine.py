@@ -1,0 +1,201 @@
+"""What Spark would find on this machine: its own files, its settings, Java, memory. No JVM is started but to ask for
+its version."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = [
+    "Java",
+    "cores_of",
+    "find_java",
+    "is_local",
+    "java_says",
+    "memory_limit",
+    "size",
+    "spark_conf",
+    "spark_home",
+    "worker_environment",
+]
+
+SECONDS: Final = 20.0
+"""That a program may take to say its version; a busy machine starts a JVM in two."""
+
+MIB: Final = 1024**2
+
+_PROPERTY: Final = re.compile(r"\s*([^\s=:#!][^\s=:]*)(?:\s*[=:]\s*|\s+)(.*?)\s*")
+_FLAGS: Final = {
+    "--master": "spark.master",
+    "--packages": "spark.jars.packages",
+    "--jars": "spark.jars",
+    "--driver-memory": "spark.driver.memory",
+    "--executor-memory": "spark.executor.memory",
+    "--driver-class-path": "spark.driver.extraClassPath",
+}
+_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:\s*,\s*\d+)?\])?")
+_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_SIZE: Final = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
+_UNITS: Final = {"k": 1024, "m": MIB, "g": 1024**3, "t": 1024**4, "p": 1024**5}
+_VERSION: Final = re.compile(r'version "(\d+)')
+
+
+class Java(NamedTuple):
+    """What a Java said. ``version``: its first number, 1 of those before 9; None = it said none. ``text``: its line of
+    that, or what it said in its place."""
+
+    version: int | None
+    text: str
+
+
+def spark_home(env: Mapping[str, str]) -> Path:
+    """The folder of Spark's own files: as pyspark finds it."""
+    if named := env.get("SPARK_HOME"):
+        return Path(named)
+    found = importlib.util.find_spec("pyspark")
+    return Path(found.origin).parent if found is not None and found.origin is not None else Path()
+
+
+def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a session that is begun with ``given``: under them those of ``PYSPARK_SUBMIT_ARGS``, and of
+    ``spark-defaults.conf``. Raises ``OSError`` for a file that cannot be read, ``ValueError`` for what is no file of
+    settings or no command line."""
+    found: dict[str, str] = {}
+    defaults = Path(env.get("SPARK_CONF_DIR") or home / "conf") / "spark-defaults.conf"
+    if defaults.is_file():
+        for line in defaults.read_text(encoding="utf-8").splitlines():
+            if pair := _PROPERTY.fullmatch(line):
+                found[pair[1]] = pair[2]
+    words = shlex.split(env.get("PYSPARK_SUBMIT_ARGS", ""))
+    for flag, word in itertools.pairwise(words):
+        if flag == "--conf" and "=" in word:
+            name, _, value = word.partition("=")
+            found[name] = value
+        elif flag in _FLAGS:
+            found[_FLAGS[flag]] = word
+    return {**found, **given}
+
+
+def is_local(master: str) -> bool:
+    """Whether the workers are processes of this machine."""
+    return not master or master.startswith("local")
+
+
+def cores_of(master: str) -> int:
+    """The cores of a local master."""
+    if cluster := _CLUSTER.fullmatch(master):
+        return int(cluster[1]) * int(cluster[2])
+    local = _LOCAL.fullmatch(master or "local[*]")
+    cores = local["cores"] if local is not None else None
+    if cores == "*":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(cores or 1)
+
+
+def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """What ``lanes spark`` adds to the environment of a session: workers of this machine have the Python of this
+    process, and import from ``folder``. Empty for the workers of a cluster."""
+    if not is_local(master):
+        return {}
+    # It would be any python3 of the path else, which would not find the handler.
+    paths = [path for path in (folder, env.get("PYTHONPATH", "")) if path]
+    return {"PYSPARK_PYTHON": env.get("PYSPARK_PYTHON") or sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
+    """The Java that Spark starts, as it looks for it itself, and in words where that is from; None = there is none."""
+    if home := env.get("JAVA_HOME"):
+        path = Path(home) / "bin" / "java"
+        return (path if os.access(path, os.X_OK) and path.is_file() else None), f"JAVA_HOME={home}"
+    found = shutil.which("java", path=env.get("PATH", os.defpath))
+    return (None if found is None else Path(found)), "PATH"
+
+
+def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> Java:
+    """What ``java -version`` says, with ``more`` in front of it. Blocks for ``SECONDS`` at most."""
+    try:
+        done = subprocess.run(
+            [str(java), *more, "-version"],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Java(None, f"it said nothing for {SECONDS:.0f} s")
+    except OSError as error:
+        return Java(None, f"it does not run: {error.strerror}")
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    for line in lines:
+        # In front of it there may be what JAVA_TOOL_OPTIONS and incubating modules make it say.
+        if found := _VERSION.search(line):
+            return Java(int(found[1]), line)
+    # The last line of a failure is advice; the cause stands before it.
+    return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "it says nothing"))
+
+
+def size(text: str, unit: int = MIB) -> int | None:
+    """Bytes of ``2g`` or ``512m``; a bare number is of ``unit``. None = it is no size."""
+    found = _SIZE.fullmatch(text.strip())
+    return None if found is None else int(found[1]) * _UNITS.get(found[2].lower(), unit)
+
+
+def memory_limit(root: Path = Path("/")) -> tuple[int | None, str]:
+    """Bytes that processes like this one may have together, and in words what bounds them; None = it is not known.
+
+    ``root``: where the files of the system are."""
+    machine = _machine_memory(root)
+    limits = [limit for limit in _container_limits(root) if machine is None or limit < machine]
+    if limits:
+        return min(limits), "the limit of this container"
+    return machine, "this machine"
+
+
+def _machine_memory(root: Path) -> int | None:
+    try:
+        found = re.search(r"^MemTotal:\s*(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        if found is not None:
+            return int(found[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _container_limits(root: Path) -> list[int]:
+    groups = root / "sys/fs/cgroup"
+    files = [groups / "memory.max", groups / "memory/memory.limit_in_bytes"]
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        # Of version 2 the group and all it is in, of version 1 the one that memory is bounded by.
+        place = Path(path.lstrip("/"))
+        if not kinds:
+            files += [groups / step / "memory.max" for step in (place, *place.parents)]
+        elif "memory" in kinds.split(","):
+            files.append(groups / "memory" / place / "memory.limit_in_bytes")
+    found = []
+    for file in files:
+        try:
+            found.append(int(file.read_text()))
+        except (OSError, ValueError):
+            # Not there, or "max".
+            continue
+    return found

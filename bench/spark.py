@@ -1,0 +1,164 @@
+"""Replays of a table on Spark, two tasks at once: messages a second, from the call of ``replay`` to its return.
+
+No-op: 1,000,000 messages of 208 bytes, 20,000 keys, a handler that does nothing. Its baselines read, shuffle and sort
+the same table by the same plan: a task that only awaits the handler for each row of its Arrow batches, without threads,
+bounds, settling and counts; and ``foreachPartition``, one row after the other.
+
+5 ms: a handler that sleeps, 4,096 at once in each of two tasks, 200,000 messages over 50,000 keys. The baseline has
+4,096 tasks of asyncio in the place of the lanes, which take from one iterator over the rows, whatever their keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.figures import Effort, Figure, interleaved, rate
+from bench.spark_session import CORES, session, write_table
+from lanes import Message, Settings
+from lanes_spark import ParquetTable, replay
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GOAL: Final = 0.7
+ONE_AT_A_TIME_GOAL: Final = 3.0
+HANDLERS_GOAL: Final = 0.85
+MESSAGES, KEYS, SIZE = 1_000_000, 20_000, 208
+SLEEP, LANES, SLEEPING_MESSAGES, SLEEPING_KEYS = 0.005, 4_096, 200_000, 50_000
+
+_SCHEMA: Final = "rows bigint"
+
+Row = dict[str, Any]
+
+
+async def nothing(message: object) -> None:
+    """The handler."""
+
+
+async def sleep(message: object) -> None:
+    """The handler that waits."""
+    await asyncio.sleep(SLEEP)
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each interleaved with its baselines."""
+    count, sleeping = effort.messages(MESSAGES), effort.messages(SLEEPING_MESSAGES)
+    many = Settings(concurrency=LANES, max_in_flight=2 * LANES)
+    with TemporaryDirectory() as folder, session() as spark:
+        table = write_table(Path(folder) / "no-op", count, keys=KEYS, size=SIZE)
+        other = write_table(Path(folder) / "waiting", sleeping, keys=SLEEPING_KEYS, size=SIZE)
+        noop = [
+            partial(_replayed, spark, table, count, nothing, None),
+            partial(_mapped, spark, table, count, _bare),
+            partial(_one_at_a_time, spark, table, count),
+        ]
+        waiting = [
+            partial(_replayed, spark, other, sleeping, sleep, many),
+            partial(_mapped, spark, other, sleeping, _bare_tasks),
+        ]
+        for run in (*noop, *waiting):
+            # The JVM compiles what it has seen.
+            run()
+        figure, bare, single = interleaved(noop, effort.repeats)
+        handlers, tasks = interleaved(waiting, effort.repeats)
+    return [
+        rate("spark no-op", "messages/s", figure, bare, GOAL),
+        rate("spark no-op, foreachPartition", "messages/s", figure, single, ONE_AT_A_TIME_GOAL),
+        rate(f"spark 5 ms handler, {LANES:,} lanes a task", "messages/s", handlers, tasks, HANDLERS_GOAL),
+    ]
+
+
+def _replayed(
+    spark: SparkSession,
+    table: ParquetTable,
+    count: int,
+    handler: Callable[[Message], Awaitable[None]],
+    settings: Settings | None,
+) -> float:
+    begin = time.perf_counter()
+    report = replay(spark, table, handler, settings=settings, tasks=_tasks(settings))
+    seconds = time.perf_counter() - begin
+    assert report.finished == count
+    return count / seconds
+
+
+def _tasks(settings: Settings | None) -> int | None:
+    """As many as run at once, where all of them begin with empty lanes; else what is usual."""
+    return None if settings is None else CORES
+
+
+def _mapped(
+    spark: SparkSession, table: ParquetTable, count: int, loop: Callable[[Iterator[Any]], Iterator[Any]]
+) -> float:
+    begin = time.perf_counter()
+    tasks = CORES if loop is _bare_tasks else None
+    found = _arranged(spark, table, tasks).mapInArrow(loop, _SCHEMA).groupBy().sum("rows").collect()[0][0]
+    seconds = time.perf_counter() - begin
+    assert found == count
+    return count / seconds
+
+
+def _one_at_a_time(spark: SparkSession, table: ParquetTable, count: int) -> float:
+    begin = time.perf_counter()
+    _arranged(spark, table, None).foreachPartition(_each)
+    return count / (time.perf_counter() - begin)
+
+
+def _arranged(spark: SparkSession, table: ParquetTable, tasks: int | None) -> DataFrame:
+    """The rows as ``replay`` arranges them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    plan = replay(spark, table, nothing, tasks=tasks, explain=True)
+    assert plan.bucket is not None
+    assert plan.tasks is not None
+    rows = table.rows(spark, table.spans(spark).by_partition)
+    columns = rows.columns
+    rows = rows.withColumn("bucket", F.expr(plan.bucket)).repartitionById(plan.tasks, "bucket")
+    return rows.sortWithinPartitions(*plan.sort).select(*columns)
+
+
+def _bare(batches: Iterator[Any]) -> Iterator[Any]:
+    """What a task does at least."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    async def loop() -> int:
+        count = 0
+        for batch in batches:
+            for row in batch.to_pylist():
+                await nothing(row)
+                count += 1
+        return count
+
+    yield pa.RecordBatch.from_pylist([{"rows": asyncio.run(loop())}])
+
+
+def _bare_tasks(batches: Iterator[Any]) -> Iterator[Any]:
+    """Tasks that take whatever comes next."""
+    import pyarrow as pa
+
+    async def task(rows: Iterator[Row]) -> int:
+        count = 0
+        for row in rows:
+            await sleep(row)
+            count += 1
+        return count
+
+    async def loop() -> int:
+        rows = (row for batch in batches for row in batch.to_pylist())
+        return sum(await asyncio.gather(*[task(rows) for _ in range(LANES)]))
+
+    yield pa.RecordBatch.from_pylist([{"rows": asyncio.run(loop())}])
+
+
+def _each(rows: Iterator[Any]) -> None:
+    async def loop() -> None:
+        for row in rows:
+            await nothing(row)
+
+    asyncio.run(loop())

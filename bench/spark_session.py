@@ -1,0 +1,101 @@
+"""A Spark on this machine, with two tasks at once, and tables for it to read."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from lanes_spark import ParquetTable
+from tests.components import ComponentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CORES", "session", "write_table"]
+
+ROOT: Final = Path(__file__).parents[1]
+CORES: Final = 2
+PARTITIONS: Final = 12
+
+_ROWS_AT_ONCE: Final = 100_000
+
+
+@contextmanager
+def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session in a JVM of its own, whose workers find this folder. Raises ``ComponentError`` without Java."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise ComponentError("Spark needs Java 17 or newer: install default-jre-headless, or set JAVA_HOME")
+    from pyspark.sql import SparkSession
+
+    # The workers' Python would be any python3 of the path else.
+    needed = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    before = {name: os.environ.get(name) for name in needed}
+    os.environ.update(needed)
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        **(conf or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{CORES}]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        gateway: Any = type(spark.sparkContext)._gateway
+        if gateway is not None:
+            # The next session has other settings of the JVM.
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait()
+            type(spark.sparkContext)._gateway = None
+            type(spark.sparkContext)._jvm = None
+        for name, former in before.items():
+            if former is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = former
+
+
+def write_table(folder: Path, count: int, *, keys: int, size: int, hot: float = 0.0) -> ParquetTable:
+    """A table of ``count`` messages of ``size`` bytes, in two files for each of 12 partitions: ``hot`` is one key's
+    share, the others are spread over so many keys."""
+    chance = random.Random(count)
+    folder.mkdir()
+    schema = pa.schema(
+        [("key", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())]
+    )
+    writers = [pq.ParquetWriter(folder / f"{number:02}.parquet", schema) for number in range(2 * PARTITIONS)]
+    ends = [0] * PARTITIONS
+    for first in range(0, count, _ROWS_AT_ONCE):
+        rows: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        for _ in range(min(_ROWS_AT_ONCE, count - first)):
+            key = 0 if chance.random() < hot else chance.randrange(keys)
+            # A key stays in its partition.
+            rows[key % PARTITIONS].append(b"key-%d" % key)
+        for partition, found in enumerate(rows):
+            offsets = range(ends[partition], ends[partition] + len(found))
+            ends[partition] = offsets.stop
+            values = [chance.randbytes(16) * (size // 16)] * len(found)
+            columns = [found, [partition] * len(found), list(offsets), values]
+            half = 2 * partition + (first >= count // 2)
+            arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+            writers[half].write_table(pa.Table.from_arrays(arrays, schema=schema))
+    for writer in writers:
+        writer.close()
+    return ParquetTable(path=str(folder), topic="bench")

@@ -1,0 +1,100 @@
+"""One handler, wherever it runs: live on Kafka or JetStream, in memory, and over history on Spark.
+
+It books the steps of expense declarations, in order within a declaration. What it needs is a pool of connections, in a
+variable of this module: `begin` and `end` make and close it, around a consumer or, as `setup` and `teardown`, in every
+task of Spark. The position of a message is kept in the transaction of its effect, so each has it once.
+
+Here it runs on the broker of this process:
+POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/everywhere/declarations.py
+
+With the same `book`:
+    lanes.main(KafkaSource(config, topics="declarations"), book)
+    lanes.main(JetStreamSource(url, stream="DECLARATIONS", durable="books", key=subject_token(1)), book)
+    replay(spark, KafkaTopic(servers=servers, topic="declarations"), book,
+           setup=partial(begin, url), teardown=end, effects="fenced")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+import lanes
+from lanes_postgres import Positions, migrate
+
+SCHEMA = """
+    CREATE TABLE IF NOT EXISTS declarations (
+        id text PRIMARY KEY, steps integer[] NOT NULL, last text NOT NULL, amount numeric NOT NULL
+    )
+"""
+BOOK = """
+    INSERT INTO declarations AS d VALUES (%(case)s, ARRAY[%(step)s::integer], %(activity)s, %(amount)s)
+    ON CONFLICT (id) DO UPDATE SET steps = d.steps || excluded.steps, last = excluded.last,
+        amount = d.amount + excluded.amount
+"""
+
+positions = Positions("books")
+_pools: list[AsyncConnectionPool[psycopg.AsyncConnection[Any]]] = []
+
+
+async def begin(url: str) -> None:
+    """On the event loop that the handler will run on."""
+    pool = AsyncConnectionPool(url, min_size=2, max_size=8, open=False)
+    _pools.append(pool)
+    await pool.open()
+
+
+async def end() -> None:
+    await _pools.pop().close()
+
+
+async def book(message: lanes.Message) -> None:
+    """The handler: one step of one declaration, behind the steps before it."""
+    event = json.loads(message.value)
+    async with _pools[-1].connection() as connection, positions.once(connection, message) as fresh:
+        if fresh:
+            await connection.execute(BOOK, event)
+
+
+def make_tables(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        migrate(connection)
+        connection.execute(SCHEMA)
+
+
+async def main(url: str) -> None:
+    from memsource import MemoryBroker, MemorySource
+
+    broker = MemoryBroker()
+    for number in range(300):
+        case, step = number % 30, number // 30
+        name = f"declaration{case}"
+        event = {"case": name, "step": step, "activity": f"step {step}", "amount": 10}
+        broker.publish(json.dumps(event), key=name)
+    source = MemorySource(broker)
+    source.finish()
+    await begin(url)
+    try:
+        await lanes.run(source, book, settings=lanes.Settings(concurrency=8))
+    finally:
+        await end()
+    with psycopg.connect(url) as connection:
+        booked = connection.execute("SELECT id, steps, amount FROM declarations").fetchall()
+    assert len(booked) == 30
+    assert all(steps == list(range(10)) and amount == 100 for _, steps, amount in booked)
+    print(f"{len(booked)} declarations with 10 steps each, in order, booked once")
+
+
+if __name__ == "__main__":
+    server = os.environ["POSTGRES_URL"]
+    make_tables(server)
+    try:
+        asyncio.run(main(server))
+    finally:
+        with psycopg.connect(server) as tables:
+            tables.execute("DROP TABLE declarations; DROP SCHEMA lanes CASCADE")

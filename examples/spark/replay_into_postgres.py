@@ -1,0 +1,127 @@
+"""A projection made anew: every payment there has been goes into a table again, each exactly once.
+
+The live consumer has kept the balances so far. Now they are to be had in a new table, from all of history, and the
+replay may be killed, repeated and started again: the position of each message is kept in the transaction that adds
+to the balance. Here it is started twice, and the second one adds nothing. The handler is a usual one of `lanes`.
+
+Needs pyspark and Java 17 or newer, psycopg with its pool, and a server:
+POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/spark/replay_into_postgres.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from psycopg_pool import AsyncConnectionPool
+from pyspark.sql import SparkSession
+
+import lanes
+from lanes_postgres import Positions, migrate
+from lanes_spark import ParquetTable, Report, replay
+
+SERVER = os.environ["POSTGRES_URL"]
+ACCOUNTS, PAYMENTS, PARTITIONS = 20, 1_000, 4
+SCHEMA = "spark_example"
+
+# A name of its own: under that of the live consumer every payment has had its effect already.
+positions = Positions("balances-2", schema=SCHEMA)
+pools: list[AsyncConnectionPool[Any]] = []
+
+
+async def connect() -> None:
+    """Before the first message of every task, on its event loop. A database sees all tasks that run at once."""
+    pools.append(AsyncConnectionPool(SERVER, min_size=4, open=False))
+    await pools[0].open()
+
+
+async def disconnect() -> None:
+    """Behind the last one, also after an error."""
+    await pools.pop().close()
+
+
+async def pay(message: lanes.Message) -> None:
+    """The handler: one at a time per account, in order."""
+    async with pools[0].connection() as connection, positions.once(connection, message) as fresh:
+        if fresh:
+            await connection.execute(
+                "INSERT INTO balances AS old VALUES (%s, %s, 1) "
+                "ON CONFLICT (id) DO UPDATE SET amount = old.amount + excluded.amount, payments = old.payments + 1",
+                (message.key, int(message.value)),
+            )
+
+
+def payments() -> list[dict[str, Any]]:
+    """The history, for the example."""
+    return [
+        {
+            "key": f"account-{number % ACCOUNTS}".encode(),
+            "partition": number % ACCOUNTS % PARTITIONS,
+            "offset": number,
+            "value": str(number).encode(),
+        }
+        for number in range(PAYMENTS)
+    ]
+
+
+def run(spark: SparkSession, table: Path, checkpoint: Path) -> Report:
+    """One replay. On a cluster the paths are those of an object store, and the handler is in a module of its own."""
+    return replay(
+        spark,
+        ParquetTable(path=str(table), topic="payments"),
+        pay,
+        settings=lanes.Settings(concurrency=64),
+        setup=connect,
+        teardown=disconnect,
+        checkpoint=str(checkpoint),
+        effects="fenced",
+    )
+
+
+def main(folder: Path) -> None:
+    messages = payments()
+    table = folder / "payments"
+    table.mkdir()
+    for number in range(3):
+        pq.write_table(pa.Table.from_pylist(messages[number::3]), table / f"{number}.parquet")
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL").getOrCreate()
+    try:
+        # With another checkpoint the second one begins at the first payment again, as if the first one had got lost.
+        handled = [run(spark, table, folder / f"checkpoint-{number}").finished for number in range(2)]
+    finally:
+        spark.stop()
+    assert handled == [PAYMENTS, PAYMENTS]
+
+    expected: Counter[bytes] = Counter()
+    for one in messages:
+        expected[one["key"]] += int(one["value"])
+    with psycopg.connect(SERVER) as connection:
+        found = connection.execute("SELECT id, amount, payments FROM balances").fetchall()
+    assert {account: amount for account, amount, _ in found} == expected
+    assert sum(count for _, _, count in found) == PAYMENTS
+    print(f"{sum(handled)} payments handled, {PAYMENTS} in the balances: each counted once")
+
+
+if __name__ == "__main__":
+    # The workers' Python is any python3 of the path otherwise.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with psycopg.connect(SERVER) as connection:
+        migrate(connection, schema=SCHEMA)
+        connection.execute(
+            "CREATE TABLE balances (id bytea PRIMARY KEY, amount bigint NOT NULL, payments int NOT NULL)"
+        )
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            main(Path(name))
+    finally:
+        with psycopg.connect(SERVER) as connection:
+            connection.execute(f"DROP TABLE balances; DROP SCHEMA {SCHEMA} CASCADE")

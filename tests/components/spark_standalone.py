@@ -1,0 +1,106 @@
+"""A Spark cluster on this machine whose workers have addresses, and so hosts, of their own: Spark never runs a task
+twice at once on one host."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.components.server import Started
+from tests.components.supervised import ComponentError, Supervised
+from tests.components.waiting import wait_until
+
+_HOST = "127.0.0.1"
+_CLASSES = "org.apache.spark.deploy"
+_MASTER = re.compile(r"Starting Spark master at (spark://[\d.]+:\d+)")
+
+
+def spark_home() -> Path:
+    """The folder of Spark in this Python's environment."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ComponentError("Spark is missing: pip install 'lanes-runtime[spark]'")
+    return Path(found.origin).parent
+
+
+class SparkStandalone(Started):
+    """A master, and one worker of one core on each of `hosts`, all of them on loopback (on Linux all of 127.* is).
+
+    `pythonpath`: where the Python of tasks looks for modules. Needs a Java that Spark finds: that of JAVA_HOME, or of
+    PATH. Not for use by several threads at once.
+    """
+
+    def __init__(
+        self, *, hosts: Sequence[str] = ("127.0.0.2", "127.0.0.3"), pythonpath: str = "", seconds: float = 90.0
+    ) -> None:
+        self._master = Supervised("spark-master")
+        self._workers = {host: Supervised("spark-worker") for host in hosts}
+        self._pythonpath = pythonpath
+        self._seconds = seconds
+        self._url: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<SparkStandalone {self._url or 'not started'}, workers on {', '.join(self._workers)}>"
+
+    @property
+    def url(self) -> str:
+        """The master's, for `spark.master`. Known once started."""
+        if self._url is None:
+            raise ComponentError("the Spark cluster has no address yet: call start()")
+        return self._url
+
+    def start(self) -> None:
+        """Start all of it and block until the master knows every worker. Idempotent."""
+        if self._url is not None:
+            return
+        try:
+            self._launch(self._master, _HOST, "master.Master", "--host", _HOST, "--port", "0")
+            wait_until(lambda: _MASTER.search(self._said()) is not None, "the Spark master", seconds=self._seconds)
+            found = _MASTER.search(self._said())
+            assert found is not None
+            for host, worker in self._workers.items():
+                place = str(worker.folder / "data")
+                arguments = ("--host", host, "--cores", "1", "--memory", "1g", "--work-dir", place, found[1])
+                self._launch(worker, host, "worker.Worker", *arguments)
+            wait_until(self._all_registered, f"workers on {', '.join(self._workers)}", seconds=self._seconds)
+        except BaseException:
+            self.stop()
+            raise
+        self._url = found[1]
+
+    def stop(self) -> None:
+        """End all of it and remove its folders. Idempotent; blocks until done."""
+        for process in (*self._workers.values(), self._master):
+            process.stop()
+        self._url = None
+
+    def _launch(self, process: Supervised, host: str, name: str, *arguments: str) -> None:
+        program = str(spark_home() / "bin" / "spark-class")
+        process.launch([program, f"{_CLASSES}.{name}", "--webui-port", "0", *arguments], env=self._env(host))
+
+    def _env(self, host: str) -> Mapping[str, str]:
+        return {
+            **os.environ,
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_LOCAL_IP": host,
+            "SPARK_DAEMON_MEMORY": "256m",
+            # Executors have it from their worker, and Python from them.
+            "PYTHONPATH": self._pythonpath,
+            "PYSPARK_PYTHON": sys.executable,
+        }
+
+    def _said(self) -> str:
+        if not self._master.alive:
+            raise ComponentError(f"the Spark master ended while starting: {self._master.last_words()}")
+        return (self._master.folder / "log").read_text(errors="replace")
+
+    def _all_registered(self) -> bool:
+        for host, worker in self._workers.items():
+            if not worker.alive:
+                raise ComponentError(f"the Spark worker on {host} ended while starting: {worker.last_words()}")
+        said = self._said()
+        return all(f"Registering worker {host}:" in said for host in self._workers)

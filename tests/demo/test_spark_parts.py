@@ -1,0 +1,347 @@
+"""The demo on Spark without Spark: its settings, its report, its command, and how it kills."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanes import cli
+from lanes.demo import DemoError
+from lanes.demo.history import Verdict
+from lanes.demo.places import places
+from lanes.demo.progress import Progress
+from lanes.demo.service import Service
+from lanes.demo.spark import SparkConfig, SparkReport, checkpoint
+from lanes.demo.spark.config import VARIABLE, ReplayConfig
+from lanes.demo.spark.drivers import Drivers
+from lanes.demo.spark.judge import Judgement
+from lanes.demo.spark.tables import Tables
+from tests.components import PostgresServer
+
+KAFKA, POSTGRES = "127.0.0.1:9092", "postgresql://me:secret@127.0.0.1:5432/test"
+JUDGED: dict[str, Any] = {
+    "lost": [],
+    "doubled": [],
+    "violations": [],
+    "foreign": [],
+    "states": [],
+    "dead_letters": [("p", 1)],
+    "repeats": 7,
+}
+
+
+def config(**changes: Any) -> SparkConfig:
+    return SparkConfig(**{"kafka": KAFKA, "postgres": POSTGRES, **changes})
+
+
+def report(judged: dict[str, Any] | None = None, **changes: Any) -> SparkReport:
+    usual: dict[str, Any] = {
+        "events": 1_000,
+        "keys": 90,
+        "seconds": 20.0,
+        "judged": Judgement(**{**JUDGED, **(judged or {})}),
+        "poison": [("p", 1)],
+        "drivers": 2,
+        "workers_killed": 1,
+        "drivers_killed": 1,
+        "missed": [],
+        "tried_again": 1,
+        "batches": 6,
+        "interrupted": 1,
+        "resumed": 1,
+        "rss_mb": 120.0,
+        "audit": "pass",
+        "verdicts": [Verdict("PerKeyOrder", "held", "")],
+        "duplicates": {"restart": 40, "held": 0},
+    }
+    return SparkReport(**{**usual, **changes})
+
+
+def test_the_last_line_has_the_figures_and_no_other() -> None:
+    assert json.loads(report().json()) == {
+        "rows": 1_000,
+        "seconds": 20.0,
+        "rows_per_s": 50.0,
+        "order_violations": 0,
+        "lost": 0,
+        "double_effects": 0,
+        "resumed_batches": 1,
+        "audit": "pass",
+    }
+    assert report().ok
+    assert all(good for _, _, good in report().rows())
+
+
+@pytest.mark.parametrize(
+    ("judged", "changes", "words"),
+    [
+        ({"lost": [("a", 1)]}, {}, "lost: 1 (neither stored nor dead-lettered): a step 1"),
+        ({"doubled": [("a", 1, 2)]}, {}, "double effects: 1 (stored more than once): a step 1"),
+        ({"violations": [("a", 1)]}, {}, "order violations: 1 (after a later step of its case): a step 1"),
+        ({"foreign": [("x", 1)]}, {}, "foreign: 1"),
+        ({"states": [("a", 1)]}, {}, "states: 1"),
+        ({"dead_letters": []}, {}, "dead letters missing: 1"),
+        ({"dead_letters": [("p", 1), ("q", 1)]}, {}, "dead letters unexpected: 1"),
+        ({}, {"missed": ["a worker was not killed"]}, "kills: a worker was not killed"),
+        ({}, {"tried_again": 0}, "kills: a worker was killed in a task, and no task was tried again"),
+        ({}, {"resumed": 0}, "resumed batches: 0 of 1"),
+        ({}, {"audit": "unproven"}, "audit: unproven"),
+        ({}, {"audit": "none"}, "audit: none"),
+        ({}, {"verdicts": [Verdict("NoOverlap", "violated", "2 violations")]}, "audit NoOverlap: violated: 2"),
+        ({}, {"failure": "no luck"}, "ended early: no luck"),
+    ],
+)
+def test_what_broke_is_named(judged: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    broken = report(judged, **changes)
+    assert not broken.ok
+    [line] = broken.broken
+    assert line.startswith(words)
+
+
+def test_the_figures_count_what_broke() -> None:
+    judged = {"lost": [("a", 1), ("a", 2)], "doubled": [("b", 1, 2)], "violations": [("c", 1)]}
+    found = json.loads(report(judged, resumed=0, audit="violated").json())
+    assert (found["rows"], found["lost"], found["double_effects"], found["order_violations"]) == (998, 2, 2, 1)
+    assert (found["resumed_batches"], found["audit"]) == (0, "violated")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kafka": "nonsense"}, "--kafka: must be the address"),
+        ({"postgres": "me:secret"}, "--postgres: must be the URL"),
+        ({"postgres": "postgresql://me:secret%zz@127.0.0.1/test"}, "write @, / and % in a password as %40, %2F and"),
+        ({"postgres": "postgresql://me:se@secret@127.0.0.1/test"}, "--postgres: must be the URL"),
+        ({"postgres": "postgresql://me:secret/@127.0.0.1/test"}, "--postgres: must be the URL"),
+        ({"postgres": "postgresql://me:secret%00@127.0.0.1/test"}, "--postgres: must be the URL"),
+        ({"jars": ["/no/such.jar"]}, "--jars: /no/such.jar: no such file"),
+        ({"events": 0}, "events=0"),
+        ({"partitions": 0}, "partitions=0: must be 1 to 100"),
+        ({"batches": 0}, "batches=0"),
+        ({"cores": 0}, "cores=0"),
+        ({"connections": 0}, "connections=0"),
+        ({"kill_driver_at": 1.0}, "kill_driver_at=1.0"),
+        ({"kill_worker_at": 0.0}, "kill_worker_at=0.0"),
+        ({"latency": -1.0}, "latency=-1.0"),
+        ({"stall_timeout": float("inf")}, "stall_timeout=inf"),
+        ({"driver_command": "python"}, "driver_command='python'"),
+        ({"name": "a b"}, "name='a b'"),
+        ({"concurrency": 0}, "concurrency"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DemoError) as refused:
+        config(**changes)
+    assert words in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_any_password_can_be_written_in_the_url_of_the_server() -> None:
+    url = "postgresql://me:%40%2F%25%3A?&#[]@[::1]:5432/test?sslmode=disable&application_name=a%20b"
+    assert config(postgres=url).postgres == url
+    assert config(postgres="postgres://127.0.0.1").postgres
+    assert config(postgres="postgresql:///test?host=/run/postgresql").postgres
+
+
+def test_no_repr_shows_where_the_servers_are() -> None:
+    assert "secret" not in repr(config()) + repr(Tables(POSTGRES, "x")) + repr(told("t", Path("p"), POSTGRES))
+
+
+def test_a_driver_that_was_told_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(DemoError, match="start `lanes spark demo`"):
+        ReplayConfig.load()
+
+
+def test_batches_are_told_apart_by_the_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint.begun(tmp_path) == checkpoint.done(tmp_path) == set()
+    for name in ("offsets/0", "offsets/1", "offsets/.1.crc", "offsets/.2.tmp", "commits/0", "commits/.0.crc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert checkpoint.begun(tmp_path) - checkpoint.done(tmp_path) == {1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "`lanes spark demo` needs --kafka HOST:PORT"),
+        (["--kafka", KAFKA], "`lanes spark demo` needs --postgres URL"),
+        (["--kafka", KAFKA, "--postgres", "x"], "--postgres: must be the URL"),
+        (["--kafka", KAFKA, "--postgres", POSTGRES, "--jars", "/no.jar"], "--jars: /no.jar: no such file"),
+        (["--kafka", KAFKA, "--postgres", POSTGRES, "--data", "/no"], "/no: no such file"),
+        (["--kafka", KAFKA, "--postgres", POSTGRES, "--latency", "10"], "--latency '10': must be a number"),
+    ],
+)
+def test_the_command_says_what_it_needs(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("POSTGRES_URL", raising=False)
+    monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (3, "")
+    assert said.err.startswith("lanes: ")
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert "secret" not in said.err
+
+
+@pytest.mark.parametrize("module", ["confluent_kafka", "psycopg", "psycopg_pool"])
+def test_a_missing_package_is_one_clear_line(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr("lanes.cli.find_spec", lambda name: None if name == module else find(name))
+    monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 3
+    assert f"needs {module}: pip install 'lanes-runtime[cli,kafka,postgres,spark]'" in said.err
+
+
+# --- drivers that are no Spark
+
+_DRIVER = """
+import asyncio, json, os, sys
+from pathlib import Path
+from lanes.clock import monotonic
+from lanes.demo.child import end_with_parent
+from lanes.demo.client import Client
+from lanes.demo.spark.config import ReplayConfig
+end_with_parent()
+config = ReplayConfig.load()
+checkpoint = Path(config.checkpoint)
+for name in ("offsets", "commits"):
+    (checkpoint / name).mkdir(parents=True, exist_ok=True)
+
+def note(name, batch):
+    (checkpoint / name / str(batch)).touch()
+
+async def task(batch, attempt, ends):
+    # A worker: a process of its own.
+    code = "import sys; from tests.demo.test_spark_parts import work; work(*sys.argv[1:])"
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(attempt), str(int(ends)))
+    return await worker.wait()
+
+async def main():
+    first = not (checkpoint / "offsets" / "0").exists()
+    note("offsets", 0)
+    if first:
+        # Killed by the parent in its first task; Spark tries it again.
+        assert await task(0, 0, False) == -9
+        await task(0, 1, True)
+        note("commits", 0)
+        note("offsets", 1)
+        await task(1, 0, False)
+        raise AssertionError("nobody killed this driver")
+    await task(1, 0, True)
+    note("commits", 1)
+    print("a word of somebody else", flush=True)
+    print(json.dumps({"replayed": monotonic(), "batches": 1}), flush=True)
+    print(json.dumps({"audit": {"status": 0, "verdicts": [], "duplicates": {}}}), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def work(attempt: str, ends: str) -> None:
+    """A worker of the drivers above: a task that stores one effect, and ends or not."""
+    asyncio.run(_work(int(attempt), bool(int(ends))))
+
+
+async def _work(attempt: int, ends: bool) -> None:
+    import os
+    import uuid
+
+    from lanes.demo.client import Client
+
+    config = ReplayConfig.load()
+    client = Client(config.service, config.token)
+    await client.connect()
+    status = {"task": uuid.uuid4().hex, "pid": os.getpid(), "attempt": attempt, "rss_mb": 1.0}
+    client.say({**status, "ended": False})
+    tables = Tables(config.postgres, config.schema)
+    with tables.connected() as connection:
+        connection.execute(tables.put_query, ("a", 0, 0, 0))
+    if not ends:
+        await asyncio.Event().wait()
+    client.say({**status, "ended": True})
+    await client.close()
+
+
+def told(service: str, folder: Path, postgres: str) -> ReplayConfig:
+    return ReplayConfig(
+        kafka=KAFKA,
+        postgres=postgres,
+        jars=[],
+        topic="t",
+        dead_topic="d",
+        schema=f"drivers{folder.name}"[:60].lower(),
+        service=service,
+        token="token",
+        journal=str(folder / "journal"),
+        checkpoint=str(folder / "checkpoint"),
+        scratch=str(folder),
+        cores=1,
+        connections=1,
+        rows_per_batch=1,
+        concurrency=1,
+        max_in_flight=1,
+        fail_every=0,
+        poison_every=0,
+    )
+
+
+async def driven(code: str, folder: Path, server: PostgresServer, **changes: Any) -> Drivers:
+    command = (sys.executable, "-c", code)
+    settings = config(postgres=server.url, driver_command=command, kill_worker_at=0.1, kill_driver_at=0.2, **changes)
+    tables = Tables(server.url, told("", folder, server.url).schema)
+    tables.make([("a", 0)])
+    progress = Progress(events=10, cases=1)
+
+    def describe(service: Service) -> ReplayConfig:
+        return told(service.address, folder, server.url)
+
+    try:
+        with places(None) as where:
+            drivers = Drivers(settings, tables, where, progress, describe, "token")
+            await drivers.run()
+            return drivers
+    finally:
+        assert tables.drop()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_worker_and_a_driver_are_killed_in_their_work(tmp_path: Path, postgres: PostgresServer) -> None:
+    drivers = await driven(_DRIVER, tmp_path, postgres)
+    assert (drivers.failure, drivers.missed) == (None, [])
+    assert (drivers.workers_killed, drivers.drivers_killed, drivers.tried_again) == (1, 1, 1)
+    assert drivers.interrupted == {1}
+    assert drivers.done == {0, 1}
+    assert drivers.told["audit"]["status"] == 0
+    assert drivers.seconds > 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_driver_that_dies_by_itself_is_quoted(tmp_path: Path, postgres: PostgresServer) -> None:
+    drivers = await driven("import sys; sys.exit('no luck today')", tmp_path, postgres)
+    assert drivers.failure == "driver 1 ended by itself with status 1, and said: no luck today"
+    assert len(drivers.missed) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_driver_that_does_nothing_is_given_up(tmp_path: Path, postgres: PostgresServer) -> None:
+    drivers = await driven("import sys; sys.stdin.read()", tmp_path, postgres, stall_timeout=1.0)
+    assert drivers.failure == "no progress for 1 s: 10 of 10 are missing"

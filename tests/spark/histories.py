@@ -1,0 +1,156 @@
+"""Histories of all kinds as one table, to be audited in one job."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from lanes.journal_rows import row_tables
+from lanes_spark.audit_verdicts import AuditVerdict, judge
+from memsource import check
+from memsource.checkers import (
+    AtLeastOnce,
+    DeadLetterBeforeSettle,
+    ExclusiveOwner,
+    NoCommitPastUnfinished,
+    NoOverlap,
+    PerKeyOrder,
+)
+from tests.history.rows import (
+    Fields,
+    Rows,
+    ack,
+    assigned,
+    delivered,
+    ended,
+    message,
+    owned,
+    parsed,
+    produced,
+    redelivered,
+    renumbered,
+    segment,
+    sent,
+    started,
+)
+
+Histories = Mapping[str, list[Rows]]
+
+CHECKERS = (PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished, DeadLetterBeforeSettle)
+
+
+def audited(
+    spark: Any, histories: Histories, folder: Path
+) -> tuple[dict[str, dict[str, AuditVerdict]], dict[str, Counter[str]]]:
+    """The audit's verdicts of each history, by name, and its figures: one table, one audit."""
+    folder.mkdir()
+    tables = []
+    for name, segments in histories.items():
+        for number, rows in enumerate(segments):
+            lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+            table = row_tables().table(lines, f"{number:04}", checked=True).replace_schema_metadata(None)
+            tables.append(table.append_column("history", pa.array([name] * len(rows), pa.string())))
+    pq.write_table(pa.concat_tables(tables), folder / "all.parquet")
+    told = judge(spark.read.parquet(str(folder))).told()
+    verdicts = {name: {verdict.name: verdict for verdict in found} for name, (found, _) in told.items()}
+    return verdicts, {name: figures for name, (_, figures) in told.items()}
+
+
+def checked(segments: list[Rows]) -> dict[str, str]:
+    """The status of each by ``lanes check``, in an audit's words."""
+    verdicts = check(parsed(*segments), CHECKERS)
+    return {verdict.name: verdict.status.replace("passed", "held") for verdict in verdicts}
+
+
+def disturbed(segments: list[Rows], random: Random) -> str:
+    """Do something to a history that no broker and no runtime would: in place; what it was."""
+    number = random.randrange(len(segments))
+    rows = segments[number]
+    events = [at for at, row in enumerate(rows) if "partition" in row]
+    if len(events) < 2:
+        return "nothing"
+    how = random.choice(["swap", "drop", "duplicate", "overlap", "forge", "shift"])
+    one, other = sorted(random.sample(events, 2))
+    if how == "swap":
+        moved = {name: rows[one][name] for name in ("n", "mono", "wall")}
+        rows[one], rows[other] = rows[other] | moved, rows[one] | {name: rows[other][name] for name in moved}
+    elif how == "drop":
+        del rows[one]
+    elif how == "duplicate":
+        rows.insert(other, dict(rows[one]))
+    elif how == "overlap":
+        ends = [at for at in events if rows[at]["event"] == "ended"]
+        if ends:
+            end = random.choice(ends)
+            row = rows.pop(end)
+            rows.insert(min(len(rows) - 1, end + random.randint(1, 6)), row)
+    elif how == "forge":
+        named = [at for at in events if "epoch" in rows[at]]
+        if named:
+            rows[random.choice(named)]["epoch"] += random.choice([1, 2])
+    else:
+        later = random.choice([-5.0, -0.5, 0.5, 5.0])
+        for row in rows:
+            row["mono"] = max(0.0, row["mono"] + later)
+    segments[number] = renumbered(rows)
+    return how
+
+
+def scattered(random: Random) -> list[Rows]:
+    """Rows of one or two processes as chance has it: few messages, so that they get in each other's way."""
+    rules = {"order": "none"} if random.random() < 0.1 else {}
+    commits, leases = random.random() < 0.6, random.random() < 0.2
+    segments = []
+    for number in range(random.choice([1, 1, 2])):
+        floor = 0 if commits else None
+        rows = [assigned(floor, epoch=epoch) for epoch in (1, 2)] if random.random() < 0.5 else [assigned(floor)]
+        floors = [0, 0]
+        if leases:
+            rows += [owned("leased", epoch=epoch, deadline=100.0 + random.randint(0, 16) / 1000) for epoch in (1, 2)]
+        rows += [_any_row(random, floors if commits else None) for _ in range(random.randint(4, 16))]
+        if leases and random.random() < 0.5:
+            rows.insert(random.randint(3, len(rows)), owned("leased", deadline=100.0 + random.randint(4, 20) / 1000))
+        start = 100.0 + random.choice([0, 0.0025, 0.0065]) * number
+        segments.append(segment(rows, rules=rules, member=f"m-{number}", pid=number, start=start))
+    return segments
+
+
+def _any_row(random: Random, floors: list[int] | None) -> Fields:
+    position, epoch = random.randint(0, 4), random.choice([1, 1, 1, 2])
+    key = None if position == 4 else "other" if position == 3 else "k"
+    name: dict[str, Any] = {"key": key, "epoch": epoch}
+    kind = random.choice(
+        ["delivered"] * 3
+        + ["started"] * 3
+        + ["ended"] * 4
+        + ["redelivered"] * 3
+        + ["letter"] * 2
+        + ["ack", "rest", "rest"]
+    )
+    if floors is not None and random.random() < 0.2:
+        floors[epoch - 1] = random.randint(floors[epoch - 1] if random.random() < 0.9 else 0, 5)
+        return sent(floors[epoch - 1], epoch=epoch)
+    if kind == "delivered":
+        return delivered(position, **name)
+    if kind == "started":
+        return started(position, **name)
+    if kind == "ended":
+        return ended(position, result=random.choice(["ok", "ok", "ok", "error", "cancelled"]), **name)
+    if kind == "redelivered":
+        return redelivered(position, random.choice(["late", "late", "settled", "held"]), **name)
+    if kind == "letter":
+        return message(random.choice(["dlq_sent", "dlq_sent", "dlq_confirmed", "archived"]), position, **name)
+    if kind == "ack":
+        return ack(position, **name)
+    if random.random() < 0.4:
+        return produced(position, key)
+    if random.random() < 0.2:
+        return assigned(None if floors is None else floors[epoch - 1], epoch=epoch)
+    return owned(random.choice(["drained", "revoked", "revoked", "lost"]), epoch=epoch)

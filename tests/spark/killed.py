@@ -1,0 +1,145 @@
+"""A replay with fenced effects in batches, and a driver of it that is killed with -9.
+
+`python -m tests.spark.killed MASTER MOMENT RUN`: RUN is what `Run` is made of, as JSON. MOMENT is where in the second
+batch driver and JVM are killed: `before` (Spark has noted that it begins, and nothing was handled), `in` (a handler is
+in the middle of its transaction), or `after` (all is handled, and Spark has not noted that).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+import lanes
+from lanes_spark import ParquetTable, Progress, Report, replay
+from tests.spark.conftest import session
+from tests.spark.fenced import Fenced, Place, Trap
+from tests.spark.rows import rows
+from tests.spark.tables import write_table
+
+Moment = Literal["before", "in", "after"]
+
+PARTITIONS, COUNT, ROWS_PER_BATCH = 3, 900, 600
+SECOND: Final = range(200, 400)
+"""The positions that the second batch has of each partition: every other one holds a message."""
+
+MIDDLE: Final[Place] = (1, 300)
+RESULTS: Final = pa.schema([("partition", pa.int64()), ("position", pa.int64())])
+
+
+def history() -> list[dict[str, Any]]:
+    """Rows of 3 partitions, some without a key."""
+    return [one | ({"key": None} if number % 10 == 9 else {}) for number, one in enumerate(rows(COUNT))]
+
+
+def second_batch() -> set[Place]:
+    """What may be handled twice when that batch is repeated."""
+    return {(one["partition"], one["offset"]) for one in history() if one["offset"] in SECOND}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A replay of `history()`. All that it reads, notes and writes is in `folder`, its effects are in `schema`."""
+
+    folder: str
+    url: str
+    schema: str
+
+    def make(self) -> None:
+        """Table and tables, before the first run."""
+        messages = history()
+        # Neither in order nor by partition.
+        write_table(Path(self.folder) / "table", [messages[start::4][::-1] for start in (2, 0, 3, 1)])
+        self.fenced().make()
+
+    def fenced(self, trap: Trap | None = None) -> Fenced:
+        return Fenced(self.url, self.schema, trap)
+
+    def trap(self, kills: Literal["worker", "executor", "driver"], driver: tuple[int, ...] = ()) -> Trap:
+        return Trap(kills, MIDDLE, f"{self.folder}/sprung", driver)
+
+    @property
+    def sprung(self) -> bool:
+        return Path(self.folder, "sprung").exists()
+
+    def go(self, spark: Any, *, trap: Trap | None = None, moment: Moment | None = None) -> Report:
+        """Begin it, or go on with it, until it ends. `moment`: kill this process and its JVM there."""
+        fenced = self.fenced(trap)
+        source = Doomed if moment == "before" else ParquetTable
+
+        def tell(progress: Progress) -> None:
+            if moment == "after" and progress.batches == 2:
+                end_driver()
+
+        return replay(
+            spark,
+            source(path=f"{self.folder}/table", topic="orders"),
+            fenced,
+            settings=lanes.Settings(concurrency=4),
+            setup=fenced.setup,
+            teardown=fenced.teardown,
+            results=RESULTS,
+            results_to=f"{self.folder}/results",
+            checkpoint=f"{self.folder}/checkpoint",
+            rows_per_batch=ROWS_PER_BATCH,
+            tasks=6,
+            effects="fenced",
+            progress=tell,
+        )
+
+    def check(self) -> set[Place]:
+        """As `Fenced.check`; and every message has one row of results."""
+        table = pq.read_table(Path(self.folder) / "results")
+        found = sorted(zip(table["partition"].to_pylist(), table["position"].to_pylist(), strict=True))
+        assert found == sorted((one["partition"], one["offset"]) for one in history())
+        return self.fenced().check(history())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doomed(ParquetTable):
+    """Its driver is killed when the second batch is about to be read."""
+
+    def rows(self, spark: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        if min(first for first, _ in ranges.values()) == SECOND.start:
+            end_driver()
+        return super().rows(spark, ranges)
+
+
+def driver() -> tuple[int, ...]:
+    """The processes of this driver, its JVM first."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    return gateway.proc.pid, os.getpid()
+
+
+def end_driver() -> None:
+    for pid in driver():
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(master: str, moment: Moment, given: str) -> None:
+    run = Run(**json.loads(given))
+    with session(master) as spark:
+        # The worker that kills ends with the JVM: that one is last.
+        trap = run.trap("driver", driver()[::-1]) if moment == "in" else None
+        run.go(spark, trap=trap, moment=moment)
+
+
+def arguments(master: str, moment: Moment, run: Run) -> tuple[str, ...]:
+    """What a Python is to be started with, to be killed."""
+    return "-m", "tests.spark.killed", master, moment, json.dumps(dataclasses.asdict(run))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

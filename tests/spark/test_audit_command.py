@@ -1,0 +1,120 @@
+"""``lanes spark audit``: what it makes of its options, what it prints, and how it exits. No Spark is begun."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lanes import cli
+from lanes.errors import ConfigError, SourceError
+from lanes_spark import audit_command
+from lanes_spark.audit import Audit
+from lanes_spark.audit_command import render, source_of_audit
+from lanes_spark.audit_verdicts import CAUSES, AuditVerdict
+from lanes_spark.kafka_topic import KafkaTopic
+from lanes_spark.table import ParquetTable
+
+NO_FINDINGS: Any = None
+HELD = AuditVerdict(name="PerKeyOrder", status="held", checked=1_200)
+VIOLATED = AuditVerdict(
+    name="NoOverlap", status="violated", checked=7, violations=3, witnesses=("orders/0 position 1\x1b[2J", "the next")
+)
+UNPROVEN = AuditVerdict(name="AtLeastOnce", status="unproven", checked=7, reasons=("1 messages were left",))
+
+
+def found(*verdicts: AuditVerdict) -> Audit:
+    duplicates = dict.fromkeys(CAUSES, 0) | {"repeat": 1_234}
+    return Audit(verdicts=verdicts, rows=4_800, processes=2, duplicates=duplicates, findings=NO_FINDINGS)
+
+
+def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """How ``lanes`` exits."""
+    monkeypatch.setattr(sys, "argv", ["lanes", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def test_the_verdicts_are_a_table_and_below_it_is_what_to_look_at() -> None:
+    output = io.StringIO()
+    render(found(HELD, VIOLATED, UNPROVEN), Console(file=output, width=100, markup=False, highlight=False))
+    text = output.getvalue()
+    assert "4,800 rows of 2 processes" in text
+    assert "came again: 1,234 repeat\n" in text
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert rows.keys() == {"PerKeyOrder", "NoOverlap", "AtLeastOnce"}
+    assert [cell.strip() for cell in rows["NoOverlap"].split("│")[1:-1]] == ["NoOverlap", "violated", "7", "3"]
+    assert "! NoOverlap: orders/0 position 1\\x1b[2J\n! NoOverlap: the next\n! NoOverlap: and 1 more\n" in text
+    assert text.endswith("? AtLeastOnce: 1 messages were left\n")
+
+
+@pytest.mark.parametrize(("verdicts", "status"), [((HELD,), 0), ((HELD, VIOLATED, UNPROVEN), 1), ((UNPROVEN, HELD), 2)])
+def test_the_exit_status_is_that_of_the_audit(
+    verdicts: Sequence[AuditVerdict], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    begun: list[Any] = []
+
+    @contextmanager
+    def session(*options: Any) -> Iterator[str]:
+        begun.append(options)
+        yield "session"
+
+    def audit(*arguments: Any, **more: Any) -> Audit:
+        asked.append((arguments, more))
+        return found(*verdicts)
+
+    monkeypatch.setattr(audit_command, "spark_session", session)
+    monkeypatch.setattr(audit_command, "audit", audit)
+    words = ["spark", "audit", "one", "two", "--findings", "there", "--table", "/lake", "--topic", "orders"]
+    assert status_of(monkeypatch, *words, "--master", "local[1]", "--conf", "a=b") == status
+    source = ParquetTable(path=["/lake"], topic="orders")
+    assert asked == [(("session", ["one", "two"]), {"source": source, "findings_to": "there"})]
+    assert begun == [("local[1]", {"a": "b"})]
+    assert verdicts[0].name in capsys.readouterr().out
+
+
+def test_what_cannot_be_audited_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @contextmanager
+    def session(*_: Any) -> Iterator[None]:
+        yield
+
+    def audit(*_: Any, **__: Any) -> Audit:
+        raise SourceError("journal /nowhere: there is none\x1b")
+
+    monkeypatch.setattr(audit_command, "spark_session", session)
+    monkeypatch.setattr(audit_command, "audit", audit)
+    assert status_of(monkeypatch, "spark", "audit", "/nowhere") == 3
+    assert "journal /nowhere: there is none\\x1b" in capsys.readouterr().err
+
+
+def test_what_had_to_be_handled_is_a_table_or_a_topic() -> None:
+    assert source_of_audit("", [], "", {}, {}) is None
+    assert source_of_audit("orders", ["a", "b"], "", {}, {"key": "id"}) == ParquetTable(
+        path=["a", "b"], topic="orders", columns={"key": "id"}
+    )
+    assert source_of_audit("orders", [], "host:1", {"kafka.a": "b"}, {}) == KafkaTopic(
+        servers="host:1", topic="orders", options={"kafka.a": "b"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tables", "servers", "options", "columns", "said"),
+    [
+        ([], "", {}, {}, "--topic, -X and --column are about"),
+        (["a"], "host:1", {}, {}, "not both"),
+        (["a"], "", {"kafka.a": "b"}, {}, "-X is an option of the Kafka connector"),
+        ([], "host:1", {}, {"key": "id"}, "--column is for the columns of a table"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(
+    tables: list[str], servers: str, options: dict[str, str], columns: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        source_of_audit("orders", tables, servers, options, columns)

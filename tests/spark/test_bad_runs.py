@@ -1,0 +1,230 @@
+"""What goes wrong while a replay runs, on a real Spark: a clear error, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+import lanes
+from lanes_postgres import Positions
+from lanes_spark import ParquetTable, Progress, replay
+from tests.components import wait_until
+from tests.conftest import PostgresFactory
+from tests.spark.fenced import Fenced
+from tests.spark.rows import ONCE, SCHEMA, rows
+from tests.spark.tables import by_key, noted, noting, positions, write_table
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+COUNT = 450
+HARMLESS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.files.maxPartitionBytes": "4096",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "1g",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.execution.removeRedundantSorts": "true",
+    "spark.sql.execution.sortBeforeRepartition": "false",
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.session.timeZone": "America/St_Johns",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.sources.useV1SourceList": "",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.parquet.fieldId.read.enabled": "true",
+    "spark.sql.parquet.fieldId.read.ignoreMissing": "true",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.streaming.minBatchesToRetain": "1",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+"""Settings that look as if they could move, merge or drop rows."""
+
+
+@contextmanager
+def settings(spark: Any, changed: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in changed}
+    try:
+        for name, value in changed.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def scattered(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return [messages[start::4][::-1] for start in (2, 0, 3, 1)]
+
+
+def everything() -> list[tuple[int, int]]:
+    return sorted((one["partition"], one["offset"]) for one in rows(COUNT))
+
+
+def test_settings_that_are_not_refused_keep_order_and_lose_nothing(spark: Any, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", scattered(rows(COUNT)))
+    journal = tmp_path / "journal"
+    with settings(spark, HARMLESS):
+        report = replay(spark, table, noting(journal), checkpoint=str(tmp_path / "checkpoint"), rows_per_batch=600)
+    assert positions(noted(journal)) == everything()
+    assert all(sorted(found) == found for found in by_key(noted(journal)).values())
+    assert (report.finished, report.batches) == (COUNT, 2)
+
+
+def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", scattered(rows(COUNT)))
+    journal, begun, go = tmp_path / "journal", tmp_path / "begun", str(tmp_path / "go")
+
+    def wait(message: Any) -> None:
+        import time
+
+        begun.touch()
+        while not os.path.exists(go):
+            time.sleep(0.01)
+
+    checkpoint = str(tmp_path / "checkpoint")
+    ended: list[object] = []
+
+    def first() -> None:
+        ended.append(replay(spark, table, noting(journal, wait), checkpoint=checkpoint).finished)
+
+    running = threading.Thread(target=first)
+    running.start()
+    try:
+        wait_until(begun.exists, "the first replay to have begun", seconds=300)
+        with pytest.raises(lanes.SourceError, match=rf"another replay is at the checkpoint .*process {os.getpid()} on"):
+            replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint)
+    finally:
+        Path(go).touch()
+        running.join()
+    assert ended == [COUNT]
+    assert positions(noted(journal)) == everything()
+    assert not (tmp_path / "nothing").exists()
+    # It is free again.
+    assert replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint).batches == 0
+
+
+def test_files_that_cannot_be_read_are_named(spark: Any, tmp_path: Path) -> None:
+    def broken(name: str, change: Callable[[Path], object]) -> str:
+        table = write_table(tmp_path / name, scattered(rows(COUNT)))
+        change(tmp_path / name / "003.parquet")
+        with pytest.raises(lanes.SourceError) as told:
+            replay(spark, table, noting(tmp_path / "journal"), checkpoint=str(tmp_path / f"checkpoint of {name}"))
+        said = str(told.value)
+        assert said.startswith("orders: Spark failed: ")
+        assert "\n" not in said
+        assert "restore the file, or take it out of the table" in said
+        return said
+
+    def cut(file: Path) -> None:
+        os.truncate(file, 500)
+
+    def garble(file: Path) -> None:
+        content = file.read_bytes()
+        file.write_bytes(content[:4] + bytes(1_500) + content[1_504:])
+
+    def retype(file: Path) -> None:
+        table = pq.read_table(file)
+        at = SCHEMA.get_field_index("offset")
+        pq.write_table(table.set_column(at, "offset", table["offset"].cast(pa.string())), file)
+
+    for name, change in (("cut", cut), ("garbled", garble), ("retyped", retype)):
+        assert f"{name}/003.parquet" in broken(name, change)
+    there = ParquetTable(path=str(tmp_path / "cut"), topic="orders")
+    with pytest.raises(lanes.LanesError):
+        replay(spark, there, noting(tmp_path / "journal"))
+
+
+def test_a_checkpoint_of_another_kind_is_refused(spark: Any, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", scattered(rows(COUNT)))
+    checkpoint = tmp_path / "checkpoint"
+    rate = spark.readStream.format("rate").load().writeStream.trigger(availableNow=True)
+    rate.option("checkpointLocation", str(checkpoint)).format("noop").start().awaitTermination()
+    with pytest.raises(lanes.SourceError, match="orders: the checkpoint is of another query, which is no replay"):
+        replay(spark, table, noting(tmp_path / "journal"), checkpoint=str(checkpoint))
+    assert not (tmp_path / "journal").exists()
+
+
+@dataclass(frozen=True)
+class Direct(Fenced):
+    """The same, by a connection for each message: what is gone is noticed at once, and noted in the file `refused`."""
+
+    refused: str = ""
+
+    async def __call__(self, message: lanes.Message) -> dict[str, object]:
+        row = (os.getpid(), message.partition.id.number, message.position, message.key)
+        positions = Positions("fenced", schema=self.schema)
+        try:
+            connected = await psycopg.AsyncConnection.connect(self.url)
+        except psycopg.OperationalError:
+            os.close(os.open(self.refused, os.O_WRONLY | os.O_CREAT))
+            raise
+        async with connected as connection, positions.once(connection, message) as fresh:
+            # Both, or neither.
+            await connection.execute(self._insert("calls"), row)
+            if fresh:
+                await connection.execute(self._insert("effects"), row)
+        return {}
+
+
+def test_a_database_that_goes_away_stops_the_replay_and_nothing_is_lost_or_doubled(
+    spark: Any, tmp_path: Path, fresh_postgres: PostgresFactory
+) -> None:
+    server = fresh_postgres()
+    messages = rows(COUNT)
+    table = write_table(tmp_path / "table", scattered(messages))
+    refused = tmp_path / "refused"
+    handler = Direct(server.url, "outage", refused=str(refused))
+    handler.make()
+    more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 300, "effects": "fenced"}
+
+    killed = 0
+
+    def kill(at: Progress) -> None:
+        nonlocal killed
+        if at.batches == 1 and not killed:
+            killed = 1
+            server.kill()
+
+    with pytest.raises(lanes.HandlerHalted, match=r"orders/\d position \d+ with OperationalError: .*onnection") as told:
+        replay(spark, table, handler, settings=ONCE, progress=kill, **more)
+    assert "\n" not in str(told.value)
+    server.start()
+    assert len(handler.effects()) == COUNT // 3
+    refused.unlink()
+
+    # It goes away again, and comes back when a message has been tried meanwhile.
+    def come_back() -> None:
+        wait_until(refused.exists, "a message to be tried", seconds=300)
+        server.start()
+
+    coming = threading.Thread(target=come_back)
+
+    def go(at: Progress) -> None:
+        nonlocal killed
+        if at.batches == 1 and killed == 1:
+            killed = 2
+            server.kill()
+            coming.start()
+
+    patient = lanes.Settings(retry=lanes.Retry(attempts=10_000, backoff=0.05, max_backoff=0.5))
+    report = replay(spark, table, handler, settings=patient, progress=go, **more)
+    coming.join()
+    assert (report.finished, report.batches) == (COUNT * 2 // 3, 2)
+    # What was rolled back left no call behind.
+    assert handler.check(messages) == set()

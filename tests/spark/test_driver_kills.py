@@ -1,0 +1,58 @@
+"""A driver that is killed with -9, and another one that goes on with its checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.components import PostgresServer
+from tests.conftest import Spawn
+from tests.spark.killed import COUNT, MIDDLE, Moment, Run, arguments, second_batch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+KILL_SECONDS = 400.0
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def run(postgres: PostgresServer, tmp_path: Path) -> Run:
+    made = Run(str(tmp_path), postgres.url, f"driver{os.getpid()}x{next(_numbers)}")
+    made.make()
+    return made
+
+
+def kill(spawn: Spawn, master: str, moment: Moment, run: Run) -> None:
+    process = spawn(*arguments(master, moment, run))
+    # Not until its pipes are closed: those of its executors who go on have them, too.
+    status = process.wait(KILL_SECONDS)
+    assert status == -signal.SIGKILL, process.communicate()[1]
+    assert run.sprung == (moment == "in")
+
+
+@pytest.mark.parametrize("moment", ["before", "in", "after"])
+def test_a_replay_whose_driver_was_killed_goes_on_where_it_was(
+    moment: Moment, spark: Any, run: Run, spawn: Spawn
+) -> None:
+    kill(spawn, "local[2]", moment, run)
+    report = run.go(spark)
+    # The first batch is not handled again, the second one from its beginning.
+    assert (report.batches, report.finished, report.dead_lettered) == (2, COUNT * 2 // 3, 0)
+    repeated = run.check()
+    if moment == "before":
+        assert repeated == set()
+    elif moment == "in":
+        assert MIDDLE in repeated
+        assert repeated <= second_batch()
+    else:
+        assert repeated == second_batch()
+    assert run.go(spark).batches == 0

@@ -1,0 +1,244 @@
+"""Batches of positions that lie apart, and of a topic that goes on, without a JVM."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import StructType
+
+from lanes.errors import ConfigError, SourceError
+from lanes_spark.batch_ranges import BatchRanges, ranges_options
+from lanes_spark.batch_run import BatchRun
+from lanes_spark.live_ends import LiveEnds, ask_ends
+from lanes_spark.plan import Plan
+from lanes_spark.positions import Span, clipped, islands_of, narrowed, next_positions, wanted_count
+from lanes_spark.selection import Selection
+from lanes_spark.stream import Stream
+from lanes_spark.table import Spans
+
+GAP = 10
+
+
+def with_small_gaps(positions: set[int]) -> set[int]:
+    found = set(positions)
+    for one, other in pairwise(sorted(positions)):
+        if other - one - 1 < GAP:
+            found |= set(range(one, other))
+    return found
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 200), min_size=1, max_size=40), min_size=1),
+    st.one_of(st.none(), st.integers(1, 60)),
+    st.integers(0, 2**16),
+)
+def test_batches_read_what_is_wanted_once_and_no_gap(wanted: dict[int, set[int]], cap: int | None, seed: int) -> None:
+    random = Random(seed)
+    parts = [
+        (number, min(part), max(part))
+        for number, positions in wanted.items()
+        for at in range(0, 201, 7)
+        if (part := [one for one in positions if at <= one < at + 7])
+    ]
+    random.shuffle(parts)
+    islands = islands_of(parts, GAP)
+    spans = narrowed(dict.fromkeys(range(5), (0, 300)), islands)
+    assert spans == {number: (min(found), max(found) + 1) for number, found in wanted.items()}
+    at = {number: first for number, (first, _) in spans.items()}
+    eras = [{number: random.randrange(200) for number in range(4)}] if seed % 3 == 0 else []
+    read: list[tuple[int, int]] = []
+    era = 0
+    while (after := next_positions(at, spans, cap, eras, islands)) != at:
+        assert all(after[number] >= at[number] for number in at)
+        taken = clipped({number: (at[number], after[number]) for number in at}, islands)
+        count = sum(end - first for first, end in taken.values())
+        assert count == wanted_count(taken, islands), "a batch has one island of a partition"
+        assert cap is None or count <= cap
+        new = [(number, one) for number, (first, end) in taken.items() for one in range(first, end)]
+        if eras and new:
+            [of_batch] = {int(one >= eras[0][number]) for number, one in new}
+            assert of_batch >= era
+            era = of_batch
+        read += new
+        at = after
+    assert sorted(read) == sorted((number, one) for number, found in wanted.items() for one in with_small_gaps(found))
+    assert len(read) == wanted_count(spans, islands)
+
+
+def reader(spans: dict[int, Span], **more: Any) -> Any:
+    options = {"topic": "orders", "replay": "one", "starts": {}, "cap": 100, "eras": (), **more}
+    return BatchRanges(ranges_options(spans=spans, **options)).streamReader(StructType([]))
+
+
+def test_what_is_gone_between_islands_is_no_loss() -> None:
+    islands = {0: [(10, 20), (500, 520)], 1: [(0, 5)]}
+
+    def of(first: int, end: int) -> Any:
+        return reader({0: (min(max(first, 10), end), end), 1: (0, 5)}, islands=islands, starts={0: 10})
+
+    begun = of(0, 520)
+    start = begun.initialOffset()
+    end = begun.latestOffset(start, ReadMaxRows(100))
+    assert end["positions"] == {"0": 20, "1": 5}
+    # All that it has read is gone, and what nobody wants.
+    assert of(500, 520).latestOffset(end, ReadMaxRows(100))["positions"] == {"0": 520, "1": 5}
+    with pytest.raises(SourceError, match="orders/0: positions 500 … 504 are gone"):
+        of(505, 520).latestOffset(end, ReadMaxRows(100))
+    with pytest.raises(SourceError, match="orders/0: positions 10 … 14 are gone"):
+        of(15, 520).latestOffset(start, ReadMaxRows(100))
+    # What is wanted has not come yet.
+    assert of(0, 300).latestOffset(end, ReadMaxRows(100))["positions"] in (end["positions"], {"0": 300, "1": 5})
+
+
+def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> None:
+    has: dict[int, Span] = {0: (0, 50), 1: (0, 0)}
+    asked: list[dict[int, int]] = []
+
+    def read(at: Any) -> dict[int, Span]:
+        asked.append(dict(at))
+        if has[0][0] < 0:
+            raise SourceError("orders: Kafka at h:1: TimeoutException: it is away")
+        return dict(has)
+
+    ends = LiveEnds(read)
+    ends.start()
+    try:
+        of = reader({0: (0, 50), 1: (0, 0)}, live=ends.path, fixed=True)
+        start = of.initialOffset()
+        first = of.latestOffset(start, ReadMaxRows(100))
+        assert of.latestOffset(first, ReadMaxRows(100)) == first
+        has[0] = (40, 500)
+        second = of.latestOffset(first, ReadMaxRows(100))
+        assert second["positions"] == {"0": 150, "1": 0}
+        assert asked == [{0: 0, 1: 0}, {0: 50, 1: 0}, {0: 50, 1: 0}]
+        assert of.reportLatestOffset()["positions"] == {"0": 500, "1": 0}
+        has[0] = (160, 500)
+        with pytest.raises(SourceError, match="orders/0: positions 150 … 159 are gone"):
+            of.latestOffset(second, ReadMaxRows(100))
+        has[0] = (40, 500)
+        has[2] = (0, 9)
+        with pytest.raises(SourceError, match=r"partition 2 has come up .*from_=\{0: 150, 1: 0, 2: 0\} and eras="):
+            of.latestOffset(second, ReadMaxRows(100))
+        free = reader({0: (0, 50), 1: (0, 0)}, live=ends.path)
+        assert free.latestOffset(second, ReadMaxRows(1_000))["positions"] == {"0": 500, "1": 0, "2": 9}
+        has[0] = (-1, 0)
+        with pytest.raises(SourceError, match="TimeoutException: it is away"):
+            of.latestOffset(second, ReadMaxRows(100))
+        assert not ends.stopped.is_set()
+        ends.stop()
+        assert of.latestOffset(second, ReadMaxRows(100)) == second
+        assert ends.stopped.is_set()
+    finally:
+        ends.close()
+    ends.close()
+    with pytest.raises(SourceError, match="the driver does not say what the topic has"):
+        of.latestOffset(second, ReadMaxRows(100))
+
+
+def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    ends = LiveEnds(lambda at: {})
+    with pytest.raises(ConfigError, match=r"a stream needs a socket at .*: AF_UNIX path too long; let TMPDIR name"):
+        ends.start()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_socket_that_somebody_has_removed_holds_nobody_up() -> None:
+    ends = LiveEnds(lambda at: {})
+    ends.start()
+    Path(ends.path).unlink()
+    with pytest.raises(SourceError, match="the driver does not say what the topic has"):
+        ask_ends(ends.path, {})
+    ends.close()
+    ends._thread.join(10)
+    assert not ends._thread.is_alive()
+
+
+class Ended:
+    """A query that has."""
+
+    isActive = False  # noqa: N815 (as Spark calls it)
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        """At once."""
+
+
+def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> None:
+    def fail() -> None:
+        raise ValueError("cannot be closed")
+
+    running: Any = object.__new__(Stream)
+    running._query, running._ended = Ended(), threading.Event()
+    running._ends = SimpleNamespace(close=fail)
+    running._meter = SimpleNamespace(started=0.0)
+    running._prepared = SimpleNamespace(source=SimpleNamespace(topic="orders"))
+    with pytest.raises(ValueError, match="cannot be closed"):
+        running._watch()
+    assert running.join(0)
+
+
+class Asked(Exception):
+    """For these positions."""
+
+
+class Source:
+    topic, aligned, eras = "orders", True, ()
+
+    def rows(self, spark: Any, ranges: Any) -> Any:
+        raise Asked(ranges)
+
+
+def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() -> None:
+    # Asked for from 150 on, when it ended at 100.
+    selection = Selection.of(from_=150)
+
+    def of(first: int, end: int) -> Any:
+        place = selection.place(0, (first, end))
+        assert place is not None
+        return reader({0: place}, starts={0: min(150, place[0])}, begin={0: 150})
+
+    start = of(0, 100).initialOffset()
+    assert start["positions"] == {"0": 100}
+    assert of(0, 120).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 120}
+    assert of(0, 160).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 160}
+    assert of(150, 160).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 160}
+    with pytest.raises(SourceError, match="orders/0: positions 150 … 154 are gone"):
+        of(155, 160).latestOffset(start, ReadMaxRows(100))
+
+
+def test_a_batch_reads_nothing_in_front_of_where_it_is_to_begin() -> None:
+    # The topic ended at 100 when the stream was begun.
+    selection = Selection.of(from_={0: 150}, to={1: 20})
+    nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None}
+    run = BatchRun(source=cast(Any, Source()), selection=selection, plan=Plan(kind="aligned"), **nothing)
+    run.run(cast(Any, None), {0: (100, 150), 1: (20, 30)}, batch=0)
+    with pytest.raises(Asked) as asked:
+        run.run(cast(Any, None), {0: (100, 200), 1: (0, 50), 2: (0, 5)}, batch=1)
+    assert asked.value.args == ({0: (150, 200), 1: (0, 20), 2: (0, 5)},)
+
+
+def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
+    def spans(incarnation: str) -> Spans:
+        return Spans(by_partition={0: (0, 9)}, rows=9, timed=True, cut=True, incarnation=incarnation)
+
+    running: Any = object.__new__(Stream)
+    now = spans("one")
+    source = SimpleNamespace(topic="orders", spans=lambda spark: now)
+    running._prepared = SimpleNamespace(source=source, selection=Selection.of(), spans=spans("one"))
+    running._spark, running._meter = None, SimpleNamespace(look=lambda spans, at: None)
+    assert running._look({0: 5}) == {0: (0, 9)}
+    now = spans("two")
+    with pytest.raises(SourceError, match="orders: the topic was deleted and made anew since this stream was begun"):
+        running._look({0: 5})

@@ -1,0 +1,93 @@
+"""What tasks leave behind in a worker process that Spark uses again, as plain generators: no Spark, no JVM."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import lanes
+from lanes_spark import run_task
+from tests.spark.hot_key import MARGIN
+from tests.spark.rows import ONCE, Seen, batches, job, rows
+from tests.spark.test_task import RESULTS, handlers
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = (
+    "lanes",
+    "lanes_spark",
+    "asyncio",
+    "anyio",
+    "selectors",
+    "threading",
+    "socket",
+    "_queue",
+    "concurrent",
+    "pyarrow",
+)
+
+
+def one_of_many_tasks(number: int) -> None:
+    """One that ends well, one whose handler fails, one that Spark gives up, with handlers of every kind."""
+    handler, settings = list(handlers(Seen()).values())[number % 4]
+
+    def failing(message: lanes.Message) -> None:
+        raise ValueError("no")
+
+    if number % 5 == 3:
+        with pytest.raises(lanes.HandlerHalted):
+            list(run_task(batches(rows(100)), job(failing, settings=ONCE)))
+        return
+    task = job(handler, settings=settings, results=RESULTS if settings.batch is None else None)
+    generator = run_task(batches(rows(6_000 if number % 5 == 4 else 100), size=1_000), task)
+    if number % 5 == 4:
+        next(iter(generator))
+        generator.close()  # type: ignore[attr-defined]
+    else:
+        list(generator)
+
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/dev/fd"))
+
+
+def objects() -> Counter[str]:
+    """How many there are of each type that a task makes."""
+    gc.collect()
+    found: Counter[str] = Counter()
+    for one in gc.get_objects():
+        kind = type(one)
+        module = str(kind.__module__)
+        if module.startswith("tests.spark") or module.split(".")[0] in OURS:
+            found[f"{module}.{kind.__qualname__}"] += 1
+        elif kind.__name__ in ("coroutine", "generator", "async_generator"):
+            found[f"{kind.__name__} {one.__qualname__}"] += 1
+    return found
+
+
+def test_fifty_tasks_in_one_worker_leak_no_thread_or_fd() -> None:
+    for number in range(5):
+        one_of_many_tasks(number)  # what a process makes once
+    threads, files, before = threading.enumerate(), open_files(), objects()
+    for number in range(50):
+        one_of_many_tasks(number)
+    # A thread of another test may have ended meanwhile.
+    assert [thread for thread in threading.enumerate() if thread not in threads] == []
+    assert set(open_files()) <= set(files)
+    # Nor an event loop, a message, or anything else that tasks are made of.
+    assert objects() - before == Counter()
+
+
+def test_the_memory_of_a_worker_does_not_grow_with_its_hot_key() -> None:
+    # A process of its own: a peak is of all that a process has done.
+    command = [sys.executable, "-m", "tests.spark.hot_key", "10000", "100000"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    small, large = map(int, made.stdout.split())
+    # What differs in size is 45 MB of values alone.
+    assert large - small < MARGIN, (small, large)

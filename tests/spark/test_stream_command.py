@@ -1,0 +1,90 @@
+"""What the commands show and how a stream is stopped by signals, without Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, cast
+
+import pytest
+
+import lanes
+from lanes_spark import JournalFacts, JournalSelection, OldestMessage, Progress, Report
+from lanes_spark.commands import lacking, only_of
+from lanes_spark.plan import Plan
+from lanes_spark.progress_bar import described
+from lanes_spark.stream_command import Signals
+
+
+class Running:
+    """As a stream: ends ``polls`` looks after it was stopped, never if that is None."""
+
+    def __init__(self, polls: int | None) -> None:
+        self.polls = polls
+        self.calls: list[str] = []
+        self.looks = 0
+
+    def join(self, timeout: float | None = None) -> bool:
+        self.looks += 1
+        assert self.looks < 1_000, "nothing stops it"
+        if "cancel" in self.calls:
+            return True
+        if "stop" in self.calls and self.polls is not None:
+            self.polls -= 1
+            return self.polls < 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+
+@pytest.mark.parametrize(("polls", "at_once", "calls"), [(3, False, ["stop"]), (None, True, ["stop", "cancel"])])
+def test_a_first_signal_stops_in_order_and_a_second_one_at_once(
+    polls: int | None, at_once: bool, calls: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with Signals() as signals:
+        running = Running(polls)
+        assert signals.wait(cast(Any, running)) is at_once
+    assert running.calls == calls
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    said = capfd.readouterr().err
+    assert "lanes: SIGTERM: stopping behind the batch under way; once more to stop at once\n" in said
+    assert ("lanes: SIGTERM: stopping at once\n" in said) is at_once
+
+
+def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
+    assert only_of("", [], "") is None
+    found = only_of("dead_lettered", ["a", "b"], "")
+    assert found == JournalSelection(path=["a", "b"], of="dead_lettered")
+    assert only_of("unfinished", ["a"], "orders") == JournalSelection(path=["a"], of="unfinished", topic="orders")
+    for of, paths, topic in (("unfinished", [], ""), ("", ["a"], ""), ("", [], "orders")):
+        with pytest.raises(lanes.ConfigError, match="--only WHAT needs --from-journal DIR"):
+            only_of(of, paths, topic)
+
+
+def test_what_may_be_missing_is_printed() -> None:
+    facts = JournalFacts(of="unfinished", topic="orders", runs=2, positions=9, doubts=("one run has no end",))
+    plan = Plan(kind="aligned")
+    counts: dict[str, Any] = {"delivered": 0, "finished": 0, "dead_lettered": 0, "skipped": 0, "batches": 0}
+    assert lacking(Report(**counts, seconds=1.0, plan=plan)) == []
+    report = Report(**counts, seconds=1.0, plan=plan, journal=facts, missing=1_234)
+    assert lacking(report) == [
+        "the journal may not say everything: one run has no end",
+        "the source lacks 1,234 of the positions that the journal selects",
+    ]
+
+
+def test_progress_is_one_line_that_cannot_steer_a_terminal() -> None:
+    oldest = OldestMessage(partition="or\x1b[2Jders/1", position=77, attempt=2, age=3.14, key="00ab")
+    reached: dict[str, Any] = {"batches": 2, "finished": 900, "positions": 9_000, "left": 8_100, "seconds": 2.0}
+    text = described(Progress(**reached, delivered=1_000, dead_lettered=3, running=4, oldest=oldest))
+    assert text.startswith("batch 3 in 4 task(s): 1,000 rows, 500 rows/s, lag 8,100, 3 dead-lettered; oldest or")
+    assert text.endswith(" 77, key 00ab, attempt 2, 3.1 s")
+    assert "\x1b" not in text
+    between = described(Progress(**reached, delivered=1_000, dead_lettered=0))
+    assert between == "2 batches: 1,000 rows, 500 rows/s, lag 8,100"

@@ -1,0 +1,162 @@
+"""The journals of tasks: what attempts side by side, failed and killed ones leave for ``lanes check``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+import lanes
+import lanes.journal
+from lanes.errors import ConfigError
+from lanes_spark import run_task
+from lanes_spark.task_journal import Pace, check_reached, shared
+from memsource import check_files
+from tests.spark.rows import ONCE, batches, job, rows
+
+COUNT = 300
+
+
+def share(number: int) -> list[dict[str, Any]]:
+    """What one of two tasks has of every partition: keys of its own."""
+    return [one for one in rows(COUNT) if one["key"][-1] % 2 == number]
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+def passed(folder: Path) -> bool:
+    checked = check_files([folder])
+    assert checked.status == 0, checked.text
+    return True
+
+
+def test_tasks_side_by_side_share_partitions_and_keep_every_promise(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def attempt(number: int) -> None:
+        begun = False
+
+        def handler(message: lanes.Message) -> None:
+            nonlocal begun
+            if not begun:
+                # Each has its partitions before either of them goes on.
+                begun = True
+                both.wait(20)
+
+        task = job(handler, settings=lanes.Settings(sync_handlers="inline"), journal=tmp_path)
+        list(run_task(batches(share(number)), task, member=f"worker-{number}"))
+
+    tasks = [threading.Thread(target=attempt, args=[number]) for number in range(2)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join()
+    assert {row["member"] for row in stored(tmp_path)} == {"worker-0", "worker-1"}
+    assert len([row for row in stored(tmp_path) if row["event"] == "ack"]) == COUNT
+    assert passed(tmp_path)
+
+
+def test_an_attempt_that_failed_and_the_next_one_keep_every_promise_together(tmp_path: Path) -> None:
+    def failing(message: lanes.Message) -> None:
+        if message.position == 90:
+            raise ValueError("the database is away")
+
+    with pytest.raises(lanes.HandlerHalted):
+        list(run_task(batches(rows(COUNT)), job(failing, settings=ONCE, journal=tmp_path)))
+    first = stored(tmp_path)
+    assert [row["reason"] for row in first if row["event"] == "end"] == ["failed"]
+    assert 0 < len([row for row in first if row["event"] == "ack"]) < COUNT
+    list(run_task(batches(rows(COUNT)), job(lambda message: None, journal=tmp_path)))
+    assert passed(tmp_path)
+    assert "restart" in check_files([tmp_path]).text
+
+
+def test_an_attempt_that_was_killed_leaves_no_row_and_convicts_nobody(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from lanes_spark import run_task\n"
+        "from tests.spark.rows import batches, job, rows\n"
+        "handler = lambda message: message.position == 90 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"list(run_task(batches(rows({COUNT})), job(handler, journal=sys.argv[1])))\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "adapters")])}
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=False, timeout=30)
+    assert killed.returncode == -9
+    assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
+    list(run_task(batches(rows(COUNT)), job(lambda message: None, journal=tmp_path)))
+    assert passed(tmp_path)
+
+
+def test_a_task_waits_for_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Twice what is in flight, in rows; forty times as many come.
+    monkeypatch.setattr(lanes.journal, "BUFFER_LIMIT", 800)
+    settings = lanes.Settings(sync_handlers="inline", max_in_flight=80, concurrency=10)
+    list(run_task(batches(rows(8_000), size=1_000), job(lambda message: None, settings=settings, journal=tmp_path)))
+    assert {row["event"] for row in stored(tmp_path)} >= {"begin", "end"}
+    assert not [row for row in stored(tmp_path) if row["event"] == "dropped"]
+    assert passed(tmp_path)
+
+
+def test_a_journal_that_is_never_written_holds_a_task_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import anyio
+
+    monkeypatch.setattr("lanes_spark.task_journal.PATIENCE", 0.01)
+    monkeypatch.setattr(lanes.journal, "BUFFER_LIMIT", 2)
+    journal = lanes.Journal(tmp_path)
+    journal.buffer.rows.extend(["{}", "{}"])
+    pace = Pace(journal)
+
+    async def wait() -> None:
+        await pace.wait()
+        monkeypatch.setattr("lanes_spark.task_journal.PATIENCE", 3_600.0)
+        await pace.wait()
+
+    anyio.run(wait)
+    assert [record.message for record in caplog.records if "the task goes on, and rows are dropped" in record.message]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("s3a://lake/journal", "journal='s3a://lake/journal': .* mounted under the same path, not by s3a:"),
+        ("file:///lake/journal", "not by file:"),
+        ("", "journal is empty"),
+        (7, "journal=int on Spark: pass the folder"),
+    ],
+)
+def test_what_is_no_folder_is_refused(wrong: object, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        job(lambda message: None, journal=wrong)
+
+
+def test_a_journal_object_is_of_one_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="every attempt of a task has a journal of its own"):
+        job(lambda message: None, journal=lanes.Journal(tmp_path))
+
+
+def test_a_folder_that_the_worker_does_not_see_is_refused(tmp_path: Path) -> None:
+    folder = str(tmp_path / "journal")
+    with shared(folder, "one"):
+        check_reached(folder, "one")
+        with pytest.raises(ConfigError, match="does not see the folder that the driver has made"):
+            check_reached(folder, "another")
+    assert os.listdir(folder) == []
+    with pytest.raises(ConfigError, match="does not see"):
+        check_reached(folder, "one")
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match="choose a folder that the driver and all workers can write to"),
+        shared(str(tmp_path / "file"), "one"),
+    ):
+        pass
