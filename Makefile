@@ -16,19 +16,27 @@ DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or ka
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench fuzz soak model clean environment-run environment-run-kafka environment-dev
+.PHONY: help run run-spark test test-slow test-spark check format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
+
+run-spark: environment-run-spark  ## a replay on Spark with fenced effects, killed twice on the way, and its audit [ARGS="--events 5000"]
+	@jars=$$(.venv/bin/python -m tests.components.spark_connector) && \
+	exec .venv/bin/python -m tests.components run kafka postgres -- \
+	  .venv/bin/lanes spark demo --kafka {kafka} --postgres {postgres} --jars "$$jars" $(DATA) $(ARGS)
 
 test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=3]
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
 	@exec .venv/bin/python -m pytest -m slow $(ARGS)
+
+test-spark: environment-dev  ## all tests of Spark and PostgreSQL, the slow ones too [ARGS="-k audit"]
+	@exec .venv/bin/python -m pytest -m "slow or not slow" tests/spark tests/postgres tests/demo/test_spark*.py $(ARGS)
 
 check: environment-dev  ## lint, formatting, types
 	.venv/bin/python -m ruff check .
@@ -55,7 +63,7 @@ clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-environment-run environment-run-kafka environment-dev: environment-%:
+environment-run environment-run-kafka environment-run-spark environment-dev: environment-%:
 	@.venv/bin/python -m tests.components.environment ready $* 2>/dev/null && exit 0; \
 	for python in $(PYTHONS); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +41,16 @@ PostgresFactory = Callable[..., PostgresServer]
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """A source that a test leaves open is its own fault, not that of whoever counts threads later."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "lanes-kafka":
+            thread.join(20)
+            assert not thread.is_alive(), "a source over Kafka was left open, and its thread with it"
 
 
 @pytest.hookimpl(trylast=True)
