@@ -40,7 +40,7 @@ def stamp(value: bytes) -> int:
 
 
 def main(url: str, topic: str, count: str, keys: str, per_second: str) -> None:
-    producer = Producer({"bootstrap.servers": url, "linger.ms": 1})
+    producer = Producer({"bootstrap.servers": url, "linger.ms": 1, "enable.idempotence": True})
     begin = time.monotonic()
     for number, key in enumerate(keys_of(int(count), int(keys), "uniform")):
         # As many at once as a sleep is late by; none is skipped.

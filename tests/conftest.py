@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,14 +44,22 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
 
 
+_LEFT: set[int] = set()
+"""Idents of threads that an earlier test has failed for."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None]:
     """A source that a test leaves open is its own fault, not that of whoever counts threads later."""
     yield
     for thread in threading.enumerate():
-        if thread.name == "lanes-kafka":
+        if thread.name == "lanes-kafka" and thread.ident not in _LEFT:
             thread.join(20)
-            assert not thread.is_alive(), "a source over Kafka was left open, and its thread with it"
+            if thread.is_alive() and thread.ident is not None:
+                _LEFT.add(thread.ident)
+                frame = sys._current_frames().get(thread.ident)
+                place = "".join(traceback.format_stack(frame)) if frame is not None else "no Python frame"
+                pytest.fail(f"a source over Kafka was left open, and its thread is at\n{place}", pytrace=False)
 
 
 @pytest.hookimpl(trylast=True)

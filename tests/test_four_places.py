@@ -138,7 +138,7 @@ async def on_kafka(server: KafkaServer, where: Books) -> None:
     topic = Topic(server.admin_url, f"places{os.getpid()}x{next(_numbers)}", PARTITIONS)
     await asyncio.to_thread(topic.create)
     try:
-        producer = Producer({"bootstrap.servers": server.url})
+        producer = Producer({"bootstrap.servers": server.url, "enable.idempotence": True})
         for event in LOG:
             producer.produce(topic.name, key=event.case, value=event.payload)
         assert await asyncio.to_thread(producer.flush, 20) == 0

@@ -56,7 +56,7 @@ async def on_kafka(server: KafkaServer) -> AsyncIterator[Make]:
     topic = Topic(server.admin_url, f"kept{os.getpid()}x{next(_numbers)}", 2)
     await anyio.to_thread.run_sync(topic.create)
     try:
-        producer = Producer({"bootstrap.servers": server.url})
+        producer = Producer({"bootstrap.servers": server.url, "enable.idempotence": True})
         for number in range(COUNT):
             producer.produce(topic.name, key=str(number % KEYS), value=str(number))
         assert await anyio.to_thread.run_sync(producer.flush, 20) == 0

@@ -58,7 +58,7 @@ async def main() -> None:
 
 def publish() -> None:
     """Where each parcel was seen, for the example."""
-    producer = Producer(BROKERS)
+    producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(EVENTS):
         producer.produce(TOPIC, value=json.dumps({"place": f"depot {number}"}), key=str(number % PARCELS))
     producer.flush()

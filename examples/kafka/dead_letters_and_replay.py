@@ -61,7 +61,7 @@ def dead_letters(command: str, *arguments: str) -> str:
 
 def publish() -> None:
     """The prices, for the example."""
-    producer = Producer(BROKERS)
+    producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(PRICES):
         producer.produce(TOPIC, value=f"{number},50" if number % 10 == 0 else f"{number}.50", key=f"item-{number % 7}")
     producer.flush()

@@ -50,7 +50,7 @@ async def main() -> None:
 
 def publish() -> None:
     """The orders, for the example."""
-    producer = Producer(BROKERS)
+    producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(ORDERS):
         producer.produce(TOPIC, value=str(number), key=f"customer-{number % CUSTOMERS}")
     producer.flush()

@@ -58,7 +58,7 @@ class KafkaHarness:
         self._partitions = partitions
         self._config = {**QUIET, "bootstrap.servers": url, "group.id": self._group, **PROTOCOLS[protocol]}
         self._url = url
-        self._producer = Producer({**QUIET, "bootstrap.servers": url, "linger.ms": 0})
+        self._producer = Producer({**QUIET, "bootstrap.servers": url, "linger.ms": 0, "enable.idempotence": True})
         self._admin = AdminClient({**QUIET, "bootstrap.servers": url})
         self._peers: list[threading.Thread] = tasks
         self._ending = ending

@@ -97,7 +97,7 @@ async def test_hostile_metadata_is_ignored(topic: MakeTopic) -> None:
         ours[:1] * 4_095,
     ]
     events = topic(len(hostile) + 1)
-    producer = Producer({**QUIET, "bootstrap.servers": events.url})
+    producer = Producer({**QUIET, "bootstrap.servers": events.url, "enable.idempotence": True})
     for number in range(events.partitions):
         for offset in range(6):
             producer.produce(events.name, value=b"v", key=b"%d" % offset, partition=number)

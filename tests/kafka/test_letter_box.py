@@ -114,7 +114,7 @@ async def test_a_disposition_lies_behind_its_letter_and_takes_its_place_when_com
 async def test_a_letter_written_twice_is_one_letter_and_disposed_of_in_every_partition(topic: MakeTopic) -> None:
     dead = topic(partitions=2)
     sent = letter(key=None)
-    producer = Producer({"bootstrap.servers": dead.url})
+    producer = Producer({"bootstrap.servers": dead.url, "enable.idempotence": True})
     key, value, headers = letter_record(sent)
     for number in (0, 1, 1):
         producer.produce(dead.name, value, key, partition=number, headers=headers)
@@ -143,7 +143,7 @@ async def test_a_message_parked_again_after_it_was_replayed_stays_replayed(topic
 async def test_what_is_no_letter_is_counted_and_left_alone(topic: MakeTopic) -> None:
     dead = topic()
     sent = letter()
-    producer = Producer({"bootstrap.servers": dead.url})
+    producer = Producer({"bootstrap.servers": dead.url, "enable.idempotence": True})
     producer.produce(dead.name, b"anything")
     producer.produce(dead.name, b"x", headers=[("Lanes-Disposition", b"eaten"), ("Lanes-Id", sent.id.encode())])
     producer.flush(20)

@@ -109,7 +109,7 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
     # All that has come since a replay is gone before the next one.
     more = {"checkpoint": str(tmp_path / "third"), "partitions": [1]}
     assert replay(connected, topic, noting(tmp_path / "all"), **more).delivered == len([p for p, *_ in sent if p == 1])
-    producer = Producer({"bootstrap.servers": kafka.url})
+    producer = Producer({"bootstrap.servers": kafka.url, "enable.idempotence": True})
     producer.produce(TOPIC, b"late", b"key", partition=1)
     producer.flush(SECONDS)
     [deleted] = admin.delete_records([TopicPartition(TOPIC, 1, OFFSET_END)]).values()
@@ -230,7 +230,7 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
     server = fresh_kafka()
     admin = AdminClient({"bootstrap.servers": server.url})
     admin.create_topics([NewTopic("outage", 2, 1)])["outage"].result(SECONDS)
-    producer = Producer({"bootstrap.servers": server.url})
+    producer = Producer({"bootstrap.servers": server.url, "enable.idempotence": True})
     for number in range(COUNT):
         producer.produce("outage", b"%d" % number, b"key-%d" % (number % 7 // 2 * 2 + number % 2), partition=number % 2)
     assert producer.flush(SECONDS) == 0

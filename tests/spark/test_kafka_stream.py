@@ -58,7 +58,7 @@ class Topic:
         self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(SECONDS)
         self.source = KafkaTopic(servers=kafka.url, topic=name)
         self.sent: list[tuple[int, int, bytes | None]] = []
-        self._producer = Producer({"bootstrap.servers": kafka.url})
+        self._producer = Producer({"bootstrap.servers": kafka.url, "enable.idempotence": True})
 
     def publish(self, count: int, *, seconds: list[int] | None = None) -> None:
         for number in range(count):
