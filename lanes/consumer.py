@@ -36,10 +36,12 @@ from lanes.tap import Tap
 from lanes.threads import ThreadWorkers
 from lanes.workers import Workers, Workforce
 
+__all__ = ["Consumer"]
+
 log = logging.getLogger("lanes")
 
-CLOSE_TIMEOUT: Final = 5.0
-"""Seconds that each of the last settlement, closing the source and closing the dead letters may take."""
+CLOSE_TIMEOUT: Final = 10.0
+"""Seconds for each of the last settlement, closing the source and the dead letters: librdkafka may take 5 to leave."""
 
 
 class Consumer:
@@ -401,13 +403,15 @@ class Consumer:
                 # After a drain there is nothing left to settle; after a cancellation there may be.
                 await self._running.settle()
         for closed in (self._source, self._dead_letters):
-            with anyio.move_on_after(CLOSE_TIMEOUT):
+            with anyio.move_on_after(CLOSE_TIMEOUT) as closing:
                 try:
                     if closed is not None:
                         await closed.aclose()
                 except Exception as error:
                     # Not raised: it would hide why the run ended, and nothing can be done about it any more.
                     log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
+            if closing.cancelled_caught:
+                log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, CLOSE_TIMEOUT)
         if self._history is not None:
             self._history.close(reason, self._clock())
         if self._journal is not None:

@@ -31,6 +31,7 @@ from lanes_kafka.errors import ErrorLog, is_permanent, refusal, said
 from lanes_kafka.group import Group
 from lanes_kafka.intake import Intake, place_of
 from lanes_kafka.key_watch import KeyWatch
+from lanes_kafka.leaving import be_called_back
 from lanes_kafka.mailbox import Mailbox
 from lanes_kafka.reading import KeyFunction, offset_of
 from lanes_kafka.requests import Close, Command, Expire, Release, Want
@@ -409,5 +410,8 @@ class Owner:
         if hasattr(self, "_client"):
             # Heartbeats stop in here: whatever had to be drained has been.
             self._group.closing = True
-            self._client.close()
+            try:
+                be_called_back(self._client, self._group, self._clock, static=self._config.instance is not None)
+            finally:
+                self._client.close()
             self._vetting.abandon("the client was closed")

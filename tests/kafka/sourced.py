@@ -34,7 +34,8 @@ class Called(NamedTuple):
 
 class Noting(Consumer):
     """A client that notes what it is asked for. ``member``: its id in the group. ``change``: what ``consume`` returns
-    passes through it. ``on_error``: tells its owner of an error, as a client does."""
+    passes through it. ``on_error``: tells its owner of an error, as a client does. ``called_back``: which rebalances it
+    has told of while it was closed, and before."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -42,7 +43,23 @@ class Noting(Consumer):
         self.calls: list[Called] = []
         self.member = ""
         self.change: Callable[[list[Raw]], list[Raw]] = lambda raws: raws
+        self.called_back: dict[str, list[str]] = {"before": [], "in close": []}
         self._inside = False
+        self._when = "before"
+
+    def subscribe(self, topics: list[str], *arguments: Any, **callbacks: Any) -> None:
+        super().subscribe(topics, *arguments, **{name: self._noting(name, call) for name, call in callbacks.items()})
+
+    def _noting(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def noted(*arguments: Any) -> None:
+            self.called_back[self._when].append(name)
+            call(*arguments)
+
+        return noted
+
+    def close(self) -> None:
+        self._when = "in close"
+        super().close()
 
     def consume(self, *arguments: Any, **named: Any) -> list[Raw]:
         self._inside = True

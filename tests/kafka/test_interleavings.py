@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -27,23 +26,10 @@ from lanes_kafka.producing import ConfirmedProducer
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topic, Topics
 from tests.components import wait_until
-from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.members import PROTOCOLS
+from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import NOTHING, WITHIN, Reader, reading, topic_of
 from tests.kafka.workload import QUIET, produce
-
-_names = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with mock_cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def name() -> str:
-    return f"interleavings{next(_names)}"
-
 
 # --- an error among messages
 
@@ -309,6 +295,19 @@ def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:
     # With what was posted last still to come.
     loop.close()
     assert not bridge.alive()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_nothing_is_called_back_while_the_client_closes(cluster: MockCluster, name: str, protocol: str) -> None:
+    """librdkafka may never answer what a callback asks for then, and the interpreter's lock is held meanwhile."""
+    async with reading(cluster, protocol, name, 2) as reader:
+        await reader.assigned(2)
+    assert reader.client.called_back == {"before": ["on_assign", "on_revoke"], "in close": []}
+    # Before it has heard of anything: whatever it is told of, it is told before.
+    async with reading(cluster, protocol, name) as reader:
+        pass
+    assert reader.client.called_back["in close"] == []
 
 
 def test_a_member_whose_loop_is_gone_leaves_its_group(cluster: MockCluster, name: str) -> None:
