@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 
 __all__ = [
+    "CONTRACT_VERSION",
     "Assigned",
     "DeadLetters",
     "Delivered",
@@ -27,6 +28,11 @@ __all__ = [
     "SourceEvent",
     "SourceTraits",
 ]
+
+CONTRACT_VERSION: Final = 1
+"""The version of what this file asks of a source. It rises when one that kept the contract may not keep it any more: a
+new duty, a new meaning, a method more, a check more in ``memsource.contract``. What has a default, or need not be
+there, leaves it as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +128,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A finite source has delivered everything; the last event it sends."""
+    """A finite source has delivered everything; the last event it sends. ``receive`` may be called again: it waits."""
 
 
 SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
@@ -131,7 +137,9 @@ SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation |
 class Source(Protocol):
     """A backend. All calls come from one task group of one event loop; ``receive`` runs beside the others.
 
-    Order of calls: ``open``, then any of ``receive``, ``settle``, ``extend``, ``release``, then ``aclose``.
+    Order of calls: ``open``, then any of ``receive``, ``settle``, ``extend``, ``release``, then ``aclose``, also where
+    ``open`` failed. None may block the event loop: what blocks goes to a thread. Each may be cancelled, by a scope of
+    anyio.
     """
 
     async def open(self) -> SourceTraits:
@@ -144,12 +152,13 @@ class Source(Protocol):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for the next events, in source order.
 
-        Delivers at most ``room.messages`` new messages, and does not wait for more room while there is any; more
-        than ``room.bytes`` only by the batch that crosses the bound, or for one message alone. With no room it
-        waits for events of ownership only. Nothing of the partitions in ``room.paused`` is delivered; a client that
-        prefetches is to be paused for exactly these, also right after an assignment. Cancel-safe: nothing is lost
-        when the call is cancelled. A lost connection is waited for, not raised; raises ``SourceError`` only when it
-        cannot come back.
+        Delivers at most ``room.messages`` new messages, and does not wait for more room while there is any; more than
+        ``room.bytes`` only by the batch that crosses the bound, or for one message alone. With no room, of messages or
+        of bytes, it waits for events of ownership only. A message may come for the first time behind later positions
+        of its partition where the source settles each message by itself. Nothing of the partitions in ``room.paused``
+        is delivered; a client that prefetches is to be paused for exactly these, also right after an assignment.
+        Cancel-safe: nothing is lost when the call is cancelled. A lost connection is waited for, not raised: whatever
+        it raises stops the consumer in order. So it raises ``SourceError`` only when the connection cannot come back.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -167,16 +176,27 @@ class Source(Protocol):
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Keep these held messages alive at the broker. Idempotent; best effort while disconnected."""
+        """Keep these held messages alive at the broker. Idempotent; best effort while disconnected.
+
+        Called only with ``extend_interval``. One that the broker has given to somebody else by now is passed over. What
+        will pass is not raised: whatever it raises stops the consumer in order.
+        """
 
     async def release(self, partition: Partition) -> None:
         """Hand a drained partition back. Everything settled before has reached the broker when it returns.
 
-        Idempotent, also while the same call is under way: one that is given back may be revoked at that moment.
+        Idempotent, also while the same call is under way: one that is given back may be revoked at that moment. What
+        is unsettled then will not be: it may go to the next owner at once. A handler that did not end within
+        ``drain_timeout`` and its grace may still run. Raises ``SourceError`` where that failed: it is told of in the
+        log, and the run goes on without the partition. Any other exception stops the consumer in order.
         """
 
     async def aclose(self) -> None:
-        """Close what ``open`` opened. Idempotent; a connection the user passed in stays open."""
+        """Close what ``open`` opened. Idempotent; a connection the user passed in stays open.
+
+        A run that was cancelled has released nothing: what it left unsettled comes when the broker's own time is over.
+        What it raises is told of in the log.
+        """
 
 
 @runtime_checkable

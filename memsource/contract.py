@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
+from typing import Final, get_args
 
 import anyio
 import anyio.lowlevel
@@ -33,7 +33,14 @@ _CHECKS: Final[list[tuple[Check, tuple[Ability, ...]]]] = []
 
 
 def checks(can: Collection[Ability]) -> list[Check]:
-    """The checks for a source that is able to do this, in order."""
+    """The checks for a source that is able to do this, in order.
+
+    Raises ``ValueError`` for what is no ability: a misspelt one would leave its checks out.
+    """
+    known = get_args(Ability)
+    for each in can:
+        if each not in known:
+            raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
     return [check for check, needs in _CHECKS if all(each in can for each in needs)]
 
 
@@ -125,6 +132,10 @@ async def check_traits_can_be_kept(harness: Harness) -> None:
         expect(traits.name != "", "the source has no name")
         interval, bound = traits.extend_interval, traits.max_in_flight
         expect(interval is None or interval > 0, f"extend_interval is {interval}")
+        named = interval is None or "ack wait" in harness.can
+        expect(
+            named, f"extend_interval is {interval}, so the broker delivers again: the harness's can needs 'ack wait'"
+        )
         expect(bound is None or bound > 0, f"max_in_flight is {bound}")
 
 
@@ -252,7 +263,10 @@ async def check_unsettled_comes_back(harness: Harness) -> None:
         left = [message.value for number, message in enumerate(messages) if number not in (1, 2, 5)]
     await harness.publish(samples[8:])
     async with opened(harness) as session:
-        again = await session.take(9)
+        again = await session.take(
+            9,
+            otherwise="; what the former source left must come to this one: see Harness.source about the broker's time",
+        )
         _rising(again)
         came = sorted(message.value for message in again)
         expected = sorted([*left, *(sample.value for sample in samples[8:])])

@@ -12,7 +12,18 @@ import anyio.lowlevel
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered, Generation, Progressed, Source, SourceEvent, SourceTraits
 
-__all__ = ["Ability", "ContractBroken", "Harness", "Sample", "Session", "expect", "messages_of", "numbered", "opened"]
+__all__ = [
+    "BYTES",
+    "Ability",
+    "ContractBroken",
+    "Harness",
+    "Sample",
+    "Session",
+    "expect",
+    "messages_of",
+    "numbered",
+    "opened",
+]
 
 Ability = Literal["ack wait", "revoke", "lose", "finish", "commits"]
 """``ack wait``: the broker delivers again what is not settled in time. ``revoke``, ``lose``: the harness can have
@@ -46,20 +57,27 @@ class Harness(Protocol):
 
     @property
     def can(self) -> Collection[Ability]:
-        """What the broker and the source are able to."""
+        """What the broker and the source are able to: see ``Ability``. What is left out is not checked."""
 
     @property
     def patience(self) -> float:
-        """Seconds after which nothing comes any more when nothing has come until then."""
+        """Seconds after which nothing comes any more when nothing has come until then. Many checks wait for so long."""
 
     async def publish(self, samples: Sequence[Sample]) -> None:
         """Publish them in this order; the source must find ``Sample.key`` as the key."""
 
     def source(self) -> Source:
-        """A new source, not open. It goes on where the former one, closed by then, stopped."""
+        """A new source, not open. It goes on where the former one, closed by then, stopped.
+
+        That one was closed without a ``release``, as after a crash. Where the broker keeps for it what it left, until
+        some time has passed, let that time pass here, or choose it well below 20 s.
+        """
 
     async def unsettled(self) -> int:
-        """How many messages the broker has delivered and not seen settled, as it knows now."""
+        """How many messages the broker has delivered and not seen settled, as it knows now.
+
+        A check asks again until it is what is expected, for 20 s; behind ``release`` it asks once.
+        """
 
     @property
     def ack_wait(self) -> float:
@@ -137,8 +155,8 @@ class Session:
         self.committed: dict[PartitionId, Settlement] = {}
         self._harness = harness
 
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """The next events. Cancel-safe if the source is."""
+    async def receive(self, room: Room, *, otherwise: str = "") -> Sequence[SourceEvent]:
+        """The next events. Cancel-safe if the source is. ``otherwise``: what is to be said when there are none."""
         events: Sequence[SourceEvent] = ()
         with anyio.move_on_after(TIMEOUT):
             received: Sequence[SourceEvent] = [Generation(0, standby=False)]
@@ -146,7 +164,7 @@ class Session:
                 # What the plan of a group is may be said at any time.
                 received = await self.source.receive(room)
                 events = [event for event in received if not isinstance(event, Generation)]
-        expect(len(events) > 0, f"receive({room}) brought no event within {TIMEOUT:g} s")
+        expect(len(events) > 0, f"receive({room}) brought no event within {TIMEOUT:g} s{otherwise}")
         for event in events:
             if isinstance(event, Assigned):
                 known = event.partition in self.partitions
@@ -188,11 +206,11 @@ class Session:
         expect(event.position > ledger.highest + 1, f"{event!r} came after position {ledger.highest}: nothing new")
         ledger.progress(event.position)
 
-    async def take(self, count: int, *, size: int = BYTES) -> list[Message]:
+    async def take(self, count: int, *, size: int = BYTES, otherwise: str = "") -> list[Message]:
         """The next ``count`` messages a predecessor had not completed, with room for exactly them."""
         messages: list[Message] = []
         while len(messages) < count:
-            messages += self._unfinished(await self.receive(Room(count - len(messages), size)))
+            messages += self._unfinished(await self.receive(Room(count - len(messages), size), otherwise=otherwise))
         return messages
 
     async def assigned(self) -> list[Partition]:

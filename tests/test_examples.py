@@ -1,4 +1,4 @@
-"""Every example runs and ends well: against a real server, or as the simulated test that it is."""
+"""Every example runs and ends well: against a real server, by itself, or as the simulated test that it is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 JETSTREAM = sorted((FOLDER / "jetstream").glob("*.py"))
 KAFKA = sorted((FOLDER / "kafka").glob("*.py"))
 POSTGRES = sorted((FOLDER / "postgres").glob("*.py"))
+SOURCES = sorted((FOLDER / "sqlite_source").glob("*.py"))
 SIMULATED = sorted(FOLDER.glob("simulate_*"))
 
 
@@ -31,6 +32,11 @@ def test_kafka_example_runs(example: Path, kafka: KafkaServer, tmp_path: Path) -
 @pytest.mark.parametrize("example", POSTGRES, ids=lambda example: example.stem)
 def test_postgres_example_runs(example: Path, postgres: PostgresServer, tmp_path: Path) -> None:
     run(example, tmp_path, POSTGRES_URL=postgres.url)
+
+
+@pytest.mark.parametrize("example", SOURCES, ids=lambda example: example.stem)
+def test_source_example_runs(example: Path, tmp_path: Path) -> None:
+    run(example, tmp_path)
 
 
 def run(example: Path, folder: Path, **environment: str) -> None:
@@ -60,4 +66,5 @@ def test_there_are_examples() -> None:
     assert JETSTREAM
     assert KAFKA
     assert POSTGRES
+    assert SOURCES
     assert SIMULATED

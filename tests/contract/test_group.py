@@ -8,12 +8,13 @@ from typing import Final
 import anyio
 import pytest
 
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.core.types import Partition, Room, Settlement
 from lanes.errors import ContractError, SourceError
-from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, Source, SourceEvent, SourceTraits
+from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, Source, SourceEvent
 from memsource import Group, GroupSource
 from memsource.contract import Ability, Check, ContractBroken, Sample, checks
 from memsource.group import Committed
+from tests.contract.passing_on import PassesOn, name_of
 
 ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
 ROOM: Final = Room(100, 1 << 20)
@@ -62,10 +63,6 @@ class GroupHarness:
         self._newest.finish()
 
 
-def name_of(check: Check) -> str:
-    return check.__name__.removeprefix("check_")
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -74,29 +71,7 @@ async def test_the_group_source_keeps_the_contract(check: Check, partitions: int
     await check(GroupHarness(partitions, cooperative=cooperative))
 
 
-class Broken:
-    """A source that passes everything on; each subclass breaks one promise."""
-
-    def __init__(self, source: GroupSource) -> None:
-        self.inner = source
-
-    async def open(self) -> SourceTraits:
-        return await self.inner.open()
-
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        return await self.inner.receive(room)
-
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        await self.inner.settle(settlements)
-
-    async def extend(self, messages: Sequence[Message]) -> None:
-        await self.inner.extend(messages)
-
-    async def release(self, partition: Partition) -> None:
-        await self.inner.release(partition)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+Broken = PassesOn[GroupSource]
 
 
 class AssignsWithoutAFloor(Broken):

@@ -20,6 +20,7 @@ from lanes.source import Source
 from lanes_kafka import KafkaSource
 from memsource.contract import Ability, Check, Sample, checks
 from tests.components import KafkaServer, wait_until
+from tests.contract.passing_on import name_of
 from tests.kafka.mock_cluster import MockCluster, mock_cluster
 from tests.kafka.rivals import remove_member
 
@@ -191,10 +192,6 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaHarne
         assert not peer.is_alive(), "a peer did not come to its end"
     for one in made:
         one.delete()
-
-
-def name_of(check: Check) -> str:
-    return check.__name__.removeprefix("check_")
 
 
 def cases(*, slow: bool) -> Iterator[Any]:

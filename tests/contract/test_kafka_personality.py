@@ -15,6 +15,7 @@ from memsource.contract import Ability, Check, Sample, checks
 from memsource.kafka import KafkaBroker, KafkaSettings
 from memsource.kafka_client import RebalanceProtocol
 from memsource.kafka_source import KafkaMemberSource
+from tests.contract.passing_on import name_of
 
 ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
 PROTOCOLS: Final = get_args(RebalanceProtocol)
@@ -75,10 +76,6 @@ class KafkaHarness:
 
     async def finish(self) -> None:
         self._newest.finish()
-
-
-def name_of(check: Check) -> str:
-    return check.__name__.removeprefix("check_")
 
 
 @pytest.mark.anyio

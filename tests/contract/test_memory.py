@@ -9,10 +9,11 @@ import anyio.lowlevel
 import pytest
 
 from lanes.core.types import Message, Partition, Room, Settlement
-from lanes.source import Delivered, Source, SourceEvent, SourceTraits
+from lanes.source import Delivered, Source, SourceEvent
 from memsource.broker import MemoryBroker
 from memsource.contract import Ability, Check, ContractBroken, Sample, checks
 from memsource.source import MemorySource
+from tests.contract.passing_on import PassesOn, name_of
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 
@@ -58,10 +59,6 @@ class MemoryHarness:
         self._newest.finish()
 
 
-def name_of(check: Check) -> str:
-    return check.__name__.removeprefix("check_")
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("check", checks(EVERYTHING), ids=name_of)
@@ -69,29 +66,7 @@ async def test_the_memory_source_keeps_the_contract(check: Check, partitions: in
     await check(MemoryHarness(partitions))
 
 
-class Broken:
-    """A source that passes everything on; each subclass breaks one promise."""
-
-    def __init__(self, source: MemorySource) -> None:
-        self.inner = source
-
-    async def open(self) -> SourceTraits:
-        return await self.inner.open()
-
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        return await self.inner.receive(room)
-
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        await self.inner.settle(settlements)
-
-    async def extend(self, messages: Sequence[Message]) -> None:
-        await self.inner.extend(messages)
-
-    async def release(self, partition: Partition) -> None:
-        await self.inner.release(partition)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+Broken = PassesOn[MemorySource]
 
 
 class IgnoresRoom(Broken):
