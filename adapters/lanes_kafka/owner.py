@@ -221,6 +221,9 @@ class Owner:
 
     def _turn(self) -> None:
         self._mailbox.serve()
+        if self._group.closing:
+            # Nothing else may come that would end the wait below.
+            return
         now = self._clock()
         want = self._want
         if not want.number:

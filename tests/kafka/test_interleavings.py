@@ -17,7 +17,7 @@ from confluent_kafka import Message as Raw
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes.source import Revoking
-from lanes_kafka import KafkaSource, group
+from lanes_kafka import KafkaSource, group, owner
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client_config import client_config
@@ -29,7 +29,7 @@ from tests.components import wait_until
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import NOTHING, WITHIN, Reader, reading, topic_of
-from tests.kafka.workload import QUIET, produce
+from tests.kafka.workload import QUIET, produce, until
 
 # --- an error among messages
 
@@ -295,6 +295,34 @@ def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:
     # With what was posted last still to come.
     loop.close()
     assert not bridge.alive()
+
+
+@pytest.mark.anyio
+async def test_a_close_that_comes_while_the_client_is_polled_is_not_slept_over(
+    cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "PAUSE_AFTER", 3_600.0)
+    polled, sent = threading.Event(), threading.Event()
+
+    def hold(raws: list[Raw]) -> list[Raw]:
+        if raws:
+            polled.set()
+            assert sent.wait(WITHIN)
+        return raws
+
+    async with reading(cluster, "848", name) as reader:
+        await reader.assigned()
+        reader.client.change = hold
+        produce(reader.topic, 1)
+        with anyio.fail_after(WITHIN):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(reader.take, 1)
+                await until(polled.is_set)
+                assert reader.source._owner is not None
+                mailbox = reader.source._owner._mailbox
+                tasks.start_soon(reader.source.aclose)
+                await until(lambda: bool(mailbox))
+                sent.set()
 
 
 @pytest.mark.anyio
