@@ -1,9 +1,8 @@
 """Kafka with handlers that wait, as most do: how near `lanes` gets to what waiting allows.
 
-10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take as many messages of
-the same keys from one iterator, without a broker, and await the same handler.
+10 ms: as in `bench.waiting`. The baseline is 1,000 bare tasks over as many messages of the same keys, without a broker.
 
-Zipf: as in `bench.waiting`: the baseline is what the busiest key allows, one at a time.
+Zipf: the baseline is what the busiest key allows, one at a time.
 
 Batch: a call that costs 1 ms, ten of them at once, for 50 messages and for one.
 """
@@ -13,19 +12,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 import lanes
 from bench.figures import Effort, Figure, Pair, interleaved, middle, rate
 from bench.kafka_broker import Backlog, Clocked, broker, consume, fill
-from bench.source import messages_of, new_partition
+from bench.waiting import CONCURRENCY, WAITING_KEYS, tasks_alone, wait
 from lanes import Message, Settings
 
 WAITING_GOAL: Final = 0.9
-WAITING_KEYS, WAITING_MESSAGES = 100_000, 100_000
-CONCURRENCY, WAIT = 1_000, 0.010
+WAITING_MESSAGES: Final = 100_000
 WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY)
 
 ZIPF_GOAL: Final = 0.9
@@ -45,7 +42,7 @@ def figures(effort: Effort) -> list[Figure]:
         count = effort.messages(WAITING_MESSAGES)
         backlog = fill(url, "waiting", count, WAITING_KEYS)
         tasks, waiting = interleaved(
-            [partial(_tasks, count), partial(consume, backlog, _wait, WAITING)], effort.repeats
+            [partial(tasks_alone, count), partial(consume, backlog, wait, WAITING)], effort.repeats
         )
         backlog = fill(url, "zipf", effort.messages(ZIPF_MESSAGES), ZIPF_KEYS, "zipf")
         zipf = middle([_zipf(backlog) for _ in range(effort.repeats)])
@@ -60,30 +57,8 @@ def figures(effort: Effort) -> list[Figure]:
     ]
 
 
-async def _wait(message: Message) -> None:
-    await asyncio.sleep(WAIT)
-
-
 async def _call(message: Message) -> None:
     await asyncio.sleep(BATCH_WAIT)
-
-
-def _tasks(count: int) -> float:
-    messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
-    begin = time.perf_counter()
-    asyncio.run(_bare(messages))
-    return count / (time.perf_counter() - begin)
-
-
-async def _bare(messages: Iterator[Message]) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(CONCURRENCY):
-            tasks.create_task(_each(messages))
-
-
-async def _each(messages: Iterator[Message]) -> None:
-    for message in messages:
-        await _wait(message)
 
 
 def _zipf(backlog: Backlog) -> Pair:

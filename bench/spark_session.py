@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from lanes_spark import ParquetTable
-from tests.components import ComponentError
+from tests.components.spark_session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["CORES", "session", "write_table"]
 
-ROOT: Final = Path(__file__).parents[1]
 CORES: Final = 2
 PARTITIONS: Final = 12
 
@@ -32,44 +28,9 @@ _ROWS_AT_ONCE: Final = 100_000
 @contextmanager
 def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session in a JVM of its own, whose workers find this folder. Raises ``ComponentError`` without Java."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise ComponentError("Spark needs Java 17 or newer: install default-jre-headless, or set JAVA_HOME")
-    from pyspark.sql import SparkSession
-
-    # The workers' Python would be any python3 of the path else.
-    needed = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
-    before = {name: os.environ.get(name) for name in needed}
-    os.environ.update(needed)
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        **(conf or {}),
-    }
-    builder = SparkSession.builder.master(f"local[{CORES}]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
-        gateway: Any = type(spark.sparkContext)._gateway
-        if gateway is not None:
-            # The next session has other settings of the JVM.
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait()
-            type(spark.sparkContext)._gateway = None
-            type(spark.sparkContext)._jvm = None
-        for name, former in before.items():
-            if former is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = former
+    settings = {"spark.driver.memory": "1g", "spark.log.level": "ERROR", **(conf or {})}
+    with spark_session(f"local[{CORES}]", settings) as found:
+        yield found
 
 
 def write_table(folder: Path, count: int, *, keys: int, size: int, hot: float = 0.0) -> ParquetTable:

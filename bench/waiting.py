@@ -46,7 +46,7 @@ STUCK_KEY: Final = b"key-0"
 def figures(effort: Effort) -> list[Figure]:
     """The cases, each with its baseline."""
     count = effort.messages(WAITING_MESSAGES)
-    tasks, lanes = interleaved([partial(_tasks, count), partial(_waiting, count)], effort.repeats)
+    tasks, lanes = interleaved([partial(tasks_alone, count), partial(_waiting, count)], effort.repeats)
     zipf = middle([_zipf(effort.messages(ZIPF_MESSAGES)) for _ in range(effort.repeats)])
     count = effort.messages(STUCK_MESSAGES)
     stuck = middle(
@@ -63,7 +63,8 @@ def figures(effort: Effort) -> list[Figure]:
 # --- 10 ms handler
 
 
-async def _wait(message: Message) -> None:
+async def wait(message: Message) -> None:
+    """The handler: it waits for 10 ms."""
     await asyncio.sleep(WAIT)
 
 
@@ -71,13 +72,14 @@ def _waiting(count: int) -> float:
     source = FiniteSource(count, WAITING_KEYS, BATCH)
     settings = Settings(concurrency=CONCURRENCY, max_in_flight=IN_FLIGHT)
     begin = time.perf_counter()
-    asyncio.run(Consumer(source, _wait, settings=settings).run())
+    asyncio.run(Consumer(source, wait, settings=settings).run())
     seconds = time.perf_counter() - begin
     assert source.settled == count
     return count / seconds
 
 
-def _tasks(count: int) -> float:
+def tasks_alone(count: int) -> float:
+    """Messages a second of so many bare tasks as there may be handlers at once."""
     messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
     begin = time.perf_counter()
     asyncio.run(_bare(messages))
@@ -92,7 +94,7 @@ async def _bare(messages: Iterator[Message]) -> None:
 
 async def _each(messages: Iterator[Message]) -> None:
     for message in messages:
-        await _wait(message)
+        await wait(message)
 
 
 # --- one busy key

@@ -12,10 +12,24 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 if TYPE_CHECKING:
     import typer
 
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_UNUSABLE",
+    "EXIT_USAGE",
+    "choice",
+    "command_group",
+    "main",
+    "require",
+    "seconds",
+    "stop",
+]
+
 EXIT_UNUSABLE: Final = 3
 """Bad input, or something that is needed and missing."""
 EXIT_USAGE: Final = 64
 """A command or an option that does not exist."""
+EXIT_INTERRUPTED: Final = 130
+"""Ended by Ctrl-C."""
 
 # All that follows belongs to an adapter, which parses it.
 _PASSED_ON: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -44,12 +58,7 @@ def app() -> typer.Typer:
     """The commands."""
     import typer
 
-    commands = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110},
-    )
+    commands = command_group()
 
     @commands.callback(invoke_without_command=True)
     def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
@@ -243,6 +252,18 @@ def app() -> typer.Typer:
     commands.add_typer(dead_letters(), name="dead-letters")
     commands.add_typer(cohort(), name="cohort")
     return commands
+
+
+def command_group() -> typer.Typer:
+    """A group of commands whose help and errors are plain text."""
+    import typer
+
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 110},
+    )
 
 
 def passed_on(commands: typer.Typer, name: str, arguments: list[str] | None, bare: Sequence[str] = ("--help",)) -> int:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+__all__ = ["Clock", "monotonic"]
+
 Clock = Callable[[], float]
 """Seconds from an arbitrary start; never goes back."""
 

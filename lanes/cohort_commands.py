@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli import EXIT_UNUSABLE, require, stop
+from lanes.cli import EXIT_INTERRUPTED, EXIT_UNUSABLE, require, stop
 from lanes.errors import ConfigError, LanesError
 from lanes.letter_views import moment, printable
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from lanes_jetstream.cohort_view import CohortStatus, CohortView, MemberView
     from lanes_jetstream.connection import Connection
 
-EXIT_INTERRUPTED: Final = 130
-
 _WIDE: Final = 200
 """Columns of a table that no terminal shows."""
 
 Stream = Annotated[str, typer.Argument(help="The stream of the cohort.", metavar="STREAM", show_default=False)]
+StreamOption = Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)]
 Member = Annotated[str, typer.Argument(help="As `status` shows it.", metavar="MEMBER", show_default=False)]
 Server = Annotated[str, typer.Option(help="The server's URL.", metavar="URL", show_default=False)]
 Namespace = Annotated[
@@ -61,7 +60,7 @@ def cohort() -> typer.Typer:
     @commands.command()
     def drain(
         member: Member,
-        stream: Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)] = "",
+        stream: StreamOption = "",
         server: Server = "",
         namespace: Namespace = "",
     ) -> None:
@@ -82,7 +81,7 @@ def cohort() -> typer.Typer:
     @commands.command()
     def undrain(
         member: Member,
-        stream: Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)] = "",
+        stream: StreamOption = "",
         server: Server = "",
         namespace: Namespace = "",
     ) -> None:

@@ -9,6 +9,8 @@ from typing import Final, Literal, get_args
 
 from lanes.errors import ConfigError
 
+__all__ = ["Keyless", "Order", "Poison", "Retry", "Settings", "SyncHandlers"]
+
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
 
 Poison = Literal["skip", "block", "block_and_dlq", "exit"]

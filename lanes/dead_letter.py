@@ -11,6 +11,17 @@ from blake3 import blake3
 from lanes.attempts import error_type
 from lanes.core.types import Failure, Message
 
+__all__ = [
+    "ERROR_TEXT_LIMIT",
+    "DeadLetter",
+    "DetailedReader",
+    "Details",
+    "dead_letter",
+    "details",
+    "error_text",
+    "letter_id",
+]
+
 ERROR_TEXT_LIMIT: Final = 500
 """Characters of an exception's text that a dead letter keeps."""
 

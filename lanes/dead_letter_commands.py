@@ -17,14 +17,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli import EXIT_UNUSABLE, EXIT_USAGE, require, stop
+from lanes.cli import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, require, stop
 from lanes.dead_letter import error_text
 from lanes.errors import LanesError, SourceError
 from lanes.letter_box import Disposition, LetterBox, Parked, replay
 from lanes.letter_views import document, fields, payload, printable, row, row_headings
 from lanes.outcomes import counts
-
-EXIT_INTERRUPTED: Final = 130
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AT_ONCE: Final = 16

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+__all__ = ["ConfigError", "ContractError", "HandlerHalted", "LanesError", "MessageError", "Nak", "SourceError", "Term"]
+
 
 class LanesError(Exception):
     """Base of everything ``lanes`` raises by itself."""

@@ -11,6 +11,21 @@ from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.errors import ConfigError, MessageError
 
+__all__ = [
+    "AsyncHandler",
+    "BatchHandler",
+    "BatchOutcomes",
+    "Decode",
+    "Handler",
+    "SyncHandler",
+    "async_handler",
+    "check_handler",
+    "decoded",
+    "is_async",
+    "refuse_awaitable",
+    "sync_handler",
+]
+
 BatchOutcomes = Sequence[BaseException | None] | None
 """What a batch handler returns: None when all of it is done, or for each message None or why it failed."""
 

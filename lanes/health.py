@@ -10,6 +10,8 @@ from lanes.core.lane import ARCHIVING, BLOCKED, PARKING
 from lanes.core.types import Message, Partition
 from lanes.history import key_hash
 
+__all__ = ["Health", "examine"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Health:

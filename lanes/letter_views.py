@@ -11,7 +11,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.history import key_hash
 from lanes.letter_box import Parked
 
-__all__ = ["document", "fields", "payload", "printable", "row", "row_headings"]
+__all__ = ["document", "fields", "moment", "payload", "printable", "row", "row_headings"]
 
 
 def printable(text: str) -> str:

@@ -10,6 +10,8 @@ from lanes.core.lane import ARCHIVING, BLOCKED, FINISHED, HELD, PARKING
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.types import Message, Partition
 
+__all__ = ["Lag", "Oldest", "PartitionStatus", "Status", "snapshot"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:

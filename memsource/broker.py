@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lanes.core.types import PartitionKey
 from lanes.dead_letter import DeadLetter
 from memsource.topic import Record, Topic
+from memsource.watchers import Watchers
 
 __all__ = ["Delivery", "MemoryBroker"]
 
@@ -70,7 +71,7 @@ class MemoryBroker:
         self._topic = Topic(partitions, name)
         self._logs = [_Log(log.records) for log in self._topic.logs]
         self._tokens: dict[int, Record] = {}
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watchers[[]] = Watchers()
 
     def __repr__(self) -> str:
         return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {self._topic.published} messages>"
@@ -221,17 +222,14 @@ class MemoryBroker:
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` from now on whenever there may be something new to deliver. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     def _changed(self) -> None:
-        for watcher in list(self._watchers):
-            watcher()
+        self._watchers.call()
 
     def _newest(self, token: int) -> Delivery | None:
         """The delivery of this token while it counts."""

@@ -22,6 +22,7 @@ from lanes.leases import ConsumerExists, EpochConsumer
 from memsource.broker import Delivery
 from memsource.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.topic import Log, Record, Topic
+from memsource.watchers import Watchers
 from memsource.way import Way
 
 __all__ = ["Durable", "EpochStream", "MemoryEpochConsumers", "Retention"]
@@ -85,7 +86,7 @@ class EpochStream:
         self.set_back = 0.0
         self._made: dict[Durable, _Made] = {}
         self._gone: set[tuple[int, int]] = set()
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watchers[[]] = Watchers()
         self._end(1)
 
     def __repr__(self) -> str:
@@ -228,13 +229,11 @@ class EpochStream:
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` whenever there may be something new to deliver. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     # --- inside
 
@@ -254,8 +253,7 @@ class EpochStream:
             log.end = max(log.end, end)
 
     def _changed(self) -> None:
-        for watcher in list(self._watchers):
-            watcher()
+        self._watchers.call()
 
 
 class MemoryEpochConsumers:

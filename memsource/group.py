@@ -22,8 +22,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lanes.core.types import PartitionKey
 from memsource.topic import Record, Topic, TopicState
+from memsource.watchers import Watchers
 
-__all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMember"]
+__all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMember", "plan"]
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -96,7 +97,7 @@ class Group:
         self._owners: list[str | None] = [None] * partitions
         self._asked: set[int] = set()
         self._members: dict[str, _Member] = {}
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watchers[[]] = Watchers()
 
     def __repr__(self) -> str:
         return (
@@ -328,13 +329,11 @@ class Group:
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` from now on whenever there may be something new for a member. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     # --- inside
 
@@ -373,8 +372,7 @@ class Group:
         self._changed()
 
     def _changed(self) -> None:
-        for watcher in list(self._watchers):
-            watcher()
+        self._watchers.call()
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:

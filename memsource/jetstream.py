@@ -17,6 +17,7 @@ from memsource.jetstream_source import JetStreamMemberSource
 from memsource.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.sim.plan import PersonalityName
 from memsource.topic import Record, Topic
+from memsource.watchers import Watchers
 
 __all__ = ["JetStreamBroker"]
 
@@ -53,7 +54,7 @@ class JetStreamBroker:
         self._incarnations = 0
         self._wakes: set[float] = set()
         self._letters: dict[str, DeadLetter] = {}
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watchers[[]] = Watchers()
         self._lost_acks = 0
 
     def __repr__(self) -> str:
@@ -202,14 +203,11 @@ class JetStreamBroker:
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` from now on whenever there may be something new for a source. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     def _changed(self) -> None:
-        for watcher in list(self._watchers):
-            watcher()
+        self._watchers.call()

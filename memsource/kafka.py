@@ -35,6 +35,7 @@ from memsource.kafka_group import Coordinator, KafkaSettings
 from memsource.kafka_source import KafkaMemberSource
 from memsource.sim.plan import PersonalityName
 from memsource.topic import Record
+from memsource.watchers import Watchers
 
 __all__ = ["Commit", "KafkaBroker", "KafkaSettings"]
 
@@ -69,7 +70,7 @@ class KafkaBroker:
         self._clients: dict[str, Client] = {}
         self._letters: dict[str, DeadLetter] = {}
         self._waits: list[float] = []
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watchers[[]] = Watchers()
         self.group.watch(self._changed)
 
     def __repr__(self) -> str:
@@ -350,13 +351,11 @@ class KafkaBroker:
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` from now on whenever there may be something new for a client. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     # --- inside
 
@@ -415,5 +414,4 @@ class KafkaBroker:
         self._commits[partition] = commit
 
     def _changed(self) -> None:
-        for watcher in list(self._watchers):
-            watcher()
+        self._watchers.call()

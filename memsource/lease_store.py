@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from lanes.leases import Conflict, Entry
+from memsource.watchers import Watchers
 from memsource.way import Way
 
 __all__ = ["Bucket", "MemoryLeaseStore"]
@@ -52,7 +53,7 @@ class Bucket:
         self._keys: dict[str, _Held] = {}
         self._expiries: list[tuple[float, str, int]] = []
         self._past: list[tuple[float, int, str, _Held | None]] = []
-        self._watchers: list[Callable[[str], None]] = []
+        self._watchers: Watchers[[str]] = Watchers()
 
     def __repr__(self) -> str:
         return f"<Bucket: {len(self._keys)} keys, revision {self._revision}>"
@@ -154,13 +155,11 @@ class Bucket:
 
     def watch(self, watcher: Callable[[str], None]) -> None:
         """Call ``watcher`` with each key that is written from now on. Idempotent."""
-        if watcher not in self._watchers:
-            self._watchers.append(watcher)
+        self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[str], None]) -> None:
         """Call it no more. Idempotent."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
+        self._watchers.remove(watcher)
 
     # --- inside
 
@@ -187,8 +186,7 @@ class Bucket:
         self._past.append((now, self._revision, key, self._keys.get(key)))
 
     def _tell(self, key: str) -> None:
-        for watcher in list(self._watchers):
-            watcher(key)
+        self._watchers.call(key)
 
 
 class MemoryLeaseStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -40,6 +41,8 @@ NatsFactory = Callable[..., NatsServer]
 KafkaFactory = Callable[..., KafkaServer]
 PostgresFactory = Callable[..., PostgresServer]
 Spawn = Callable[..., "subprocess.Popen[str]"]
+
+_Server = TypeVar("_Server", NatsServer, KafkaServer, PostgresServer)
 
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
 
@@ -96,12 +99,18 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return backend
 
 
-def start_or_skip(server: NatsServer) -> NatsServer:
-    """Start it. Without the program a test is skipped, but never where `CI` is set: nothing hides there."""
+def start_or_skip(server: _Server) -> _Server:
+    """Start it. Without its programs a test is skipped, but never where `CI` is set: nothing hides there."""
     try:
         server.start()
     except MissingComponent as missing:
         skip_or_fail(missing)
+    return server
+
+
+def stopped_by(stopping: contextlib.ExitStack, server: _Server) -> _Server:
+    """Have it stopped with the others, however far its start comes."""
+    stopping.callback(server.stop)
     return server
 
 
@@ -128,18 +137,8 @@ def fresh_nats() -> Iterator[NatsFactory]:
 
     Takes the arguments of `NatsServer`. All of them are stopped after the test.
     """
-    servers: list[NatsServer] = []
-
-    def make(**arguments: Any) -> NatsServer:
-        server = NatsServer(**arguments)
-        servers.append(server)
-        return start_or_skip(server)
-
-    try:
-        yield make
-    finally:
-        for server in servers:
-            server.stop()
+    with contextlib.ExitStack() as stopping:
+        yield lambda **arguments: start_or_skip(stopped_by(stopping, NatsServer(**arguments)))
 
 
 @pytest.fixture(scope="session")
@@ -170,21 +169,16 @@ def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
     Takes the arguments of `KafkaServer`, and `warm=True` for one that has had a group. All of them are stopped after
     the test.
     """
-    servers: list[KafkaServer] = []
+    with contextlib.ExitStack() as stopping:
 
-    def make(*, warm: bool = False, **arguments: Any) -> KafkaServer:
-        server = KafkaServer(**arguments)
-        servers.append(server)
-        server.start()
-        if warm:
-            warm_groups(server)
-        return server
+        def make(*, warm: bool = False, **arguments: Any) -> KafkaServer:
+            server = stopped_by(stopping, KafkaServer(**arguments))
+            server.start()
+            if warm:
+                warm_groups(server)
+            return server
 
-    try:
         yield make
-    finally:
-        for server in servers:
-            server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +186,7 @@ def postgres() -> Iterator[PostgresServer]:
     """The one PostgreSQL server of the test session. Shared: name databases uniquely, and never stop it."""
     server = PostgresServer()
     try:
-        yield start_postgres_or_skip(server)
+        yield start_or_skip(server)
     finally:
         server.stop()
 
@@ -203,27 +197,8 @@ def fresh_postgres() -> Iterator[PostgresFactory]:
 
     Takes the arguments of `PostgresServer`. All of them are stopped after the test.
     """
-    servers: list[PostgresServer] = []
-
-    def make(**arguments: Any) -> PostgresServer:
-        server = PostgresServer(**arguments)
-        servers.append(server)
-        return start_postgres_or_skip(server)
-
-    try:
-        yield make
-    finally:
-        for server in servers:
-            server.stop()
-
-
-def start_postgres_or_skip(server: PostgresServer) -> PostgresServer:
-    """Start it. Without its programs a test is skipped (fails where `CI` is set)."""
-    try:
-        server.start()
-    except MissingComponent as missing:
-        skip_or_fail(missing)
-    return server
+    with contextlib.ExitStack() as stopping:
+        yield lambda **arguments: start_or_skip(stopped_by(stopping, PostgresServer(**arguments)))
 
 
 def warm_groups(server: KafkaServer) -> None:

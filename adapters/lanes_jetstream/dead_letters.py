@@ -17,6 +17,8 @@ from lanes.letters import ORIGIN, TRUNCATED, letter_fields
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
 from lanes_jetstream.letters import ID, RESERVED
 
+__all__ = ["HEADER_NAME", "JetStreamDeadLetters", "header_text", "letter_headers", "letters_subject", "publish"]
+
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header name that any client sends: a token of RFC 9110."""
 

@@ -20,7 +20,7 @@ from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
 from lanes_jetstream.cohort import bucket_name
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
 
-__all__ = ["CONSUMER_GONE", "JetStreamEpochConsumers"]
+__all__ = ["CONSUMER_GONE", "DEFAULT_ACK_WAIT", "JetStreamEpochConsumers"]
 
 log = logging.getLogger("lanes.jetstream")
 

@@ -9,6 +9,8 @@ from nats.aio.msg import Msg
 from lanes.core.types import PartitionKey
 from lanes.errors import ConfigError
 
+__all__ = ["KeyFunction", "header", "subject_token", "whole_subject"]
+
 KeyFunction = Callable[[Msg], PartitionKey | None]
 """A plain function of the client's message; None means "no key": its order is not claimed."""
 

@@ -11,6 +11,8 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import MessageError
 from lanes.letters import FIELD, ORIGIN, letter_of, refusal
 
+__all__ = ["ID", "RESERVED", "letter_parts", "read_letter"]
+
 ID: Final = "Nats-Msg-Id"
 """The header with the id of a letter."""
 

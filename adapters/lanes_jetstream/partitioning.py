@@ -17,7 +17,17 @@ from lanes.errors import ConfigError, SourceError
 from lanes.history import key_hash
 from lanes_jetstream.keys import KeyFunction, whole_subject
 
-__all__ = ["Choice", "KeyWatch", "Partitioning", "Rule", "partition_of", "read_partitioning"]
+__all__ = [
+    "DEFAULT_PARTITIONS",
+    "MANAGED",
+    "MOST_PARTITIONS",
+    "Choice",
+    "KeyWatch",
+    "Partitioning",
+    "Rule",
+    "partition_of",
+    "read_partitioning",
+]
 
 log = logging.getLogger("lanes.jetstream")
 

@@ -22,6 +22,8 @@ from lanes_jetstream.start import Start, start_fields
 from lanes_jetstream.takeover import Mode
 from lanes_jetstream.watch import OutOfRange
 
+__all__ = ["JetStreamSource"]
+
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
 DEFAULT_START_TIMEOUT: Final = 30.0

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lanes.cli import command_group
 from lanes.core.types import key_bytes
 from lanes.doctor import FAILED, Check, found_table, usable
 from lanes.errors import ConfigError
@@ -25,7 +26,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,39}")
 
 def kafka() -> typer.Typer:
     """``lanes kafka …``. A ``ConfigError`` of a command is for the caller to show."""
-    commands = _commands()
+    commands = command_group()
 
     @commands.callback()
     def root() -> None:
@@ -64,7 +65,7 @@ def kafka() -> typer.Typer:
 
 def doctor() -> typer.Typer:
     """``lanes doctor kafka``. A ``ConfigError`` of the command is for the caller to show."""
-    commands = _commands()
+    commands = command_group()
 
     @commands.command()
     def kafka(
@@ -119,15 +120,6 @@ def _show(config: ClientConfig, checks: Sequence[Check]) -> None:
         chosen.add_row(name, str(value), reason)
     console.print(chosen)
     console.print(found_table(checks))
-
-
-def _commands() -> typer.Typer:
-    return typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110},
-    )
 
 
 def _console() -> Console:

@@ -19,7 +19,7 @@ from lanes.core.types import Partition, Settlement
 from lanes.errors import SourceError
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer
-from lanes_kafka.doctor import metadata_limit
+from lanes_kafka.broker import metadata_limit
 
 log = logging.getLogger("lanes.kafka")
 

@@ -15,6 +15,8 @@ from lanes_kafka.letters import Record, letter_record
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
 from lanes_kafka.setting_names import redacted
 
+__all__ = ["KafkaDeadLetters", "topic_name"]
+
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _NEVER: Final = frozenset(

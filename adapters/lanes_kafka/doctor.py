@@ -5,25 +5,21 @@ Nothing joins the group, and nothing is written.
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, ResourceType
 
 from lanes.doctor import Check
 from lanes.errors import SourceError
+from lanes_kafka.broker import DEADLINE, METADATA_LIMIT, NOT_ALLOWED, answer, broker_settings, said, settings
 from lanes_kafka.client_config import ClientConfig
 from lanes_kafka.setting_names import redacted
 
-DEADLINE: Final = 5.0
-"""Seconds that one question may take."""
-
-METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
 
@@ -33,45 +29,10 @@ _LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO
 _AGAIN: Final = 0.2
 """Seconds until it is asked again."""
 
-_NOT_ALLOWED: Final = frozenset(
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    )
-)
 _LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
-_POLL: Final = 0.05
 _SHOWN: Final = 5  # brokers by their addresses
 # Its log would stand between the lines; what it says of errors is asked for.
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
-
-
-def metadata_limit(admin: AdminClient, *, timeout: float = DEADLINE) -> int | None:
-    """How long commit metadata may be at the broker, in its own count; None = this user may not ask.
-
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when nothing answers.
-    """
-    text = broker_settings(admin, timeout=timeout).get(METADATA_LIMIT)
-    return None if text is None else int(text)
-
-
-def broker_settings(admin: AdminClient, *, timeout: float = DEADLINE) -> Mapping[str, str]:
-    """The settings of one broker; empty where this user may not ask.
-
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when nothing answers.
-    """
-    deadline = time.monotonic() + timeout
-    try:
-        cluster = _ask(admin, admin.describe_cluster(request_timeout=timeout), deadline)
-        # Any broker will do: brokers of one cluster that differ in these are a fault of their own.
-        number = min(node.id for node in cluster.nodes)
-        return _settings(admin, ResourceType.BROKER, str(number), deadline)
-    except KafkaException as failure:
-        error = failure.args[0]
-        if error.code() in _NOT_ALLOWED:
-            return {}
-        raise SourceError(f"the settings of a broker could not be read: {_said(error)}", retryable=True) from failure
 
 
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = DEADLINE) -> list[Check]:
@@ -88,7 +49,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = DEA
         admin = AdminClient(connecting)
     except (KafkaException, TypeError, ValueError) as failure:
         told = failure.args[0]
-        text = _said(told) if isinstance(told, KafkaError) else str(failure)
+        text = said(told) if isinstance(told, KafkaError) else str(failure)
         return [Check("client", False, redacted(text, config.client), "correct the setting it names")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
@@ -113,13 +74,13 @@ class _Doctor:
         deadline = time.monotonic() + self._timeout
         future = self._admin.describe_cluster(request_timeout=self._timeout)
         try:
-            cluster = _ask(self._admin, future, deadline, self._refused)
+            cluster = answer(self._admin, future, deadline, self._refused)
         except KafkaException as failure:
             # What the request itself ends with is that its time is over; the cause was told beside it.
             causes = [one for one in self._errors if one.code() != KafkaError._ALL_BROKERS_DOWN]
             error = causes[-1] if causes else failure.args[0]
             return Check(
-                "broker", False, redacted(f"{where}: {_said(error)}", self._config.admin), _remedy_of_reaching(error)
+                "broker", False, redacted(f"{where}: {said(error)}", self._config.admin), _remedy_of_reaching(error)
             )
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
@@ -153,7 +114,7 @@ class _Doctor:
     def _retention(self, topic: str) -> Check:
         what = f"retention of {topic}"
         try:
-            found = _settings(self._admin, ResourceType.TOPIC, topic, self._deadline())
+            found = settings(self._admin, ResourceType.TOPIC, topic, self._deadline())
         except KafkaException as failure:
             return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see it")
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
@@ -188,7 +149,9 @@ class _Doctor:
         while True:
             asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout)
             try:
-                return {where.partition: _ask(self._admin, future, deadline).offset for where, future in asked.items()}
+                return {
+                    where.partition: answer(self._admin, future, deadline).offset for where, future in asked.items()
+                }
             except KafkaException as failure:
                 if failure.args[0].code() not in _LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
                     raise
@@ -272,7 +235,7 @@ class _Doctor:
         return checks
 
     def _ask(self, future: Future[Any]) -> Any:
-        return _ask(self._admin, future, self._deadline())
+        return answer(self._admin, future, self._deadline())
 
     def _deadline(self) -> float:
         return time.monotonic() + self._timeout
@@ -284,11 +247,11 @@ class _Doctor:
             return Check(what, False, str(failure), "correct the name")
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
             return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
-        remedy = allow if error.code() in _NOT_ALLOWED else "look again; correct what it names"
-        return Check(what, False, redacted(_said(error), self._config.admin), remedy)
+        remedy = allow if error.code() in NOT_ALLOWED else "look again; correct what it names"
+        return Check(what, False, redacted(said(error), self._config.admin), remedy)
 
     def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
-        return Check(what, None, redacted(_said(failure.args[0]), self._config.admin), remedy)
+        return Check(what, None, redacted(said(failure.args[0]), self._config.admin), remedy)
 
 
 def _carries(what: str, limit: str | None) -> Check:
@@ -317,30 +280,9 @@ def _supports_848(settings: Mapping[str, str]) -> Check:
     )
 
 
-def _settings(admin: AdminClient, kind: ResourceType, name: str, deadline: float) -> dict[str, str]:
-    resource = ConfigResource(kind, name)
-    asked = admin.describe_configs([resource], request_timeout=max(_POLL, deadline - time.monotonic()))
-    found = _ask(admin, asked[resource], deadline)
-    return {entry.name: entry.value for entry in found.values() if entry.value is not None}
-
-
-def _ask(admin: AdminClient, future: Future[Any], deadline: float, give_up: Callable[[], bool] | None = None) -> Any:
-    """The answer. Serves the client's callbacks meanwhile. Raises ``KafkaException``, also when it is too late."""
-    while not future.done():
-        if time.monotonic() >= deadline or (give_up is not None and give_up()):
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
-        admin.poll(0)
-        concurrent.futures.wait([future], _POLL)
-    return future.result(0)
-
-
 def _allowed(found: Any, operation: AclOperation) -> bool:
     """A broker that is too old to say what is allowed counts as allowing it."""
     return found.authorized_operations is None or operation in found.authorized_operations
-
-
-def _said(error: KafkaError) -> str:
-    return f"{error.name()}: {error.str()}"
 
 
 def _remedy_of_reaching(error: KafkaError) -> str:

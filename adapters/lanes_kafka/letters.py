@@ -13,6 +13,16 @@ from lanes.errors import MessageError
 from lanes.letter_box import Disposition
 from lanes.letters import FIELD, ORIGIN, TRUNCATED, letter_fields, letter_of, refusal
 
+__all__ = [
+    "Headers",
+    "Record",
+    "disposition_record",
+    "letter_parts",
+    "letter_record",
+    "read_disposition",
+    "read_letter",
+]
+
 Headers = list[tuple[str, str | bytes | None]]
 
 ID: Final = "Lanes-Id"

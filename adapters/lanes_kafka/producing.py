@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
-from lanes_kafka.bridge import Bridge
+from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.errors import ErrorLog
 from lanes_kafka.letters import Record
 from lanes_kafka.setting_names import Given, check_addresses, connects, redacted
@@ -97,34 +97,29 @@ def client_failure(error: object, settings: Mapping[str, Any]) -> ConfigError:
 
 
 class _Outcome(Generic[_T]):
-    """What comes of something done in the thread, awaited on the event loop. ``given_up``: nobody waits any more."""
+    """What comes of something done in the thread: an ``Answer`` with a value."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
-        self._event = anyio.Event()
+        self._answer = Answer(bridge)
         self._value: list[_T] = []
-        self._error: Exception | None = None
-        self.given_up = False
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._answer.given_up
 
     async def wait(self) -> _T:
-        try:
-            await self._event.wait()
-        except BaseException:
-            self.given_up = True
-            raise
-        if self._error is not None:
-            raise self._error
+        await self._answer.wait()
         return self._value[0]
 
     def give(self, value: _T) -> None:
         """From the thread. Does not block."""
         self._value.append(value)
-        self._bridge.post(self._event.set)
+        self._answer.give()
 
     def fail(self, error: Exception) -> None:
         """From the thread. Does not block."""
-        self._error = error
-        self._bridge.post(self._event.set)
+        self._answer.give(error)
 
 
 class ConfirmedProducer:

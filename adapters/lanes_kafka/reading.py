@@ -12,6 +12,8 @@ from lanes.core.types import Message, Partition, PartitionKey, key_bytes
 from lanes.dead_letter import Details
 from lanes.errors import MessageError
 
+__all__ = ["READER", "KeyFunction", "messages", "offset_of", "record_key"]
+
 KeyFunction = Callable[[Raw], PartitionKey | None]
 """A plain function of the client's message; None means "no key": its order is not claimed. It is called in the thread
 that owns the client."""

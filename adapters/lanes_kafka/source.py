@@ -22,6 +22,8 @@ from lanes_kafka.owner import Owner
 from lanes_kafka.reading import KeyFunction, record_key
 from lanes_kafka.requests import Close, Command, Expire, Release, Want
 
+__all__ = ["KafkaSource"]
+
 log = logging.getLogger("lanes.kafka")
 
 _LOOK: Final = 1.0

@@ -34,6 +34,8 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
+__all__ = ["LIMIT", "OFFSETS_END", "decode", "encode"]
+
 LIMIT: Final = 4_095
 """UTF-16 units that a broker with default settings takes beside the client's NUL."""
 

@@ -14,6 +14,25 @@ if TYPE_CHECKING:
     from lanes.core.ledger import AckLedger
     from lanes.core.offset_ledger import OffsetLedger
 
+__all__ = [
+    "ABANDON",
+    "ACK",
+    "NEVER",
+    "RETURN",
+    "Failure",
+    "LaneId",
+    "Message",
+    "Outcome",
+    "Partition",
+    "PartitionId",
+    "PartitionKey",
+    "Reader",
+    "Room",
+    "Runs",
+    "Settlement",
+    "key_bytes",
+]
+
 PartitionKey = bytes | str | int
 """What a key may be: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
 

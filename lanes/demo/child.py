@@ -1,21 +1,27 @@
-"""What every process started by the demo has in common: it ends with its parent, and knows its own memory."""
+"""What every process started by the demo has in common: it ends with its parent, reads what that told it, and knows
+its own memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+from lanes.demo.errors import DemoError
 
 EXIT_ORPHANED: Final = 5
 """The parent is gone."""
 
 _PR_SET_PDEATHSIG: Final = 1
+
+_T = TypeVar("_T")
 
 
 def end_with_parent() -> None:
@@ -39,6 +45,19 @@ def _watch_stdin() -> None:
         while os.read(0, 4096):
             pass
     os._exit(EXIT_ORPHANED)
+
+
+def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
+    """The configuration that the parent put into this variable as a JSON object: an instance of ``kind``.
+
+    ``process``: what this one is; ``command``: what starts it. Raises ``DemoError`` when there is none.
+    """
+    try:
+        return kind(**json.loads(os.environ.get(variable, "")))
+    except (ValueError, TypeError):
+        raise DemoError(
+            f"{variable} holds no configuration of a {process}: start `{command}`, it starts each {process} itself"
+        ) from None
 
 
 def peak_rss_mb() -> float:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from lanes.config import Retry, Settings
 from lanes.demo.broker import BrokerName
+from lanes.demo.child import told
 from lanes.demo.errors import DemoError
 from lanes.demo.faults import Faults
 from lanes.demo.progress import Progress
@@ -50,7 +51,7 @@ _PARTITIONS_LIMIT: Final = 100
 _MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
 _LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
 _PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
-NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,25 +148,16 @@ class DemoConfig:
             raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
         if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
-        if self.events is not None and self.events < 1:
-            raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
-        _at_least("latency", self.latency, 0.0)
-        _at_least("serial_seconds", self.serial_seconds, 0.0)
-        _at_least("stall_timeout", self.stall_timeout, 1.0)
-        _at_least("ack_wait", self.ack_wait, 1.0)
-        _at_least("lease", self.lease, 3.0)
+        at_least("latency", self.latency, 0.0)
+        at_least("serial_seconds", self.serial_seconds, 0.0)
+        at_least("stall_timeout", self.stall_timeout, 1.0)
+        at_least("ack_wait", self.ack_wait, 1.0)
+        at_least("lease", self.lease, 3.0)
         if any(not 0 < at < 1 for at in self.kill_at) or list(self.kill_at) != sorted(set(self.kill_at)):
             raise DemoError(f"kill_at={list(self.kill_at)}: must be rising fractions between 0 and 1, such as 0.5")
         if isinstance(self.worker_command, str):
             raise DemoError(f"worker_command={self.worker_command!r}: must be a sequence of words, not a string")
-        if self.name is not None and not NAME.fullmatch(self.name):
-            raise DemoError(
-                f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names streams and topics"
-            )
-        try:
-            settings(self.concurrency, self.max_in_flight)
-        except ConfigError as error:
-            raise DemoError(str(error)) from None
+        check_run(self.events, self.name, self.concurrency, self.max_in_flight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,13 +200,7 @@ class WorkerConfig:
     @staticmethod
     def load() -> WorkerConfig:
         """Back from the environment. Raises ``DemoError`` when it is not there."""
-        text = os.environ.get(VARIABLE, "")
-        try:
-            return WorkerConfig(**json.loads(text))
-        except (ValueError, TypeError):
-            raise DemoError(
-                f"{VARIABLE} holds no configuration of a worker: start `lanes demo`, it starts the workers itself"
-            ) from None
+        return told(WorkerConfig, VARIABLE, "worker", "lanes demo")
 
 
 def settings(concurrency: int, max_in_flight: int) -> Settings:
@@ -225,6 +211,20 @@ def settings(concurrency: int, max_in_flight: int) -> Settings:
         retry=Retry(attempts=ATTEMPTS, backoff=BACKOFF),
         drain_timeout=10.0,
     )
+
+
+def check_run(events: int | None, name: str | None, concurrency: int, max_in_flight: int) -> None:
+    """Raise ``DemoError`` for what no run of the demo can have, on whatever it runs."""
+    if events is not None and events < 1:
+        raise DemoError(f"events={events}: must be 1 or more, or left out for all")
+    if name is not None and not _NAME.fullmatch(name):
+        raise DemoError(
+            f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names what is made on the servers"
+        )
+    try:
+        settings(concurrency, max_in_flight)
+    except ConfigError as error:
+        raise DemoError(str(error)) from None
 
 
 def _choice(kinds: object) -> str:
@@ -241,6 +241,7 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _at_least(name: str, value: float, least: float) -> None:
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise ``DemoError`` for a time in seconds that is not finite, or less than ``least``."""
     if not least <= value < math.inf:
         raise DemoError(f"{name}={value!r}: must be a finite number of seconds, {least:g} or more")

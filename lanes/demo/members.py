@@ -19,6 +19,7 @@ from lanes.demo.feed import Feed
 from lanes.demo.group_findings import Fault, FaultKind
 from lanes.demo.ledger import Ledger
 from lanes.demo.membership import NONE, Snapshot
+from lanes.demo.pace import Pace
 from lanes.demo.places import Places
 from lanes.demo.progress import Progress
 from lanes.demo.sample import worker_config
@@ -31,9 +32,6 @@ _POLL: Final = 0.25
 
 _LOOK: Final = 0.1
 """Seconds between two looks at the group."""
-
-_QUIET: Final = 2.0
-"""Seconds without a change after which nothing more comes from a group that has nothing left."""
 
 _STOP_WITHIN: Final = 30.0
 """Seconds a member has to end after SIGTERM."""
@@ -88,10 +86,7 @@ class Members:
         self._processes: dict[str, Process] = {}
         self._over = False
         self._left: Left | None = None
-        self._seen: tuple[int, ...] = ()
-        self._changed = 0.0
-        self._begun = 0.0
-        self._done_at = 0.0
+        self._pace = Pace()
         self._committed = asyncio.Event()
         self.progress = progress
         self.snapshot: Snapshot = NONE
@@ -106,7 +101,7 @@ class Members:
     @property
     def seconds(self) -> float:
         """From the start of the first member to the last event that was done."""
-        return self._done_at - self._begun
+        return self._pace.seconds
 
     @property
     def running(self) -> list[Process]:
@@ -129,7 +124,7 @@ class Members:
         from lanes.demo.acts import acts
 
         await self._service.start(self._places.sockets)
-        self._begun = self._changed = self._done_at = monotonic()
+        self._pace.begin()
         self.progress.phase = "starting the members"
         lookers = [asyncio.create_task(self._poll()), asyncio.create_task(self._look())]
         script: asyncio.Task[None] | None = None
@@ -158,7 +153,7 @@ class Members:
             await script(self)
 
     async def _tick(self, tasks: list[asyncio.Task[None]]) -> None:
-        self.progress.seconds = monotonic() - self._begun
+        self.progress.seconds = self._pace.elapsed
         if self._service.failure is not None:
             raise self._service.failure
         for task in tasks:
@@ -176,7 +171,7 @@ class Members:
     async def feed(self, share: float) -> int:
         """Publish on, until so large a share of all events is; how many that are. Waits for their confirmation."""
         count = await self._feed.publish(share)
-        self._changed = monotonic()
+        self._pace.moved()
         return count
 
     async def handled(self, count: int) -> None:
@@ -314,7 +309,7 @@ class Members:
         """Behind every commit of the ledger."""
         ledger, progress = self._ledger, self.progress
         if ledger.stored != progress.stored:
-            self._done_at = monotonic()
+            self._pace.done()
         progress.stored, progress.repeats, progress.violations = ledger.stored, ledger.repeats, ledger.violations
         self._committed.set()
 
@@ -326,7 +321,7 @@ class Members:
                 self._left = await self._broker.left()
                 letters = await self._broker.count_dead_letters()
                 if letters != progress.dead_letters:
-                    self._done_at = monotonic()
+                    self._pace.done()
                 progress.dead_letters = letters
             progress.answering = self._broker.connected
             if not progress.answering:
@@ -348,7 +343,7 @@ class Members:
     def _finished(self, script: asyncio.Task[None]) -> bool:
         if self.failure is not None:
             return True
-        progress, now = self.progress, monotonic()
+        progress = self.progress
         seen = (
             self._ledger.stored,
             self._ledger.repeats,
@@ -358,15 +353,12 @@ class Members:
             len(self.faults),
             self._feed.published,
         )
-        if seen != self._seen or not progress.answering:
-            self._seen, self._changed = seen, now
-        quiet = now - self._changed
+        self._pace.look(seen, answering=progress.answering)
         missing = progress.events - self._ledger.stored - progress.dead_letters
-        # What is still missing when nothing moves any more is lost: the audit will tell.
-        no_more = missing <= 0 or (quiet > _QUIET and not progress.status.get("in_flight"))
+        no_more = self._pace.no_more(missing, progress.status.get("in_flight", 0))
         if script.done() and self._left is not None and not self.left and no_more:
             return True
-        if quiet > self._config.stall_timeout:
+        if self._pace.quiet > self._config.stall_timeout:
             self._fail(
                 f"no progress for {self._config.stall_timeout:g} s: {missing} of {progress.events} events are missing, "
                 f"the group has {progress.pending} left, {len(self.running)} members run and "

@@ -17,6 +17,8 @@ from lanes.demo.run import run
 from lanes.demo.view import Outcome, View, best_view
 from lanes.errors import LanesError
 
+__all__ = ["EXIT_BROKEN", "EXIT_KEPT", "EXIT_SIGNAL", "EXIT_UNUSABLE", "main", "show"]
+
 EXIT_KEPT: Final = 0
 """Every promise was kept."""
 EXIT_BROKEN: Final = 1

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import anyio
 
-from lanes.clock import monotonic
 from lanes.demo.broker import Broker, Left
 from lanes.demo.config import HOOK_EVERY, DemoConfig
 from lanes.demo.errors import NoAnswer
 from lanes.demo.ledger import Ledger
+from lanes.demo.pace import Pace
 from lanes.demo.places import Places
 from lanes.demo.progress import Progress
 from lanes.demo.sample import worker_config
@@ -24,9 +24,6 @@ from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
 _POLL: Final = 0.25
 """Seconds between two questions to the server."""
-
-_QUIET: Final = 2.0
-"""Seconds without a change after which nothing more comes from a consumer that has nothing left."""
 
 _STOP_WITHIN: Final = 20.0
 """Seconds a worker has to end after SIGTERM."""
@@ -57,10 +54,7 @@ class UnderLanes:
         self._retries = 0
         self._kill_at = deque(max(1, int(at * progress.events)) for at in config.kill_at)
         self._left: Left | None = None
-        self._seen: tuple[int, ...] = ()
-        self._changed = 0.0
-        self._begun = 0.0
-        self._done_at = 0.0
+        self._pace = Pace()
         self.kills = 0
         self.peak_in_flight = 0
         self.rss_mb = 0.0
@@ -69,7 +63,7 @@ class UnderLanes:
     @property
     def seconds(self) -> float:
         """From the start of the first worker to the last event that was done."""
-        return self._done_at - self._begun
+        return self._pace.seconds
 
     @property
     def workers(self) -> int:
@@ -79,7 +73,7 @@ class UnderLanes:
     async def run(self) -> None:
         """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
         await self._service.start(self._places.sockets)
-        self._begun = self._changed = self._done_at = monotonic()
+        self._pace.begin()
         self._progress.phase = "starting a worker"
         poller = asyncio.create_task(self._poll())
         try:
@@ -104,7 +98,7 @@ class UnderLanes:
     async def _tick(self, poller: asyncio.Task[None]) -> None:
         progress, worker = self._progress, self._worker
         assert worker is not None
-        progress.seconds = monotonic() - self._begun
+        progress.seconds = self._pace.elapsed
         if not self._broker.connected:
             # Known at once, also where a question of before waits for its answer longer than the outage lasts.
             progress.answering = False
@@ -181,7 +175,7 @@ class UnderLanes:
         """Behind every commit: the exact moments to be counted and to kill at."""
         ledger, progress = self._ledger, self._progress
         if ledger.stored != progress.stored:
-            self._done_at = monotonic()
+            self._pace.done()
         progress.stored = ledger.stored
         progress.repeats = ledger.repeats
         progress.violations = ledger.violations
@@ -202,7 +196,7 @@ class UnderLanes:
                     self._left = await broker.left()
                     letters = await broker.count_dead_letters()
                     if letters != progress.dead_letters:
-                        self._done_at = monotonic()
+                        self._pace.done()
                     progress.dead_letters = letters
                     answering = True
             progress.answering = answering
@@ -216,7 +210,7 @@ class UnderLanes:
     def _finished(self) -> bool:
         if self.failure is not None:
             return True
-        progress, now = self._progress, monotonic()
+        progress = self._progress
         seen = (
             progress.stored,
             progress.repeats,
@@ -226,16 +220,13 @@ class UnderLanes:
             progress.unacknowledged,
             progress.starts,
         )
-        if seen != self._seen or not progress.answering:
-            self._seen, self._changed = seen, now
-        quiet = now - self._changed
+        self._pace.look(seen, answering=progress.answering)
         nothing_left = self._left is not None and not (self._left.pending or self._left.unacknowledged)
         missing = progress.events - progress.stored - progress.dead_letters
-        # What is still missing when nothing moves any more is lost: the audit will tell.
-        no_more = missing <= 0 or (quiet > _QUIET and not progress.status.get("in_flight"))
+        no_more = self._pace.no_more(missing, progress.status.get("in_flight", 0))
         if nothing_left and no_more and self._worker is not None and not self._worker.killed:
             return True
-        if quiet > self._config.stall_timeout:
+        if self._pace.quiet > self._config.stall_timeout:
             self.failure = (
                 f"no progress for {self._config.stall_timeout:g} s: {missing} of {progress.events} events are missing, "
                 f"the server has {progress.pending} pending and {progress.unacknowledged} unacknowledged, the worker "

@@ -6,11 +6,13 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from memsource.checkers.assignments import Assignments
+from memsource.checkers.assignments import Assignments, begin_committing
 from memsource.checkers.verdict import Findings, Handler, Verdict
 from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
+
+__all__ = ["MaxAhead", "StallNamed"]
 
 
 class _Above:
@@ -66,12 +68,7 @@ class MaxAhead:
         return self._findings.verdict()
 
     def _assigned(self, segment: Segment, row: Row) -> None:
-        if row.floor < 0:
-            return
-        if segment.rules.max_ahead is None:
-            self._findings.unsaid(segment, "max_ahead")
-        else:
-            self._assignments.begin(segment, row)
+        begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
 
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
@@ -135,12 +132,7 @@ class StallNamed:
         return self._findings.verdict()
 
     def _assigned(self, segment: Segment, row: Row) -> None:
-        if row.floor < 0:
-            return
-        if segment.rules.max_ahead is None:
-            self._findings.unsaid(segment, "max_ahead")
-        else:
-            self._assignments.begin(segment, row)
+        begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
 
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from lanes.rules import Rules
+from memsource.checkers.verdict import Findings
 from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment
 
-__all__ = ["Assignments", "LatestRun", "closes_prefix", "lane_of"]
+__all__ = ["Assignments", "LatestRun", "begin_committing", "closes_prefix", "lane_of"]
 
 State = TypeVar("State")
 
@@ -52,6 +53,12 @@ class Assignments(Generic[State]):
         self._over.add(assignment)
         return self.states.pop(assignment, None)
 
+    def ending(self, segment: Segment, row: Row) -> Iterator[tuple[Row, State]]:
+        """The states of this segment, each with ``row`` as one of its assignment."""
+        for (one, partition, epoch), state in self.states.items():
+            if one is segment:
+                yield row._replace(partition=partition, epoch=epoch), state
+
     def gap(self, segment: Segment) -> None:
         """Anything may have happened to those of this segment."""
         self._gaps.add(segment)
@@ -61,6 +68,18 @@ class Assignments(Generic[State]):
         """Forget those of this segment; returns their states."""
         mine = [assignment for assignment in self.states if assignment[0] is segment]
         return [self.states.pop(assignment) for assignment in mine]
+
+
+def begin_committing(
+    assignments: Assignments[State], findings: Findings, segment: Segment, row: Row, setting: str, value: float | None
+) -> None:
+    """Begin an assignment of a source that commits, where the history says the ``setting`` that it is judged by."""
+    if row.floor < 0:
+        return
+    if value is None:
+        findings.unsaid(segment, setting)
+    else:
+        assignments.begin(segment, row)
 
 
 class LatestRun:

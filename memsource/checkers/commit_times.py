@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lanes.settling import SETTLE_RETRY
-from memsource.checkers.assignments import Assignments
+from memsource.checkers.assignments import Assignments, begin_committing
 from memsource.checkers.deadlines import MARGIN, Deadlines
 from memsource.checkers.verdict import Findings, Handler, Verdict
 from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
+
+__all__ = ["CommitsInTime", "UnknownCommitRepeated"]
 
 
 class _Waiting:
@@ -58,12 +60,8 @@ class CommitsInTime:
         return self._findings.verdict()
 
     def _assigned(self, segment: Segment, row: Row) -> None:
-        if row.floor < 0:
-            return
-        if segment.rules.commit_interval is None:
-            self._findings.unsaid(segment, "commit_interval")
-        else:
-            self._assignments.begin(segment, row)
+        interval = segment.rules.commit_interval
+        begin_committing(self._assignments, self._findings, segment, row, "commit_interval", interval)
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "settled":
@@ -99,9 +97,8 @@ class CommitsInTime:
             self._judge(segment, row, state)
 
     def _end(self, segment: Segment, row: Row) -> None:
-        for (one, partition, epoch), state in self._assignments.states.items():
-            if one is segment:
-                self._judge(segment, row._replace(partition=partition, epoch=epoch), state)
+        for last, state in self._assignments.ending(segment, row):
+            self._judge(segment, last, state)
         self._assignments.drop(segment)
 
     def _judge(self, segment: Segment, row: Row, state: _Waiting) -> None:
@@ -161,9 +158,8 @@ class UnknownCommitRepeated:
             self._judge(segment, row, state)
 
     def _end(self, segment: Segment, row: Row) -> None:
-        for (one, partition, epoch), state in self._assignments.states.items():
-            if one is segment:
-                self._judge(segment, row._replace(partition=partition, epoch=epoch), state)
+        for last, state in self._assignments.ending(segment, row):
+            self._judge(segment, last, state)
         self._assignments.drop(segment)
 
     def _judge(self, segment: Segment, row: Row, state: _Waiting) -> None:

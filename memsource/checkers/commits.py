@@ -10,6 +10,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["CommitsRise", "NoCommitAfterRevoke", "NoCommitPastUnfinished", "OneCommitAtATime"]
+
 
 class NoCommitPastUnfinished:
     """No floor is committed above a message of its assignment that has not finished (8).

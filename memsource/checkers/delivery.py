@@ -12,6 +12,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["AtLeastOnce"]
+
 _Span = tuple[int, Segment, Row]
 """From where on a commit settles, and the commit."""
 

@@ -11,6 +11,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["DrainInTime", "DrainStartsNothing", "DrainWaitsForRunning", "HandedOverAfterDrain"]
+
 
 class DrainInTime:
     """A drain takes its timeout and one grace at most, and the hand-over behind it two more (38, 39).

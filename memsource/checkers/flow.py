@@ -10,6 +10,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["BoundedBytes", "BoundedInFlight"]
+
 _Assignment = tuple[str, int]
 
 

@@ -10,6 +10,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["PerKeyOrder"]
+
 
 class _Lane:
     """The positions of one key within some scope: which are known, which ended finally, the highest started."""

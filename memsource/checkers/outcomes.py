@@ -13,6 +13,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["DeliveredThenStarted", "OneTerminalOutcome", "ZombiesDoNotCount"]
+
 _WAITS: Final = 0
 _BEGUN: Final = 1
 _FINISHED: Final = 2

@@ -12,6 +12,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["NoOverlap"]
+
 _Start = tuple[Segment, Row]
 
 

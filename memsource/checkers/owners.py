@@ -10,6 +10,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["ExclusiveOwner", "KeptWorkGoesOn"]
+
 
 class _Tenure:
     """``rival``: who was assigned it meanwhile; ``acted``: what its owner did with it after that."""

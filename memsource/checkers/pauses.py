@@ -9,6 +9,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["PauseAtBounds"]
+
 
 class PauseAtBounds:
     """Intake stops when a bound is reached and not sooner, and goes on below the low water marks and not before: two

@@ -11,6 +11,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["LaneProgress"]
+
 
 class _Ready:
     """Of one assignment: the unfinished messages of each lane, and at which start of the process a head was ready."""
@@ -205,12 +207,12 @@ class LaneProgress:
 
     def _end(self, segment: Segment, row: Row) -> None:
         bound = self._bounds[segment]
-        for (one, partition, epoch), state in self._assignments.states.items():
-            if one is not segment or bound is None or not state.measured:
+        for last, state in self._assignments.ending(segment, row):
+            if bound is None or not state.measured:
                 continue
             for position, since in state.since.items():
                 if self._starts[segment] - since > bound:
-                    head = row._replace(partition=partition, epoch=epoch, position=position)
+                    head = last._replace(position=position)
                     what = f"{self._starts[segment] - since} others started and it never did, the bound is {bound}"
                     self._findings.violation(segment, head, what)
         self._assignments.drop(segment)

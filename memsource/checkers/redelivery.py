@@ -13,6 +13,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["KeptAlive", "RedeliveryNotRun"]
+
 
 class _Run:
     __slots__ = ("finished", "running")
@@ -208,7 +210,7 @@ class KeptAlive:
         self._assignments.gap(segment)
 
     def _end(self, segment: Segment, row: Row) -> None:
-        for (one, partition, epoch), state in self._assignments.states.items():
-            if one is segment and segment.crashed:
-                self._judge_all(segment, row._replace(partition=partition, epoch=epoch), state)
+        if segment.crashed:
+            for last, state in self._assignments.ending(segment, row):
+                self._judge_all(segment, last, state)
         self._assignments.drop(segment)

@@ -14,6 +14,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["EpochOrder", "NoDuplicateCleanly"]
+
 
 class _Line:
     """Of one key: what was delivered, in order, and how many of it were started when rewinds are taken out; ``taken``:

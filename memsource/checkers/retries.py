@@ -12,6 +12,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
+__all__ = ["AttemptsCount", "RetryHoldsLane"]
+
 _ROUNDING: Final = 2e-6
 """Seconds: rows and delays are written in whole microseconds."""
 

@@ -10,6 +10,8 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Timeline
 
+__all__ = ["DeadLetterBeforeSettle", "NoSettleBeforeEnd"]
+
 _Delivery = tuple[str, int, int]
 """(partition, epoch, position): a message within one assignment."""
 

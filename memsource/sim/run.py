@@ -35,7 +35,7 @@ from memsource.sim.plan import Plan
 from memsource.sim.virtual import run
 from memsource.sim.world import World
 
-__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "run_plan"]
+__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "collect_garbage", "judged", "run_plan"]
 
 Test = Callable[[World], Awaitable[None]]
 """A simulated test: it gets a new world for every run."""

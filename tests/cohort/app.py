@@ -13,10 +13,11 @@ from memsource.cohort_broker import CohortBroker
 from memsource.sim.loop import GROUP
 from memsource.sim.traffic import Traffic
 from memsource.sim.waiting import until
-from memsource.sim.worker import App, Worker
+from memsource.sim.worker import App
 from memsource.sim.world import TAIL, World
 from memsource.way import TIMEOUT, Fate
 from tests.cohort.cases import BRIEF, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
+from tests.sim.app import staying
 
 __all__ = ["app"]
 
@@ -84,16 +85,8 @@ class _Cohort:
             self.world.publish(bytes([self.case.kinds[item.index]]), key=item.key, partition=item.partition)
         self.published = min(len(self.items), self.published + count)
 
-    def workers(self) -> list[Worker]:
-        """Those that run and were not told to stop."""
-        return [
-            worker
-            for worker in self.world.members
-            if not (worker.gone or worker.ended.is_set() or worker.name in self.leaving)
-        ]
-
     def act(self, action: str, number: int) -> None:
-        workers = self.workers()
+        workers = staying(self.world, self.leaving)
         if action == "publish":
             self.publish(number)
         elif action == "join":
@@ -111,7 +104,7 @@ class _Cohort:
 
     async def converge(self) -> None:
         """Without a fault every partition comes to have one owner, and one durable."""
-        awake = max((worker.frozen_until for worker in self.workers()), default=0.0)
+        awake = max((worker.frozen_until for worker in staying(self.world, self.leaving)), default=0.0)
         if await until(lambda: not self.apart(), max(0.0, awake - self.world.now) + _CONVERGES):
             return
         self.world.find("Converges", f"{_CONVERGES:g} s without a fault: {self.apart()}")
@@ -133,7 +126,7 @@ class _Cohort:
 
     def apart(self) -> str:
         """What is not as it should be when nothing moves any more; "" = nothing."""
-        alive = {worker.name for worker in self.workers()}
+        alive = {worker.name for worker in staying(self.world, self.leaving)}
         sources = [source for source in self.broker.members if source.member in alive and source.alive]
         owned = Counter(number for source in sources for number in source.owned)
         wrong = {number: owned[number] for number in self.broker.partitions if owned[number] != 1}

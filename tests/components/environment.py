@@ -12,15 +12,15 @@ All it writes is in `.venv` and `.cache`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+from tests.components.alone import alone
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         return 0 if is_ready(level) else 1
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        with _alone():
+        with alone(CACHE / "environment.lock", ".venv"):
             if not is_ready(level):
                 make(level)
     except EnvironmentFailedError as error:
@@ -187,19 +187,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Hold the lock of the environment; blocks while another set-up holds it, and no dead one can."""
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / "environment.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("lanes: waiting for another set-up of .venv", file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ only when its stamp says so; another Kafka, another Java or another place of the
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.components.alone import alone
 from tests.components.java import check_java, fetch_jars, find_java
 from tests.components.kafka_properties import CLUSTER_ID, choose_ports, server_properties, write_properties
 from tests.components.supervised import ComponentError, Supervised
@@ -105,7 +104,7 @@ def install() -> Installation:
     stamp = folder / "ready"
     if not stamp.is_file():
         check_java(java, _LEAST_JAVA, _NAME)
-        with _alone():
+        with alone(CACHE / "kafka.lock", "Apache Kafka"):
             if not stamp.is_file():
                 _make(installation, java, folder)
                 stamp.touch()  # last: an interrupted one is not taken for a finished one
@@ -159,16 +158,3 @@ def _identity(java: str) -> str:
     digest = hashlib.sha256(_POM.read_bytes())
     digest.update(f"{CACHE}\n{real}\n{state.st_size}\n{state.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Hold the lock of the set-up; blocks while another one holds it, and no dead one can."""
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / "kafka.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("lanes: waiting for another set-up of Apache Kafka", file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -49,7 +49,8 @@ def test_what_is_completed_is_handed_over_with_the_floor() -> None:
 # --- closing the prefix
 
 
-def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> None:
+def begun_out_of_turn() -> tuple[Engine, Partition, list[Message]]:
+    """Eight messages, of which 0 and 1 have finished, and 5 and 2 run."""
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
     run = delivered(engine, partition, b"abaabcba")
@@ -57,6 +58,11 @@ def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> N
     engine.finish(run[0], ACK, 0.0)
     engine.finish(run[1], ACK, 0.0)
     assert take_all(engine) == [5, 2]
+    return engine, partition, run
+
+
+def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> None:
+    engine, partition, run = begun_out_of_turn()
     # 5 has started: 3 and 4 are below it, 6 and 7 are not.
     assert positions(engine.drain(partition, close_prefix=True)) == [6, 7]
     assert (engine.take(), kinds(engine), engine.drain(partition)) == (None, [], [])
@@ -209,13 +215,7 @@ def test_what_waits_behind_a_zombie_is_not_run() -> None:
 
 
 def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left() -> None:
-    engine = new_engine(concurrency=2)
-    partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"abaabcba")
-    take_all(engine)
-    engine.finish(run[0], ACK, 0.0)
-    engine.finish(run[1], ACK, 0.0)
-    assert take_all(engine) == [5, 2]
+    engine, partition, run = begun_out_of_turn()
     engine.drain(partition, close_prefix=True)
     engine.finish(run[5], ACK, 0.0)
     # 4 could start now, and 3 behind 2 later.

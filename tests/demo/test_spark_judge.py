@@ -14,20 +14,10 @@ from lanes.demo.ledger import Step
 from lanes.demo.spark.judge import Judgement, judge
 from lanes.demo.spark.tables import Tables
 from tests.components import PostgresServer
+from tests.postgres.tables import Reader
 
 LOG: list[Step] = [(case, step) for step in range(4) for case in ("a", "b", "c")]
 _numbers = itertools.count(1)
-
-
-class Reader:
-    def value(self, raw: object) -> bytes:
-        return b""
-
-    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        return ()
-
-    def subject(self, raw: object) -> str:
-        return "subject"
 
 
 @pytest.fixture

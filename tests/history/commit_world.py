@@ -5,10 +5,7 @@ Everything random comes from one ``Random``, so that Hypothesis can shrink a run
 
 from __future__ import annotations
 
-import copy
-import tempfile
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -16,7 +13,8 @@ from typing import cast
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
 from memsource import Group
-from tests.history.rows import Rows, rows_of
+from tests.history.handling import Handling
+from tests.history.made import Made
 from tests.history.world import KEYS, RULES
 
 
@@ -36,6 +34,10 @@ class Assignment:
         self.committed = floor
         self.revoking = False
 
+    def finish(self, message: Message) -> None:
+        del self.unfinished[message.position]
+        self.finished.append(message.position)
+
     def snapshot(self) -> tuple[int, list[tuple[int, int]]]:
         """The floor, and what is completed above it."""
         floor = min(self.unfinished, default=self.read)
@@ -44,27 +46,15 @@ class Assignment:
         return floor, sorted(runs) + above
 
 
-class Member:
+class Member(Handling):
     """One process: it crashes, or stops in order."""
 
     def __init__(self, world: CommitWorld, name: str) -> None:
+        super().__init__(world.directory, name, world.random, world.tick, replace(RULES, settles="cumulative"))
         self.world = world
         self.group = world.group
-        self.random = world.random
         self.name = name
-        self.bound = self.random.randint(2, 12)
-        self.history = History(world.directory, member=name)
-        self.history.open(
-            source="S",
-            concurrency=4,
-            max_in_flight=self.bound,
-            max_in_flight_bytes=10**6,
-            now=world.tick(),
-            rules=replace(RULES, settles="cumulative"),
-        )
         self.assignments: dict[int, Assignment] = {}
-        self.zombies: list[Message] = []
-        self.epochs = 0
         self.group.join(name)
 
     @property
@@ -80,7 +70,7 @@ class Member:
             if kind == "assigned":
                 self.epochs += 1
                 assignment = self.assignments[number] = Assignment(self.group, number, self.epochs)
-                self.history.assigned(assignment.partition, self.world.tick())
+                self.history.assigned(assignment.partition, self.tick())
             elif kind == "revoking":
                 if ("lost", number) not in notices[index:]:
                     self.release(self.assignments[number])
@@ -92,64 +82,23 @@ class Member:
             records = self.group.fetch(self.name, number, self.random.randint(0, max(0, self.room)))
             run = [Message(assignment.partition, r.position, r.key, 10, None, None) for r in records]
             if run:
-                self.history.delivered(run, self.world.tick())
+                self.history.delivered(run, self.tick())
                 known = [m for m in run if any(s <= m.position < e for s, e in assignment.partition.completed)]
                 for message in known:
-                    self.history.redelivered(message, "settled", self.world.tick())
+                    self.history.redelivered(message, "settled", self.tick())
                 assignment.finished += [message.position for message in known]
                 assignment.unfinished.update((m.position, m) for m in run if m not in known)
             assignment.read = self.group.position(self.name, number)
 
     def start(self) -> None:
         for assignment in self.assignments.values():
-            busy = {(m.partition.id, m.key) for m in self.zombies}
-            for message in assignment.unfinished.values():
-                lane = (message.partition.id, message.key)
-                if message.key is None or lane not in busy:
-                    waiting = message.position in assignment.running or message.position in assignment.parking
-                    if not waiting and self.random.random() < 0.7:
-                        row = self.history.started(message, self.world.tick())
-                        self.history.flush()
-                        assert self.history.written >= row
-                        assignment.running[message.position] = message
-                busy.add(lane)
+            self.start_heads(assignment, assignment.unfinished.values())
 
     def end(self) -> None:
-        for message in list(self.zombies):
-            if self.random.random() < 0.15:
-                self.zombies.remove(message)
-                self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.world.tick())
-                self.history.zombie(message, self.world.tick())
+        self.end_zombies()
         for assignment in self.assignments.values():
-            for position, message in list(assignment.running.items()):
-                # A few take their time, so that others above them finish first.
-                if self.random.random() < (0.1 if position % 5 == 3 else 0.6):
-                    del assignment.running[position]
-                    self._end(assignment, message)
-            for position, message in list(assignment.parking.items()):
-                if self.random.random() < 0.6:
-                    del assignment.parking[position]
-                    self.history.dlq_confirmed(message, self.world.tick())
-                    self._finished(assignment, message)
-
-    def _end(self, assignment: Assignment, message: Message) -> None:
-        chance = self.random.random()
-        if chance < 0.7:
-            self.history.ended(message, "ok", self.world.tick())
-            self._finished(assignment, message)
-            return
-        self.history.ended(message, "error", self.world.tick(), ValueError("no"))
-        if chance < 0.85 and message.attempt < 3:
-            self.history.retry(message, 0.0, self.world.tick())
-            message.attempt += 1
-        else:
-            self.history.dlq_sent(message, self.world.tick())
-            assignment.parking[message.position] = message
-
-    @staticmethod
-    def _finished(assignment: Assignment, message: Message) -> None:
-        del assignment.unfinished[message.position]
-        assignment.finished.append(message.position)
+            # A few take their time, so that others above them finish first.
+            self.end_some(assignment, lambda position: 0.1 if position % 5 == 3 else 0.6)
 
     def commit(self) -> None:
         for assignment in self.assignments.values():
@@ -159,37 +108,26 @@ class Member:
         floor, completed = assignment.snapshot()
         if floor == assignment.committed and not completed:
             return
-        self.history.commit_sent(assignment.partition, floor, len(completed), self.world.tick())
+        self.history.commit_sent(assignment.partition, floor, len(completed), self.tick())
         self.history.flush()
         if result != "refused":
             self.group.commit(self.name, assignment.number, floor, completed)
         if result == "ok":
             assignment.committed = floor
-            self.history.commit_ok(assignment.partition, floor, self.world.tick())
+            self.history.commit_ok(assignment.partition, floor, self.tick())
         elif result != "crashed":
-            self.history.commit_failed(assignment.partition, floor, self.world.tick())
+            self.history.commit_failed(assignment.partition, floor, self.tick())
 
     def release(self, assignment: Assignment) -> None:
-        """Drain in order: what runs may end, the rest is abandoned."""
-        self.history.revoking(assignment.partition, self.world.tick())
-        abandoned = [m for p, m in assignment.unfinished.items() if p not in assignment.running]
-        self.history.abandoned(abandoned, self.world.tick())
-        for message in list(assignment.running.values()):
-            result = self.random.choice(["ok", "error", "cancelled"])
-            self.history.ended(message, result, self.world.tick())
-            if result == "ok":
-                self._finished(assignment, message)
-        self.history.drained(assignment.partition, self.world.tick())
+        self.drain(assignment)
         self._commit(assignment, "ok")
-        self.history.revoked(assignment.partition, self.world.tick())
+        self.history.revoked(assignment.partition, self.tick())
         self.history.flush()
         del self.assignments[assignment.number]
         self.group.release(self.name, assignment.number)
 
     def lose(self, assignment: Assignment) -> None:
-        self.zombies += assignment.running.values()
-        self.history.lost(assignment.partition, self.world.tick())
-        self.history.flush()
+        self.outlive(assignment)
         del self.assignments[assignment.number]
 
     def stop(self) -> None:
@@ -197,20 +135,16 @@ class Member:
             self.release(assignment)
         while self.zombies:
             self.end()
-        self.history.close("drained", self.world.tick())
+        self.history.close("drained", self.tick())
         self._gone()
 
     def crash(self) -> None:
-        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
         if self.random.random() < 0.7:
             for assignment in self.assignments.values():
                 self._commit(assignment, "crashed")
         elif self.random.random() < 0.5:
             self.history.flush()
-        assert self.history.path is not None
-        survived = self.history.path.read_bytes()
-        self.history.close("failed", self.world.tick())
-        self.history.path.write_bytes(survived + self.random.choice([b"", b'{"n":9', b"{"]))
+        self.die()
         self._gone()
 
     def _gone(self) -> None:
@@ -276,20 +210,6 @@ class CommitWorld:
             self.group.revoke(owned[0])
 
 
-@lru_cache(maxsize=512)
-def _made(seed: int) -> tuple[bytes, list[Rows]]:
-    with tempfile.TemporaryDirectory(prefix="lanes-history-") as name:
-        directory = Path(name)
-        CommitWorld(directory, Random(seed)).run()
-        files = sorted(directory.glob("*.jsonl"))
-        return b"".join(file.read_bytes() for file in files), [rows_of(file) for file in files]
-
-
-def history_of(seed: int) -> bytes:
-    """The files of a world, joined: torn lines and all."""
-    return _made(seed)[0]
-
-
-def segments_of(seed: int) -> list[Rows]:
-    """The rows of a world's segments, the caller's to change."""
-    return copy.deepcopy(_made(seed)[1])
+_made = Made(lambda directory, random: CommitWorld(directory, random).run())
+history_of = _made.history_of
+segments_of = _made.segments_of

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
+import pytest
+
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
 from lanes.journal import Journal, recorder
+from lanes.journal_writer import JournalWriter
 from memsource.journal import lines_of, open_journals
 from tests.components import wait_until
 
@@ -61,6 +66,21 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def table(path: Path) -> Any:
     """A file as a table, by nothing but Arrow itself."""
     return import_module("pyarrow.parquet").read_table(path)
+
+
+@contextmanager
+def held_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that takes nothing of a journal until this is set, or the block ends."""
+    opens = threading.Event()
+    write = JournalWriter._write
+
+    def waiting(self: JournalWriter, lines: Any) -> None:
+        assert opens.wait(WAIT)
+        write(self, lines)
+
+    monkeypatch.setattr(JournalWriter, "_write", waiting)
+    yield opens
+    opens.set()
 
 
 def reach(condition: Callable[[], object]) -> None:

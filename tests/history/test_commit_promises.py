@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from memsource import check, counts, exit_status, read_bytes
 from tests.history.commit_faults import COMMIT_FAULTS
 from tests.history.commit_world import history_of, segments_of
+from tests.history.damage import assert_the_last_may_crash, lose_rows
 from tests.history.faults import Fault
 from tests.history.rows import encoded, violated
 
@@ -57,28 +57,12 @@ def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
     """Whatever rows are missing from a legal history, no checker claims a violation, and none passes."""
-    random = Random(damage)
     segments = segments_of(seed)
-    for _ in range(random.randint(1, 3)):
-        rows = random.choice([rows for rows in segments if len(rows) > 1])
-        first = random.randrange(len(rows) - 1)
-        last = min(len(rows) - 1, first + random.choice([1, 1, 2, 5, 20]))
-        # Without the rest of it a segment would pass for one that crashed, which is a prefix and no gap.
-        rows[first:last] = [] if random.random() < 0.7 else [{"no": "row"}] * (last - first)
+    lose_rows(segments, damage)
     verdicts = check(read_bytes(encoded(*segments)))
     assert {verdict.status for verdict in verdicts} == {"unproven"}
 
 
 @given(st.integers(0, 2**32), st.data())
 def test_the_end_of_the_last_segment_may_be_missing(seed: int, data: st.DataObject) -> None:
-    """A crash of the process that wrote last: what is not settled is left at the broker, the rest still holds."""
-    segments = segments_of(seed)
-    segments.sort(key=lambda rows: rows[-1]["mono"])
-    alone = [rows for rows in segments if rows[0]["mono"] > segments[-2][-1]["mono"]]
-    if not alone:
-        return
-    last = segments[-1]
-    del last[data.draw(st.integers(1, len(last))) :]
-    statuses = {verdict.name: verdict.status for verdict in check(read_bytes(encoded(*segments)))}
-    assert statuses.pop("AtLeastOnce") in ("passed", "unproven")
-    assert set(statuses.values()) == {"passed"}
+    assert_the_last_may_crash(segments_of(seed), data)

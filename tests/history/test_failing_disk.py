@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lanes.history import History
 from memsource import read
+from tests.history.children import run_child
 from tests.history.rows import rows_of
 from tests.history.test_writer import NOW, message, opened
 
@@ -214,17 +215,6 @@ def test_whatever_the_disk_does_lines_stay_whole_and_rows_are_counted(
     assert bool(segment.gaps) == bool(history.dropped)
 
 
-def run_child(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(directory)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-
-
 PRELUDE = """
 import resource, signal, sys, time
 from lanes.core.types import Message, Partition, PartitionId
@@ -242,6 +232,7 @@ def started(position):
 def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     """The kernel writes up to the limit (a short write), then fails with EFBIG; then the limit is lifted."""
     child = run_child(
+        PRELUDE,
         """
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -275,6 +266,7 @@ def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
 
 def test_a_full_disk_until_the_process_dies(tmp_path: Path) -> None:
     child = run_child(
+        PRELUDE,
         """
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))

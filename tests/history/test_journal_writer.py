@@ -7,9 +7,6 @@ import json
 import logging
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +19,10 @@ from hypothesis import strategies as st
 from lanes import journal as journal_module
 from lanes.errors import ConfigError, ContractError
 from lanes.journal_buffer import RowBuffer
-from lanes.journal_writer import JournalWriter, ParquetFile
+from lanes.journal_writer import ParquetFile
 from memsource import HistoryError, check, read
-from tests.history.journals import WAIT, ended, files, handled, message, opened, reach, rows
+from tests.history.children import run_child
+from tests.history.journals import WAIT, ended, files, handled, held_disk, message, opened, reach, rows
 from tests.history.rows import Rows
 
 ROOT = Path(__file__).parents[2]
@@ -53,16 +51,8 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Break:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk that takes nothing until this is set."""
-    opens = threading.Event()
-    write = JournalWriter._write
-
-    def waiting(self: JournalWriter, lines: Any) -> None:
-        assert opens.wait(WAIT)
-        write(self, lines)
-
-    monkeypatch.setattr(JournalWriter, "_write", waiting)
-    yield opens
-    opens.set()
+    with held_disk(monkeypatch) as opens:
+        yield opens
 
 
 def assert_counted(made: Rows) -> None:
@@ -263,24 +253,14 @@ def test_what_is_said_after_the_end_is_given_up(tmp_path: Path, gate: threading.
 PRELUDE = """
 import resource, signal, sys
 from pathlib import Path
-from tests.history.journals import handled, message, opened, reach
+from tests.history.journals import handled, held_disk, message, opened, reach
 directory = Path(sys.argv[1])
 """
 
 
-def run_child(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(directory)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-
-
 def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     child = run_child(
+        PRELUDE,
         """
         journal, recording = opened(directory, rotate_after=0.001)
         for position in range(2_000):
@@ -302,6 +282,7 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
 
 def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     child = run_child(
+        PRELUDE,
         """
         import logging
         logging.basicConfig(format="%(message)s")

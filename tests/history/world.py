@@ -12,6 +12,7 @@ from typing import cast
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.history import History
 from lanes.rules import Rules
+from tests.history.handling import Handling
 
 RULES = Rules(
     order="key",
@@ -68,33 +69,28 @@ class Assignment:
     def in_flight(self) -> int:
         return len(self.unfinished) + len(self.finished)
 
+    def begun(self, message: Message) -> bool:
+        return message.attempt > 1 or message.position in self.running or message.position in self.parking
 
-class Member:
+    def finish(self, message: Message) -> None:
+        del self.unfinished[message.position]
+        self.finished[message.position] = message
+
+
+class Member(Handling):
     """One process: it crashes, or stops in order."""
 
     def __init__(self, world: World, name: str) -> None:
+        super().__init__(world.directory, name, world.random, world.tick, RULES)
         self.world = world
-        self.random = world.random
-        self.bound = self.random.randint(2, 12)
-        self.history = History(world.directory, member=name)
-        self.history.open(
-            source="S",
-            concurrency=4,
-            max_in_flight=self.bound,
-            max_in_flight_bytes=10**6,
-            now=world.tick(),
-            rules=RULES,
-        )
         self.assignments: list[Assignment] = []
-        self.zombies: list[Message] = []
-        self.epochs = 0
 
     def assign(self, broker: Broker) -> None:
         self.epochs += 1
         assignment = Assignment(broker, self.epochs)
         self.assignments.append(assignment)
         broker.owner = self
-        self.history.assigned(assignment.partition, self.world.tick())
+        self.history.assigned(assignment.partition, self.tick())
 
     @property
     def room(self) -> int:
@@ -115,7 +111,7 @@ class Member:
             broker.cursor += fresh
             run = [Message(assignment.partition, p, broker.keys[p], 10, None, None) for p in positions]
             if run:
-                self.history.delivered(run, self.world.tick())
+                self.history.delivered(run, self.tick())
                 assignment.unfinished.update((message.position, message) for message in run)
 
     def redeliver(self) -> None:
@@ -124,10 +120,10 @@ class Member:
             for cause, messages in (("held", known), ("settled", list(assignment.settled.values()))):
                 if messages and self.random.random() < 0.3:
                     message = self.random.choice(messages)
-                    self.history.delivered([message], self.world.tick())
-                    self.history.redelivered(message, cause, self.world.tick())
+                    self.history.delivered([message], self.tick())
+                    self.history.redelivered(message, cause, self.tick())
                     if cause == "settled":
-                        self.history.acks([message], self.world.tick())
+                        self.history.acks([message], self.tick())
             self._repeat(assignment)
 
     def _repeat(self, assignment: Assignment) -> None:
@@ -138,71 +134,24 @@ class Member:
         if forgotten and self.room > 0 and self.random.random() < 0.2:
             position = self.random.choice(forgotten)
             message = Message(assignment.partition, position, broker.keys[position], 10, None, None)
-            self.history.delivered([message], self.world.tick())
-            self.history.redelivered(message, "late", self.world.tick())
+            self.history.delivered([message], self.tick())
+            self.history.redelivered(message, "late", self.tick())
             assignment.unfinished[position] = message
 
     def start(self) -> None:
         for assignment in self.assignments:
-            busy = {(m.partition.id, m.key) for m in self.zombies}
             # Whatever was begun is the head of its lane, also when something lower came late.
-            for message in sorted(
-                assignment.unfinished.values(), key=lambda m: (not self._begun(assignment, m), m.position)
-            ):
-                lane = (message.partition.id, message.key)
-                if message.key is None or lane not in busy:
-                    waiting = message.position in assignment.running or message.position in assignment.parking
-                    if not waiting and self.random.random() < 0.7:
-                        row = self.history.started(message, self.world.tick())
-                        self.history.flush()
-                        assert self.history.written >= row
-                        assignment.running[message.position] = message
-                busy.add(lane)
-
-    @staticmethod
-    def _begun(assignment: Assignment, message: Message) -> bool:
-        position = message.position
-        return message.attempt > 1 or position in assignment.running or position in assignment.parking
+            by_turn = sorted(assignment.unfinished.values(), key=lambda m: (not assignment.begun(m), m.position))
+            self.start_heads(assignment, by_turn)
 
     def end(self) -> None:
-        for message in list(self.zombies):
-            if self.random.random() < 0.15:
-                self.zombies.remove(message)
-                self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.world.tick())
-                self.history.zombie(message, self.world.tick())
+        self.end_zombies()
         for assignment in self.assignments:
-            for position, message in list(assignment.running.items()):
-                if self.random.random() < 0.6:
-                    del assignment.running[position]
-                    self._end(assignment, message)
-            for position, message in list(assignment.parking.items()):
-                if self.random.random() < 0.6:
-                    del assignment.parking[position]
-                    self.history.dlq_confirmed(message, self.world.tick())
-                    self._finished(assignment, message)
-
-    def _end(self, assignment: Assignment, message: Message) -> None:
-        chance = self.random.random()
-        if chance < 0.7:
-            self.history.ended(message, "ok", self.world.tick())
-            self._finished(assignment, message)
-            return
-        self.history.ended(message, "error", self.world.tick(), ValueError("no"))
-        if chance < 0.85 and message.attempt < 3:
-            self.history.retry(message, 0.0, self.world.tick())
-            message.attempt += 1
-        else:
-            self.history.dlq_sent(message, self.world.tick())
-            assignment.parking[message.position] = message
-
-    @staticmethod
-    def _finished(assignment: Assignment, message: Message) -> None:
-        del assignment.unfinished[message.position]
-        assignment.finished[message.position] = message
+            self.end_some(assignment, lambda position: 0.6)
 
     def settle(self, *, reaches_broker: bool = True) -> None:
         for assignment in self.assignments:
-            self.history.acks(list(assignment.finished.values()), self.world.tick())
+            self.history.acks(list(assignment.finished.values()), self.tick())
             self.history.flush()
             if reaches_broker:
                 assignment.broker.acked.update(assignment.finished)
@@ -210,24 +159,13 @@ class Member:
             assignment.finished.clear()
 
     def release(self, assignment: Assignment) -> None:
-        """Drain in order: what runs may end, the rest is abandoned."""
-        self.history.revoking(assignment.partition, self.world.tick())
-        abandoned = [m for p, m in assignment.unfinished.items() if p not in assignment.running]
-        self.history.abandoned(abandoned, self.world.tick())
-        for message in list(assignment.running.values()):
-            result = self.random.choice(["ok", "error", "cancelled"])
-            self.history.ended(message, result, self.world.tick())
-            if result == "ok":
-                self._finished(assignment, message)
-        self.history.drained(assignment.partition, self.world.tick())
+        self.drain(assignment)
         self.settle()
-        self.history.revoked(assignment.partition, self.world.tick())
+        self.history.revoked(assignment.partition, self.tick())
         self._forget(assignment)
 
     def lose(self, assignment: Assignment) -> None:
-        self.zombies += assignment.running.values()
-        self.history.lost(assignment.partition, self.world.tick())
-        self.history.flush()
+        self.outlive(assignment)
         self._forget(assignment)
 
     def _forget(self, assignment: Assignment) -> None:
@@ -239,20 +177,16 @@ class Member:
             self.release(assignment)
         while self.zombies:
             self.end()
-        self.history.close("drained", self.world.tick())
+        self.history.close("drained", self.tick())
         self.world.members.remove(self)
 
     def crash(self) -> None:
-        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
         if self.random.random() < 0.5:
             # Settled at the history, but the settlement did not leave any more.
             self.settle(reaches_broker=False)
         elif self.random.random() < 0.5:
             self.history.flush()
-        assert self.history.path is not None
-        survived = self.history.path.read_bytes()
-        self.history.close("failed", self.world.tick())
-        self.history.path.write_bytes(survived + self.random.choice([b"", b'{"n":9', b"{"]))
+        self.die()
         for assignment in list(self.assignments):
             self._forget(assignment)
         self.world.members.remove(self)

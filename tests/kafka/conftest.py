@@ -11,6 +11,7 @@ import pytest
 from lanes import cli
 from tests.components import KafkaServer
 from tests.kafka.letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
+from tests.kafka.mock_cluster import MockCluster, mock_cluster
 from tests.kafka.workload import Topic
 
 _numbers = itertools.count(1)
@@ -43,6 +44,19 @@ def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
     for one in shared:
         if one.exists():
             one.delete()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    """A mock cluster of this module's own."""
+    with mock_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a topic, or of whatever else this test makes: no other test has it."""
+    return f"{request.path.stem.removeprefix('test_').replace('_', '-')}{next(_numbers)}"
 
 
 @pytest.fixture

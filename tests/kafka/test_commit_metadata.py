@@ -14,7 +14,7 @@ import lanes
 from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Partition, PartitionId, Runs, Settlement
 from lanes.errors import SourceError
-from lanes_kafka import KafkaSource, committing, doctor
+from lanes_kafka import KafkaSource, broker, committing
 from lanes_kafka.committing import Commit, Commits, carries, metadata_room
 from lanes_kafka.reading import READER
 from tests.conftest import KafkaFactory
@@ -119,7 +119,7 @@ def missing(runs: Runs) -> set[int]:
 async def test_a_completed_set_degrades_to_what_the_broker_takes_and_says_so_once(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {doctor.METADATA_LIMIT: "16"})
+    monkeypatch.setattr(broker, "broker_settings", lambda admin, timeout: {broker.METADATA_LIMIT: "16"})
     orders = topic()
     produce(orders, 400, keys=[b"%d" % number for number in range(400)])
     with caplog.at_level(logging.WARNING):
@@ -141,7 +141,7 @@ async def test_a_broker_with_little_room_gets_what_fits(
 ) -> None:
     server = fresh_kafka(warm=True, properties={"offset.metadata.max.bytes": 16})
     if not says:
-        monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {})
+        monkeypatch.setattr(broker, "broker_settings", lambda admin, timeout: {})
     orders = topic(on=server)
     produce(orders, 400, keys=[b"%d" % number for number in range(400)])
     with caplog.at_level(logging.WARNING):
@@ -155,7 +155,7 @@ async def test_a_broker_with_little_room_gets_what_fits(
 async def test_a_source_says_whether_it_hands_anything_over(
     allowed: str, wanted: bool, does: bool, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "broker_settings", lambda admin, timeout: {doctor.METADATA_LIMIT: allowed})
+    monkeypatch.setattr(broker, "broker_settings", lambda admin, timeout: {broker.METADATA_LIMIT: allowed})
     orders = topic()
     config = {**QUIET, "bootstrap.servers": orders.url, "group.id": f"g-{orders.name}"}
     source = KafkaSource(config, topics=orders.name, commit_metadata=wanted)

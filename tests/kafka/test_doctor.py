@@ -23,9 +23,10 @@ from confluent_kafka.admin import (
 
 from lanes.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka import doctor
+from lanes_kafka import broker, doctor
+from lanes_kafka.broker import metadata_limit
 from lanes_kafka.client_config import client_config
-from lanes_kafka.doctor import examine, metadata_limit
+from lanes_kafka.doctor import examine
 from tests.components import KafkaServer, wait_until
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -330,7 +331,7 @@ def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory)
 def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> None:
     admin = AdminClient({**QUIET, **kafka.config()})
     with pytest.raises(KafkaException) as failed:
-        doctor._ask(admin, Future(), time.monotonic())
+        broker.answer(admin, Future(), time.monotonic())
     assert failed.value.args[0].code() == KafkaError._TIMED_OUT
 
 
@@ -345,7 +346,7 @@ def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> Non
 def test_a_broker_too_old_for_kip_848_is_named(
     kafka: KafkaServer, group: str, monkeypatch: pytest.MonkeyPatch, protocols: str | None, ok: bool, words: str
 ) -> None:
-    real = doctor.broker_settings
+    real = broker.broker_settings
 
     def settings(admin: AdminClient, *, timeout: float) -> dict[str, str]:
         found = dict(real(admin, timeout=timeout)) | {"group.coordinator.rebalance.protocols": protocols}

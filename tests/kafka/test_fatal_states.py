@@ -5,9 +5,6 @@ On a mock cluster: which of its answers a broker gives to whom is no question he
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 import anyio
 import pytest
 from confluent_kafka import KafkaError
@@ -18,7 +15,7 @@ from lanes.source import Lost
 from lanes_kafka import restarts
 from lanes_kafka.restarts import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
 from tests.kafka.members import PROTOCOLS
-from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import WITHIN, Reader, reading, topic_of
 from tests.kafka.workload import produce, until
 
@@ -26,19 +23,6 @@ UNRELEASED_INSTANCE_ID = 111
 HEARTBEATS = {"eager": 12, "cooperative": 12, "848": 68}
 """The request of each protocol by which a member hears what has become of it."""
 CLASSIC = [protocol for protocol in PROTOCOLS if protocol != "848"]
-
-_names = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with mock_cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def name() -> str:
-    return f"fatal{next(_names)}"
 
 
 def fence(cluster: MockCluster, protocol: str) -> None:

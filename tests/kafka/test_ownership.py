@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,25 +15,13 @@ from lanes.core.types import Message, Room
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent
 from lanes_kafka import group, owner
 from lanes_kafka.offsets import bounds
-from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
+from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster
 from tests.kafka.sourced import NOTHING, ROOM, Called, reading, topic_of
 from tests.kafka.workload import produce, until
 
 pytestmark = pytest.mark.anyio
 
 FIND_COORDINATOR = 10
-_names = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with mock_cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def name() -> str:
-    return f"ownership{next(_names)}"
 
 
 async def test_what_is_lost_is_neither_asked_back_nor_committed(cluster: MockCluster, name: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +19,9 @@ from lanes_kafka.errors import ErrorLog
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topics
 from lanes_kafka.vetting import Vetting
-from tests.kafka.mock_cluster import MockCluster, mock_cluster
+from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import reading, topic_of
 from tests.kafka.workload import produce
-
-_names = itertools.count(1)
 
 
 class Answering:
@@ -334,17 +331,10 @@ def test_a_user_who_may_not_look_any_more_commits_on() -> None:
     assert bench.broker.commits == [(0, 5)] and bench.owned
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with mock_cluster() as made:
-        yield made
-
-
 @pytest.mark.anyio
 async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
-    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"vetting{next(_names)}"
     produce(topic_of(cluster, name, 1), 5)
     asked = Answering(name)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from lanes import Consumer, History, Message, PartitionKey, Retry, Settings
 from lanes.clock import Clock, monotonic
@@ -185,3 +187,17 @@ class Gated:
 def settled(source: MemorySource) -> list[int]:
     """The positions that were settled, in order, repetitions included."""
     return [position for call in source.called("settle") for position in call.positions]
+
+
+def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many started rows each write to a history has had, from now on; those that have one."""
+    writes: list[int] = []
+    write = os.write
+
+    def counting(fd: int, data: bytes) -> int:
+        if b'"event":"started"' in data:
+            writes.append(data.count(b'"event":"started"'))
+        return write(fd, data)
+
+    monkeypatch.setattr("lanes.segment.os.write", counting)
+    return writes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,20 @@ import pytest
 
 from lanes import HandlerHalted, History, Message, Nak, SourceError, Term
 from lanes.core.types import Settlement
-from memsource import check, read
 from memsource.broker import MemoryBroker
 from memsource.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, consumer_of, publish, published, settled, started, turns, until
+from tests.runtime.support import (
+    Gated,
+    consumer_of,
+    publish,
+    published,
+    settled,
+    started,
+    starts_by_write,
+    turns,
+    until,
+)
+from tests.runtime.threaded import assert_kept
 
 
 def rows(history: History) -> list[dict[str, Any]]:
@@ -29,16 +38,6 @@ def rows(history: History) -> list[dict[str, Any]]:
 def names(history: History, position: int) -> list[str]:
     """The events of one position, in order."""
     return [row["event"] for row in rows(history) if row.get("position") == position]
-
-
-def assert_kept(directory: Path, *, left: bool = False) -> None:
-    """Every promise was kept; with ``left`` messages may be left at the broker."""
-    for verdict in check(read([directory])):
-        assert verdict.violations == 0, verdict
-        if verdict.status != "passed":
-            assert left, verdict
-            assert (verdict.name, len(verdict.reasons)) == ("AtLeastOnce", 1), verdict
-            assert "left at the broker" in verdict.reasons[0]
 
 
 async def finish_what_is_left(broker: MemoryBroker, directory: Path) -> None:
@@ -79,15 +78,7 @@ async def test_a_start_is_in_the_file_before_its_handler_is_called(tmp_path: Pat
 
 @pytest.mark.anyio
 async def test_handlers_that_start_together_share_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[int] = []
-    write = os.write
-
-    def counting(fd: int, data: bytes) -> int:
-        if b'"event":"started"' in data:
-            writes.append(data.count(b'"event":"started"'))
-        return write(fd, data)
-
-    monkeypatch.setattr("lanes.segment.os.write", counting)
+    writes = starts_by_write(monkeypatch)
     broker = published(*range(60))
     handler = Gated()
     history = History(tmp_path)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,27 +14,18 @@ import pytest
 
 from lanes import ConfigError, Consumer, History, Journal, Message, Retry, Settings, Term, main, run
 from lanes.handlers import Handler
-from lanes.journal_writer import JournalWriter
 from memsource import check, read
 from memsource.source import MemoryDeadLetters, MemorySource
-from tests.history.journals import WAIT, files, reach, rows
+from tests.history.journals import WAIT, files, held_disk, reach, rows
 from tests.runtime.support import TIMEOUT, Gated, published, started, until
-from tests.runtime.test_history import assert_kept
+from tests.runtime.threaded import assert_kept
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk that takes nothing until this is set."""
-    opens = threading.Event()
-    write = JournalWriter._write
-
-    def waiting(self: JournalWriter, lines: Any) -> None:
-        assert opens.wait(WAIT)
-        write(self, lines)
-
-    monkeypatch.setattr(JournalWriter, "_write", waiting)
-    yield opens
-    opens.set()
+    with held_disk(monkeypatch) as opens:
+        yield opens
 
 
 async def awaiting(message: Message) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
 from tests.runtime.grouped import ONCE, HandClock
-from tests.runtime.support import TIMEOUT, Gated, consumer_of, publish, settled, started, turns, until
+from tests.runtime.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
 
 UNTIL = 1_010.0
 """The deadline of the leases; the clock begins at 1,000."""
 
 LEASED = PartitionId("memory", 0)
+
+Releasing = tuple[Run, MemorySource, list[str]]
 
 
 class Jobs:
@@ -348,19 +351,25 @@ async def test_a_stop_limits_a_drain_that_has_no_limit(tmp_path: Path, *, stop_f
     assert read([tmp_path])[0].gaps == []
 
 
-@pytest.mark.anyio
-async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
-    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
-    source = MemorySource(broker, assigned=[])
-    settings = Settings(concurrency=1, grace=0.001)
+@asynccontextmanager
+async def releasing(clock: HandClock, deadline: float, *, grace: float) -> AsyncIterator[Releasing]:
+    """A consumer whose lease runs until this deadline, in the middle of a release that hangs."""
+    source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
+    settings = Settings(concurrency=1, grace=grace)
     consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
     async with started(consumer) as run:
         await until(lambda: run.consumer.ready)
-        source.assign(0, deadline=UNTIL)
+        source.assign(0, deadline=deadline)
         await until(lambda: told == ["assigned"])
         source.block("release")
         source.revoke(0)
         await until(lambda: source.called("release"))
+        yield run, source, told
+
+
+@pytest.mark.anyio
+async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
+    async with releasing(HandClock(), UNTIL, grace=0.001) as (run, source, told):
         # The grace is over.
         with anyio.move_on_after(0.05):
             await until(lambda: len(told) > 1)
@@ -374,17 +383,8 @@ async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
 
 @pytest.mark.anyio
 async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
-    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
-    source = MemorySource(broker, assigned=[])
-    settings = Settings(concurrency=1, grace=0.001)
-    consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
-    async with started(consumer) as run:
-        await until(lambda: run.consumer.ready)
-        source.assign(0, deadline=clock.now + 0.05)
-        await until(lambda: told == ["assigned"])
-        source.block("release")
-        source.revoke(0)
-        await until(lambda: source.called("release"))
+    clock = HandClock()
+    async with releasing(clock, clock.now + 0.05, grace=0.001) as (run, _, told):
         clock.now += 0.05
         await until(lambda: len(told) > 1)
         assert await run.stop() is None
@@ -394,17 +394,8 @@ async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
 @pytest.mark.anyio
 async def test_what_was_released_behind_the_deadline_it_had_is_no_loss() -> None:
     """Its lease was renewed while it was handed over, and who has released it knows."""
-    clock, broker, told = HandClock(), MemoryBroker(), list[str]()
-    source = MemorySource(broker, assigned=[])
-    settings = Settings(concurrency=1, grace=10.0)
-    consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
-    async with started(consumer) as run:
-        await until(lambda: run.consumer.ready)
-        source.assign(0, deadline=UNTIL)
-        await until(lambda: told == ["assigned"])
-        source.block("release")
-        source.revoke(0)
-        await until(lambda: source.called("release"))
+    clock = HandClock()
+    async with releasing(clock, UNTIL, grace=10.0) as (run, source, told):
         clock.now = UNTIL + 1.0
         source.unblock("release")
         await until(lambda: len(told) > 1)

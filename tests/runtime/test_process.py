@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_FAILED, EXIT_HALTED
+from tests.conftest import Spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 30.0
@@ -19,26 +19,9 @@ Job = Callable[[str], subprocess.Popen[str]]
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+def job(request: pytest.FixtureRequest, spawn: Spawn) -> Job:
     """Starts tests/runtime/job.py with a case; whatever still runs at the end is killed."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(case: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.runtime.job", case, request.param],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return lambda case: spawn("-W", "error", "-m", "tests.runtime.job", case, request.param)
 
 
 def says(process: subprocess.Popen[str]) -> str:

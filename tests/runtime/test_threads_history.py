@@ -9,7 +9,7 @@ import pytest
 
 from lanes import History, Message
 from memsource.source import MemorySource
-from tests.runtime.support import consumer_of, published, started, turns, until
+from tests.runtime.support import consumer_of, published, started, starts_by_write, turns, until
 from tests.runtime.threaded import Gates, assert_kept
 
 
@@ -37,15 +37,7 @@ async def test_a_start_is_in_the_file_before_its_handler_is_called(tmp_path: Pat
 
 @pytest.mark.anyio
 async def test_handlers_that_start_together_share_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[int] = []
-    write = os.write
-
-    def counting(fd: int, data: bytes) -> int:
-        if b'"event":"started"' in data:
-            writes.append(data.count(b'"event":"started"'))
-        return write(fd, data)
-
-    monkeypatch.setattr("lanes.segment.os.write", counting)
+    writes = starts_by_write(monkeypatch)
     broker = published(*range(20))
     source = MemorySource(broker)
     source.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from memsource.sim.worker import App, Worker
 from memsource.sim.world import TAIL, World
 from tests.sim.watched import Watching, watching
 
-__all__ = ["Case", "app", "broker", "case_of"]
+__all__ = ["Case", "app", "broker", "case_of", "staying"]
 
 QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN = range(9)
 """What becomes of a message: its value says so."""
@@ -228,16 +228,8 @@ class _Application:
 
     # --- actions
 
-    def workers(self) -> list[Worker]:
-        """Those that run and were not told to stop."""
-        return [
-            worker
-            for worker in self.world.members
-            if not (worker.gone or worker.ended.is_set() or worker.name in self.leaving)
-        ]
-
     def act(self, action: str, number: int) -> None:
-        workers = self.workers()
+        workers = staying(self.world, self.leaving)
         worker = workers[number % len(workers)] if workers else None
         if action == "publish":
             self.publish(number)
@@ -269,13 +261,13 @@ class _Application:
         watching.sources[worker.name].pause(paused=paused)
 
     def resume(self) -> None:
-        for worker in self.workers():
+        for worker in staying(self.world, self.leaving):
             self.pause(worker, paused=False)
 
     def unblock_all(self) -> bool:
         """Give up whatever is blocked; whether there was anything."""
         found = 0
-        for worker in self.workers():
+        for worker in staying(self.world, self.leaving):
             if worker.consumer.ready and worker.consumer.status().blocked:
                 with worker.acting():
                     for key in dict.fromkeys(item.key for item in self.items):
@@ -295,7 +287,7 @@ class _Application:
 
     def taken(self) -> dict[str, int]:
         """How many messages are in flight, in each worker."""
-        ready = (worker for worker in self.workers() if worker.consumer.ready)
+        ready = (worker for worker in staying(self.world, self.leaving) if worker.consumer.ready)
         return {worker.name: worker.consumer.status().in_flight for worker in ready}
 
     # --- the handler
@@ -386,3 +378,8 @@ class _Application:
             self.world.find(
                 "CompletesInOrder", f"partition {number}: {message.position} ended before {before} of its key"
             )
+
+
+def staying(world: World, leaving: Container[str]) -> list[Worker]:
+    """The workers that run and were not told to stop."""
+    return [one for one in world.members if not (one.gone or one.ended.is_set() or one.name in leaving)]

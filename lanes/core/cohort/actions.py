@@ -12,10 +12,12 @@ from lanes.core.cohort.ledger import Done
 
 __all__ = [
     "Action",
+    "Consumer",
     "CreateConsumer",
     "DeleteConsumer",
     "FindConsumers",
     "Found",
+    "Lost",
     "Overlapping",
     "Owned",
     "Read",

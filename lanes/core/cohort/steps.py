@@ -11,7 +11,7 @@ from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.phases import DRAINING, IDLE, OWNED, RELEASING, SEEKING, TAKING, IllegalInput, following
 from lanes.core.cohort.records import Lease, State, decode, encode, lease_key, state_key
 
-__all__ = ["LOOK_SECONDS", "Handler", "Steps"]
+__all__ = ["LOOK_SECONDS", "PAST", "Handler", "Steps"]
 
 LOOK_SECONDS: Final = 0.25
 """Seconds until a lease that is held is read again, and until what had no answer is asked again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -12,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lanes.demo.config import ADDRESS, NAME, settings
+from lanes.demo.child import told
+from lanes.demo.config import ADDRESS, at_least, check_run
 from lanes.demo.errors import DemoError
 from lanes.demo.faults import Faults
-from lanes.errors import ConfigError
 
 VARIABLE: Final = "LANES_DEMO_REPLAY"
 """The environment variable that tells driver and workers their configuration."""
@@ -77,8 +76,6 @@ class SparkConfig:
         for jar in self.jars:
             if not Path(jar).is_file() or "," in jar:
                 raise DemoError(f"--jars: {jar}: no such file; give the jars of Spark's Kafka connector")
-        if self.events is not None and self.events < 1:
-            raise DemoError(f"events={self.events}: must be 1 or more, or left out for all")
         for name, value, most in (
             ("partitions", self.partitions, _PARTITIONS_LIMIT),
             ("batches", self.batches, 1_000),
@@ -90,17 +87,11 @@ class SparkConfig:
         for name, at in (("kill_worker_at", self.kill_worker_at), ("kill_driver_at", self.kill_driver_at)):
             if at is not None and not 0 < at < 1:
                 raise DemoError(f"{name}={at}: must be a fraction between 0 and 1, or None for no kill")
-        for name, seconds, least in (("latency", self.latency, 0.0), ("stall_timeout", self.stall_timeout, 1.0)):
-            if not least <= seconds < math.inf:
-                raise DemoError(f"{name}={seconds!r}: must be a finite number of seconds, {least:g} or more")
+        at_least("latency", self.latency, 0.0)
+        at_least("stall_timeout", self.stall_timeout, 1.0)
         if isinstance(self.driver_command, str):
             raise DemoError(f"driver_command={self.driver_command!r}: must be a sequence of words, not a string")
-        if self.name is not None and not NAME.fullmatch(self.name):
-            raise DemoError(f"name={self.name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names topics")
-        try:
-            settings(self.concurrency, self.max_in_flight)
-        except ConfigError as error:
-            raise DemoError(str(error)) from None
+        check_run(self.events, self.name, self.concurrency, self.max_in_flight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +135,4 @@ class ReplayConfig:
     @staticmethod
     def load() -> ReplayConfig:
         """Back from the environment. Raises ``DemoError`` when it is not there."""
-        text = os.environ.get(VARIABLE, "")
-        try:
-            return ReplayConfig(**json.loads(text))
-        except (ValueError, TypeError):
-            raise DemoError(
-                f"{VARIABLE} holds no configuration of a driver: start `lanes spark demo`, it starts the driver itself"
-            ) from None
+        return told(ReplayConfig, VARIABLE, "driver", "lanes spark demo")

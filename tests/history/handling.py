@@ -1,0 +1,116 @@
+"""What the members of both worlds do with messages; what they tell the broker is their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from lanes.core.types import Message, Partition
+from lanes.history import History
+from lanes.rules import Rules
+
+
+class Held(Protocol):
+    """One partition at one member: what was delivered and has not finished, and what of it runs or is being parked."""
+
+    partition: Partition
+    unfinished: dict[int, Message]
+    running: dict[int, Message]
+    parking: dict[int, Message]
+
+    def finish(self, message: Message) -> None:
+        """It is done with."""
+
+
+class Handling:
+    """Handlers that start, end, fail, and outlive their assignment; and the history of one process."""
+
+    def __init__(self, directory: Path, name: str, random: Random, tick: Callable[[], float], rules: Rules) -> None:
+        self.random = random
+        self.tick = tick
+        self.bound = random.randint(2, 12)
+        self.history = History(directory, member=name)
+        self.history.open(
+            source="S",
+            concurrency=4,
+            max_in_flight=self.bound,
+            max_in_flight_bytes=10**6,
+            now=tick(),
+            rules=rules,
+        )
+        self.zombies: list[Message] = []
+        self.epochs = 0
+
+    def start_heads(self, held: Held, messages: Iterable[Message]) -> None:
+        """Start some of these: those before which nothing of their lane is left."""
+        busy = {(m.partition.id, m.key) for m in self.zombies}
+        for message in messages:
+            lane = (message.partition.id, message.key)
+            if message.key is None or lane not in busy:
+                waiting = message.position in held.running or message.position in held.parking
+                if not waiting and self.random.random() < 0.7:
+                    row = self.history.started(message, self.tick())
+                    self.history.flush()
+                    assert self.history.written >= row
+                    held.running[message.position] = message
+            busy.add(lane)
+
+    def end_zombies(self) -> None:
+        for message in list(self.zombies):
+            if self.random.random() < 0.15:
+                self.zombies.remove(message)
+                self.history.ended(message, self.random.choice(["ok", "cancelled"]), self.tick())
+                self.history.zombie(message, self.tick())
+
+    def end_some(self, held: Held, chance: Callable[[int], float]) -> None:
+        """End what runs, each by the chance that its position has, and confirm some dead letters."""
+        for position, message in list(held.running.items()):
+            if self.random.random() < chance(position):
+                del held.running[position]
+                self._end(held, message)
+        for position, message in list(held.parking.items()):
+            if self.random.random() < 0.6:
+                del held.parking[position]
+                self.history.dlq_confirmed(message, self.tick())
+                held.finish(message)
+
+    def _end(self, held: Held, message: Message) -> None:
+        chance = self.random.random()
+        if chance < 0.7:
+            self.history.ended(message, "ok", self.tick())
+            held.finish(message)
+            return
+        self.history.ended(message, "error", self.tick(), ValueError("no"))
+        if chance < 0.85 and message.attempt < 3:
+            self.history.retry(message, 0.0, self.tick())
+            message.attempt += 1
+        else:
+            self.history.dlq_sent(message, self.tick())
+            held.parking[message.position] = message
+
+    def drain(self, held: Held) -> None:
+        """In order: what runs may end, the rest is abandoned."""
+        self.history.revoking(held.partition, self.tick())
+        abandoned = [m for p, m in held.unfinished.items() if p not in held.running]
+        self.history.abandoned(abandoned, self.tick())
+        for message in list(held.running.values()):
+            result = self.random.choice(["ok", "error", "cancelled"])
+            self.history.ended(message, result, self.tick())
+            if result == "ok":
+                held.finish(message)
+        self.history.drained(held.partition, self.tick())
+
+    def outlive(self, held: Held) -> None:
+        """It is lost: what runs of it runs on."""
+        self.zombies += held.running.values()
+        self.history.lost(held.partition, self.tick())
+        self.history.flush()
+
+    def die(self) -> None:
+        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
+        assert self.history.path is not None
+        survived = self.history.path.read_bytes()
+        self.history.close("failed", self.tick())
+        self.history.path.write_bytes(survived + self.random.choice([b"", b'{"n":9', b"{"]))
