@@ -10,6 +10,7 @@ from lanes.errors import ConfigError
 from lanes_spark.audit_rows import COLUMNS, check_columns, without_copies
 from lanes_spark.audit_verdicts import AUDITED, CAUSES, WITNESSES, AuditStatus, AuditVerdict, judge
 from lanes_spark.failures import mapped_errors
+from lanes_spark.journal_files import read_journal, unfinished_files
 from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.table import ParquetTable
 
@@ -26,14 +27,16 @@ class Audit:
     ``verdicts``: one for each checker. ``rows`` and ``processes``: how many the journal has. ``duplicates``: what came
     again, by cause: ``held``, ``settled`` and ``late`` as the source said; of handlers that were started once more,
     ``retry`` in the same assignment, ``takeover`` in another one where nobody had finished it before, and ``repeat``
-    where somebody had. ``findings``: a row for each violation, with checker, what, member, run, n, partition, epoch,
-    position and key; usable as long as the session is.
+    where somebody had. ``unfinished``: files that are not written to the end; 0 where nobody can look, as over Spark
+    Connect. What they hold is in no verdict, see ``unjudged``. ``findings``: a row for each violation, with checker,
+    what, member, run, n, partition, epoch, position and key; usable as long as the session is.
     """
 
     verdicts: tuple[AuditVerdict, ...]
     rows: int
     processes: int
     duplicates: Mapping[str, int]
+    unfinished: int = 0
     findings: DataFrame = field(repr=False, compare=False)
 
     @property
@@ -41,6 +44,18 @@ class Audit:
         """The exit status, as of ``lanes check``: 0 when all promises held, 1 when one was violated, else 2."""
         statuses = {verdict.status for verdict in self.verdicts}
         return 1 if "violated" in statuses else 2 if "unproven" in statuses else 0
+
+    @property
+    def unjudged(self) -> str:
+        """What no verdict speaks of, and why, as a sentence; "" for nothing. It changes no ``status``."""
+        if not self.unfinished:
+            return ""
+        if self.unfinished == 1:
+            return "1 unfinished file: of a writer that runs still, or was killed; what it held is not judged"
+        return (
+            f"{self.unfinished:,} unfinished files: of writers that run still, or were killed; what these held is not "
+            "judged"
+        )
 
 
 def audit(
@@ -54,8 +69,8 @@ def audit(
 
     Blocks while Spark works; nothing is done by Python for a row. One pass tells which messages have to be looked at
     closely, which are few. ``source``: all of it had to be handled; of a part, a DataFrame with the columns
-    ``partition``, as ``orders/3``, and ``position``. ``findings_to``: a folder for the findings as Parquet, which must
-    not exist. Idempotent but for that.
+    ``partition``, as ``orders/3``, and ``position``. One that has nothing proves nothing: AtLeastOnce is ``unproven``
+    then. ``findings_to``: a folder for the findings as Parquet, which must not exist. Idempotent but for that.
 
     The verdicts are those of ``lanes check``: PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce,
     NoCommitPastUnfinished and DeadLetterBeforeSettle. It differs where less can be said without going through the rows
@@ -66,6 +81,7 @@ def audit(
     - Of violations that follow from each other another number may be counted, and in an assignment whose commits fall
       not every commit is looked at.
     - With a ``source``, what it has and nobody handled was lost; without it, it was left at the broker.
+    - A task that was killed before its first file had its name is in none of it: ``Audit.unfinished`` counts its file.
 
     All other checkers of ``lanes check`` are not there: take that for them.
 
@@ -77,7 +93,8 @@ def audit(
     if not paths:
         raise ConfigError("journal is empty: give the folder that lanes.run(journal=…) has written to")
     with mapped_errors(f"journal {', '.join(paths)}"):
-        table = spark.read.option("pathGlobFilter", "*.parquet").parquet(*paths)
+        unfinished = unfinished_files(spark, paths)
+        table = read_journal(spark, paths, unfinished)
         check_columns(table)
         rows = without_copies(table).select(F.lit("").alias("history"), *COLUMNS)
         judged = judge(rows, None if source is None else _due(spark, source))
@@ -93,6 +110,7 @@ def audit(
             rows=figures["rows"],
             processes=figures["processes"],
             duplicates={name: figures[name] for name in CAUSES},
+            unfinished=unfinished,
             findings=findings,
         )
 
@@ -114,4 +132,6 @@ def _due(spark: SparkSession, source: ParquetTable | KafkaTopic | DataFrame) -> 
                     f"source: its column {name}, of type {kind}, is {found}; positions are as orders/3, 120"
                 )
         named = source.select("partition", "position")
-    return named.distinct().select(F.lit("").alias("history"), "partition", F.col("position").cast("bigint"))
+    nowhere = F.raise_error(F.lit("source: a row has no partition or no position; leave it out"))
+    partition, position = F.coalesce("partition", nowhere), F.coalesce("position", nowhere).cast("bigint")
+    return named.distinct().select(F.lit("").alias("history"), partition.alias("partition"), position.alias("position"))

@@ -10,17 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lanes.cli import EXIT_UNUSABLE, stop
+from lanes.cli import EXIT_INTERRUPTED, EXIT_UNUSABLE, stop
 from lanes.errors import ConfigError, LanesError
 from lanes.letter_views import printable
 from lanes_spark.audit import Audit, audit
-from lanes_spark.command_options import pairs, spark_session
+from lanes_spark.command_options import KafkaInstead, KafkaOptions, Master, SparkConf, pairs, spark_session
 from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.table import ParquetTable
 
 __all__ = ["audit_journals", "render", "source_of_audit"]
-
-EXIT_INTERRUPTED: Final = 130
 
 _STYLES: Final = {"held": "green", "violated": "bold red", "unproven": "yellow"}
 
@@ -32,19 +30,13 @@ def audit_journals(
     table: list[str] = typer.Option(
         [], help="A Parquet table of all that had to be handled; may be repeated.", metavar="PATH", show_default=False
     ),
-    servers: str = typer.Option("", help="Of Kafka, in the place of --table.", metavar="HOST:PORT"),
-    option: list[str] = typer.Option(
-        [],
-        "-X",
-        help="An option of Spark's Kafka connector, as kafka.security.protocol=SSL. Others see it.",
-        metavar="NAME=VALUE",
-        show_default=False,
-    ),
+    servers: KafkaInstead = "",
+    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
     column: list[str] = typer.Option(
         [], help="How a column of the table is called, as offset=number.", metavar="NAME=COLUMN", show_default=False
     ),
-    master: str = typer.Option("", help="Of Spark.", show_default="what Spark is set to, else local[*]"),
-    conf: list[str] = typer.Option([], help="A setting of Spark.", metavar="NAME=VALUE", show_default=False),
+    master: Master = "",
+    conf: SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Audit journals: exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
     source = source_of_audit(topic, table, servers, pairs("-X", option), pairs("--column", column))
@@ -97,7 +89,12 @@ def render(found: Audit, console: Console) -> None:
             f"{verdict.checked:,}",
             f"{verdict.violations:,}",
         )
+    if found.unfinished:
+        table.add_section()
+        table.add_row("unfinished files", Text("not judged", style=_STYLES["unproven"]), f"{found.unfinished:,}", "")
     console.print(table)
+    if found.unjudged:
+        console.print(f"? {found.unjudged}", soft_wrap=True)
     for verdict in found.verdicts:
         for sign, lines in (("!", verdict.witnesses), ("?", verdict.reasons)):
             for line in lines:

@@ -42,6 +42,7 @@ CAUSES: Final = ("held", "settled", "late", "retry", "takeover", "repeat")
 """Why a message came again; see ``audit_settling.duplicates``."""
 
 _ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
+_NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
 _UNSEEN: Final = "messages of the source were handled at most where rows are missing"
 _RECREATED: Final = "partitions were recreated, so positions do not tell messages apart"
 
@@ -68,10 +69,12 @@ class AuditVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """``findings``: a row for each violation; ``tallies``: what was counted. Both tell histories apart."""
+    """``findings``: a row for each violation; ``tallies``: what was counted. Both tell histories apart. ``sourced``:
+    whether a source said what had to be handled."""
 
     findings: DataFrame
     tallies: DataFrame
+    sourced: bool
 
     def told(self) -> dict[str, tuple[tuple[AuditVerdict, ...], Counter[str]]]:
         """Verdicts and figures of each history. Blocks while Spark works."""
@@ -104,6 +107,8 @@ class Judged:
         told = {}
         for history, figure in figures.items():
             verdicts = []
+            if self.sourced and not checked[history, "AtLeastOnce"]:
+                doubts[history].append(("doubt", "AtLeastOnce", _NOTHING_DUE, 0))
             for name in AUDITED:
                 reasons = _reasons(name, sorted(doubts[history]))
                 violations = counts.get((history, name), 0)
@@ -188,7 +193,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
         found = found.unionByName(finding(missing.where("whole"), "AtLeastOnce", "in the source, and never handled"))
     else:
         tallies.append(_tally(screened.messages.where("first"), "checked", "AtLeastOnce", F.lit("")))
-    return Judged(findings=computed(found), tallies=_all(tallies))
+    return Judged(findings=computed(found), tallies=_all(tallies), sourced=due is not None)
 
 
 def _figures(screened: Screened) -> list[DataFrame]:

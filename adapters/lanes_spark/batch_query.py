@@ -9,6 +9,7 @@ from lanes_spark.batch_run import BatchRun
 from lanes_spark.checkpoint import without_takeover
 from lanes_spark.positions import Span, clipped
 from lanes_spark.prepared import Prepared
+from lanes_spark.results_folder import ResultsFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,13 +29,16 @@ def begin_query(
     live: str | None = None,
     interval: float = 0.0,
 ) -> StreamingQuery:
-    """Begin it. ``done`` is called after each batch, with the positions that it had of every partition.
+    """Begin it. ``done`` is called after each batch, with the positions that it had of every partition. Raises
+    ``ConfigError`` where results are to go to a folder that has those of another checkpoint.
 
     ``live``: where it asks what there is by now, see ``LiveEnds``, every ``interval`` seconds while there is nothing
     new; None = it ends where ``prepared`` says.
     """
     from lanes_spark.batch_ranges import NAME, BatchRanges, ranges_options
 
+    folder = ResultsFolder(spark, run.results_to, checkpoint)
+    folder.check()
     spark.dataSource.register(BatchRanges)
     options = ranges_options(
         topic=run.source.topic,
@@ -53,6 +57,7 @@ def begin_query(
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, prepared.islands)
         if taken:
+            folder.take()
             run.run(spark, taken, batch=batch)
             done(found)
 

@@ -13,7 +13,7 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError
 from lanes_spark.journal_selection import Chosen
 from lanes_spark.plan import Eras, Plan, era_column
-from lanes_spark.positions import Span, clipped
+from lanes_spark.positions import Span, check_incarnation, clipped
 from lanes_spark.progress import TaskReports
 from lanes_spark.selection import Selection, select_slots
 from lanes_spark.table import Spans
@@ -47,9 +47,9 @@ class ReplaySource(Protocol):
     def spans(self, spark: SparkSession) -> Spans:
         """What there is to read, now. Blocks."""
 
-    def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
         """The messages of these positions, in the columns key, partition, offset and value, and timestamp and headers
-        where they are known."""
+        where they are known. Raises ``SourceError`` where it is not that ``incarnation`` any more, see ``Spans``."""
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
         """By partition the first position of these spans at or behind which all rows of that ``time`` or later are,
@@ -71,8 +71,8 @@ class Counts:
 @dataclass(frozen=True, kw_only=True)
 class BatchRun:
     """A replay whose arguments are found good. ``payload``: the pickled ``TaskJob`` of that ``name``.
-    ``journal``: its folder. ``chosen``: by a journal, None = whatever is selected otherwise. ``reports`` hears of
-    running tasks."""
+    ``incarnation``: of the source, as the run has found it, see ``Spans``. ``journal``: its folder. ``chosen``: by a
+    journal, None = whatever is selected otherwise. ``reports`` hears of running tasks."""
 
     source: ReplaySource
     selection: Selection
@@ -81,13 +81,15 @@ class BatchRun:
     payload: bytes = field(repr=False)
     results: Any
     results_to: str | None
+    incarnation: str = ""
     journal: str | None = None
     chosen: Chosen | None = None
     reports: TaskReports | None = None
     counts: Counts = field(default_factory=Counts)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
-        """Handle the rows of these positions. Blocks until that is done."""
+        """Handle the rows of these positions. Blocks until that is done. Raises ``SourceError`` where the source was
+        made anew, before or meanwhile: the batch is not done then."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -97,7 +99,7 @@ class BatchRun:
         ranges = clipped(inside, {} if self.chosen is None else self.chosen.islands)
         if not ranges:
             return
-        rows = self._arranged(self._selected(self.source.rows(spark, ranges), ranges))
+        rows = self._arranged(self._selected(self.source.rows(spark, ranges, self.incarnation), ranges))
         schema = from_arrow_schema(output_schema(self.results))
         observed = Observation()
         number, address = self.counts.batches, None
@@ -114,6 +116,9 @@ class BatchRun:
                 # A batch that is run again replaces what it has left behind.
                 mode = "errorifexists" if batch is None else "overwrite"
                 handled.where("result IS NOT NULL").select("result.*").write.mode(mode).parquet(str(path))
+        if self.incarnation:
+            # Tasks read by the name of the topic, and cannot tell: what they read was of this one, if it is there yet.
+            check_incarnation(self.source.topic, self.incarnation, self.source.spans(spark).incarnation, read=True)
         self.counts.batches += 1
         for name, count in observed.get.items():
             self.counts.by_name[name] += count or 0

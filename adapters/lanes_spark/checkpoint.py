@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lanes.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Held", "hold", "local_folder", "without_takeover"]
+__all__ = ["Held", "first_value", "hold", "local_folder", "query_of", "without_takeover"]
 
 log = logging.getLogger("lanes")
 
@@ -88,6 +88,36 @@ def _holder(descriptor: int) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         # It has it, and has not said so yet.
         return ""
+
+
+def query_of(spark: SparkSession, checkpoint: str) -> str | None:
+    """The id that Spark has given the query of the checkpoint, for good, before its first batch; None = none was begun
+    there. Blocks. Raises ``SourceError`` where that cannot be read."""
+    path = f"{checkpoint.rstrip('/')}/metadata"
+    text = first_value(spark.read.text, path)
+    if text is None:
+        return None
+    try:
+        return str(json.loads(text)["id"])
+    except (ValueError, KeyError, TypeError):
+        raise SourceError(
+            f"the checkpoint is damaged: {path} is not as Spark has written it: restore it, or begin with another one, "
+            "by from_= behind what was handled"
+        ) from None
+
+
+def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
+    """The first column of the first row that is there; None = there is none, or nothing at all. Blocks."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        row = read(path).first()
+    except AnalysisException as error:
+        # Nothing else: what cannot be read is not what is not there.
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    return None if row is None else str(row[0])
 
 
 def local_folder(spark: SparkSession, path: str) -> Path | None:

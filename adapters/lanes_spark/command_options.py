@@ -1,4 +1,5 @@
-"""What the commands of ``lanes spark`` share: options read, and a session for as long as a command lasts."""
+"""What the commands of ``lanes spark`` share: options, declared and read, and a session for as long as a command
+lasts."""
 
 from __future__ import annotations
 
@@ -9,24 +10,119 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
+
+from lanes.cli import choice
 from lanes.config import Settings
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError
 from lanes_spark.doctor import java_check
 from lanes_spark.machine import worker_environment
+from lanes_spark.plan import Effects
 from lanes_spark.selection import Bound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["bound", "key_of", "load", "numbers", "pairs", "settings_of", "spark_session"]
+__all__ = [
+    "EffectsName",
+    "FirstPosition",
+    "Handler",
+    "Journal",
+    "KafkaInstead",
+    "KafkaOptions",
+    "Keys",
+    "LetterMaker",
+    "Master",
+    "Partitions",
+    "SettingsName",
+    "Setup",
+    "Slots",
+    "SparkConf",
+    "Tasks",
+    "Teardown",
+    "arguments_of",
+    "bound",
+    "load",
+    "numbers",
+    "pairs",
+    "settings_of",
+    "spark_session",
+]
 
 log = logging.getLogger("lanes")
 
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBERS_LIMIT: Final = 65_536
+
+Handler = Annotated[
+    str,
+    typer.Option(help="A function, async or plain, of a module that can be imported here.", metavar="MODULE:FUNCTION"),
+]
+KafkaInstead = Annotated[str, typer.Option(help="Of Kafka, in the place of --table.", metavar="HOST:PORT")]
+KafkaOptions = Annotated[
+    list[str],
+    typer.Option(
+        "-X",
+        help="An option of Spark's Kafka connector, as kafka.security.protocol=SSL. Others see it.",
+        metavar="NAME=VALUE",
+        show_default=False,
+    ),
+]
+Keys = Annotated[list[str], typer.Option(help="Only this key; may be repeated.", metavar="KEY", show_default=False)]
+Slots = Annotated[str, typer.Option(help="Only these slots of 65,536, as 0-99,512.", metavar="NUMBERS")]
+Partitions = Annotated[str, typer.Option(help="Only these partitions, as 0-3,7.", metavar="NUMBERS")]
+FirstPosition = Annotated[
+    str,
+    typer.Option(
+        "--from", help="The first position, or 0=120,1=80 by partition, or a time with its zone.", metavar="AT"
+    ),
+]
+SettingsName = Annotated[str, typer.Option(help="The lanes.Settings for the handler.", metavar="MODULE:NAME")]
+LetterMaker = Annotated[str, typer.Option(help="Makes the place of dead letters.", metavar="MODULE:FUNCTION")]
+Setup = Annotated[str, typer.Option(help="Before the handler's first message.", metavar="MODULE:FUNCTION")]
+Teardown = Annotated[str, typer.Option(help="Behind its last one.", metavar="MODULE:FUNCTION")]
+EffectsName = Annotated[str, typer.Option(help="What the handler leaves behind: none, fenced or unfenced.")]
+Journal = Annotated[str, typer.Option(help="A folder, for the journals of all tasks.", metavar="DIR")]
+Tasks = Annotated[int | None, typer.Option(help="Of a shuffle.", show_default="4 for each core")]
+Master = Annotated[str, typer.Option(help="Of Spark.", show_default="what Spark is set to, else local[*]")]
+SparkConf = Annotated[
+    list[str], typer.Option(help="A setting of Spark; may be repeated.", metavar="NAME=VALUE", show_default=False)
+]
+
+
+def arguments_of(
+    *,
+    settings: str,
+    dead_letters: str,
+    setup: str,
+    teardown: str,
+    keys: Sequence[str],
+    slots: str,
+    partitions: str,
+    from_: str,
+    rows_per_batch: int,
+    journal: str,
+    tasks: int | None,
+    effects: str,
+) -> dict[str, Any]:
+    """What a replay and a stream both take, from the options of these names. Raises ``ConfigError``."""
+    return {
+        "settings": settings_of(settings),
+        "dead_letters": load("--dead-letters", dead_letters) if dead_letters else None,
+        "setup": load("--setup", setup) if setup else None,
+        "teardown": load("--teardown", teardown) if teardown else None,
+        "keys": [_key_of(key) for key in keys] or None,
+        "slots": numbers("--slots", slots),
+        "partitions": numbers("--partitions", partitions),
+        "from_": bound("--from", from_),
+        "rows_per_batch": rows_per_batch,
+        "journal": journal or None,
+        "tasks": tasks,
+        "effects": choice("--effects", effects, Effects),
+    }
 
 
 def load(option: str, text: str) -> Callable[..., Any]:
@@ -104,7 +200,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in split}
 
 
-def key_of(text: str) -> bytes:
+def _key_of(text: str) -> bytes:
     """The bytes of a key, also where they are no UTF-8. Raises ``ConfigError`` for what is no text of a shell."""
     try:
         return text.encode("utf-8", "surrogateescape")

@@ -5,20 +5,41 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from lanes.cli import EXIT_UNUSABLE, choice, stop
+from lanes.cli import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.letter_views import printable
 from lanes_spark.audit_command import audit_journals
-from lanes_spark.command_options import bound, key_of, load, numbers, pairs, settings_of, spark_session
+from lanes_spark.command_options import (
+    EffectsName,
+    FirstPosition,
+    Handler,
+    Journal,
+    KafkaInstead,
+    KafkaOptions,
+    Keys,
+    LetterMaker,
+    Master,
+    Partitions,
+    SettingsName,
+    Setup,
+    Slots,
+    SparkConf,
+    Tasks,
+    Teardown,
+    arguments_of,
+    bound,
+    load,
+    pairs,
+    spark_session,
+)
 from lanes_spark.demo_command import demo
 from lanes_spark.journal_selection import JournalSelection, Of
 from lanes_spark.kafka_topic import KafkaTopic
-from lanes_spark.plan import Effects
 from lanes_spark.progress_bar import progress_bar, summary
 from lanes_spark.replay import ROWS_PER_BATCH, ReplaySource, Report
 from lanes_spark.replay import replay as replay_source
@@ -27,17 +48,10 @@ from lanes_spark.table import ParquetTable
 
 __all__ = ["only_of", "source_of", "spark"]
 
-EXIT_INTERRUPTED: Final = 130
-
 
 def spark() -> typer.Typer:
     """``lanes spark …``. A ``ConfigError`` of a command is for the caller to show."""
-    commands = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110},
-    )
+    commands = command_group()
 
     @commands.callback()
     def root() -> None:
@@ -45,33 +59,23 @@ def spark() -> typer.Typer:
 
     @commands.command()
     def replay(
-        topic: str = typer.Option(..., help="What the messages are of.", metavar="NAME", show_default=False),
-        handler: str = typer.Option(
-            ..., help="A function, async or plain, of a module that can be imported here.", metavar="MODULE:FUNCTION"
-        ),
+        topic: Annotated[str, typer.Option(help="What the messages are of.", metavar="NAME", show_default=False)],
+        handler: Handler,
         table: list[str] = typer.Option(
             [], help="A Parquet table of messages; may be repeated.", metavar="PATH", show_default=False
         ),
-        servers: str = typer.Option("", help="Of Kafka, in the place of --table.", metavar="HOST:PORT"),
-        option: list[str] = typer.Option(
-            [],
-            "-X",
-            help="An option of Spark's Kafka connector, as kafka.security.protocol=SSL. Others see it.",
-            metavar="NAME=VALUE",
-            show_default=False,
-        ),
+        servers: KafkaInstead = "",
+        option: KafkaOptions = [],  # noqa: B006 (typer copies it)
         column: list[str] = typer.Option(
             [], help="How a column of the table is called, as key=customer.", metavar="NAME=COLUMN", show_default=False
         ),
         aligned: bool | None = typer.Option(
             None, help="One task reads a whole partition, without a shuffle.", show_default="only of Kafka"
         ),
-        keys: list[str] = typer.Option([], help="Only this key; may be repeated.", metavar="KEY", show_default=False),
-        slots: str = typer.Option("", help="Only these slots of 65,536, as 0-99,512.", metavar="NUMBERS"),
-        partitions: str = typer.Option("", help="Only these partitions, as 0-3,7.", metavar="NUMBERS"),
-        from_: str = typer.Option(
-            "", "--from", help="The first position, or 0=120,1=80 by partition, or a time with its zone.", metavar="AT"
-        ),
+        keys: Keys = [],  # noqa: B006 (typer copies it)
+        slots: Slots = "",
+        partitions: Partitions = "",
+        from_: FirstPosition = "",
         to: str = typer.Option("", help="The same for the end, which is out.", metavar="AT"),
         only: str = typer.Option(
             "", help="Only what a journal names: dead_lettered, abandoned or unfinished.", metavar="WHAT"
@@ -80,17 +84,17 @@ def spark() -> typer.Typer:
             [], help="The journal for --only; may be repeated.", metavar="DIR", show_default=False
         ),
         journal_topic: str = typer.Option("", help="What the topic is called there.", show_default="as --topic"),
-        settings: str = typer.Option("", help="The lanes.Settings for the handler.", metavar="MODULE:NAME"),
-        dead_letters: str = typer.Option("", help="Makes the place of dead letters.", metavar="MODULE:FUNCTION"),
-        setup: str = typer.Option("", help="Before the handler's first message.", metavar="MODULE:FUNCTION"),
-        teardown: str = typer.Option("", help="Behind its last one.", metavar="MODULE:FUNCTION"),
-        effects: str = typer.Option("unfenced", help="What the handler leaves behind: none, fenced or unfenced."),
+        settings: SettingsName = "",
+        dead_letters: LetterMaker = "",
+        setup: Setup = "",
+        teardown: Teardown = "",
+        effects: EffectsName = "unfenced",
         checkpoint: str = typer.Option("", help="A folder to go on from after a crash.", metavar="PATH"),
         rows_per_batch: int = typer.Option(ROWS_PER_BATCH, help="With --checkpoint: what a batch has at most."),
-        journal: str = typer.Option("", help="A folder, for the journals of all tasks.", metavar="DIR"),
-        tasks: int | None = typer.Option(None, help="Of a shuffle.", show_default="4 for each core"),
-        master: str = typer.Option("", help="Of Spark.", show_default="what Spark is set to, else local[*]"),
-        conf: list[str] = typer.Option([], help="A setting of Spark.", metavar="NAME=VALUE", show_default=False),
+        journal: Journal = "",
+        tasks: Tasks = None,
+        master: Master = "",
+        conf: SparkConf = [],  # noqa: B006 (typer copies it)
         explain: bool = typer.Option(False, "--explain", help="Run nothing; print the plan, and why."),
     ) -> None:
         """Run a handler over a table or a Kafka topic: exit 0 done, 1 halted by a message, 3 not possible.
@@ -101,23 +105,23 @@ def spark() -> typer.Typer:
         # Python does so for a script and for -m, not for a console script.
         sys.path.insert(0, os.getcwd())
         source = source_of(topic, table, servers, pairs("-X", option), pairs("--column", column), aligned)
-        arguments: dict[str, Any] = {
-            "settings": settings_of(settings),
-            "dead_letters": load("--dead-letters", dead_letters) if dead_letters else None,
-            "setup": load("--setup", setup) if setup else None,
-            "teardown": load("--teardown", teardown) if teardown else None,
-            "keys": [key_of(key) for key in keys] or None,
-            "slots": numbers("--slots", slots),
-            "partitions": numbers("--partitions", partitions),
-            "from_": bound("--from", from_),
-            "to": bound("--to", to),
-            "only": only_of(only, from_journal, journal_topic),
-            "checkpoint": checkpoint or None,
-            "rows_per_batch": rows_per_batch,
-            "journal": journal or None,
-            "tasks": tasks,
-            "effects": choice("--effects", effects, Effects),
-        }
+        arguments = arguments_of(
+            settings=settings,
+            dead_letters=dead_letters,
+            setup=setup,
+            teardown=teardown,
+            keys=keys,
+            slots=slots,
+            partitions=partitions,
+            from_=from_,
+            rows_per_batch=rows_per_batch,
+            journal=journal,
+            tasks=tasks,
+            effects=effects,
+        )
+        arguments["to"] = bound("--to", to)
+        arguments["only"] = only_of(only, from_journal, journal_topic)
+        arguments["checkpoint"] = checkpoint or None
         _run(source, load("--handler", handler), arguments, master, pairs("--conf", conf), explain)
 
     commands.command()(stream)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from lanes.errors import ConfigError
 from lanes_spark.connector import CONNECTOR, coordinates, find_jars, spark_jar
 from lanes_spark.machine import (
     MIB,
-    SECONDS,
+    ask,
     cores_of,
     find_java,
     is_local,
@@ -258,21 +257,9 @@ def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
     """What a Python said of itself, or why it did not."""
     if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
         return "there is no such program"
-    try:
-        done = subprocess.run(
-            [python, "-c", _PROBE],
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it said nothing for {SECONDS:.0f} s"
-    except OSError as error:
-        return f"it does not run: {error.strerror}"
+    done = ask([python, "-c", _PROBE], env)
+    if isinstance(done, str):
+        return done
     # What runs when it starts may print before.
     answer = re.search(r"^lanes:(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
@@ -314,7 +301,11 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
 
 
 def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
-    cores = int(conf.get("spark.executor.cores", "1")) if conf.get("spark.executor.cores", "1").isdigit() else 1
+    text = conf.get("spark.executor.cores", "1").strip()
+    # Other scripts have digits too, and a number may be too long to be one.
+    cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not cores:
+        return Check(what, False, f"spark.executor.cores={text}", "write it as a whole number, 1 or more")
     beside = size(conf.get("spark.executor.memoryOverhead", "")) or max(_BESIDE, heap // 10)
     python = size(conf.get("spark.executor.pyspark.memory", "")) or 0
     detail = (
@@ -366,7 +357,7 @@ def _checkpoint(named: str) -> Check:
         return Check(what, False, f"{named}: nothing can be written to {there}: {error.strerror}", remedy)
     if there != folder:
         return Check(what, True, f"{named}: it would be created")
-    batches = [path for path in folder.glob("commits/*") if path.name.isdigit()]
+    batches = [path for path in folder.glob("commits/*") if path.name.isdecimal()]
     if (folder / "metadata").exists() or batches:
         return Check(what, True, f"{named}: of a replay that is begun, {len(batches)} batches done")
     return Check(what, True, f"{named}: it is a folder without a replay")

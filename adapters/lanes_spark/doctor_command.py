@@ -7,9 +7,9 @@ import json
 import typer
 from rich.console import Console
 
-from lanes.cli import choice
+from lanes.cli import choice, command_group
 from lanes.doctor import FAILED, found_table, usable
-from lanes_spark.command_options import pairs
+from lanes_spark.command_options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.doctor import examine
 from lanes_spark.plan import Effects
 
@@ -18,21 +18,14 @@ __all__ = ["doctor"]
 
 def doctor() -> typer.Typer:
     """``lanes doctor spark``. A ``ConfigError`` of the command is for the caller to show."""
-    commands = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110},
-    )
+    commands = command_group()
 
     @commands.command()
     def spark(
-        master: str = typer.Option("", help="Of Spark.", show_default="what Spark is set to, else local[*]"),
-        conf: list[str] = typer.Option(
-            [], help="A setting of Spark; may be repeated.", metavar="NAME=VALUE", show_default=False
-        ),
+        master: Master = "",
+        conf: SparkConf = [],  # noqa: B006 (typer copies it)
         kafka: bool = typer.Option(False, "--kafka", help="A Kafka topic is to be read: its connector is needed."),
-        effects: str = typer.Option("unfenced", help="What the handler leaves behind: none, fenced or unfenced."),
+        effects: EffectsName = "unfenced",
         checkpoint: str = typer.Option("", help="The folder that a replay is to use.", metavar="PATH"),
         as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     ) -> None:

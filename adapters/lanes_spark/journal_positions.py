@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.journal_columns import check_kinds
+from lanes_spark.journal_files import read_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["check_journal", "doubts_of", "selected_positions", "unfinished_files"]
+__all__ = ["check_journal", "doubts_of", "selected_positions"]
 
 COLUMNS: Final = {
     "run": "string",
@@ -37,40 +38,9 @@ _TOPICS: Final = 5
 """Names of other topics that an error has, at most."""
 
 
-def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
-    """How many files are being written there, or were when their process was killed. 0 where nobody can look: they are
-    hidden, and Spark Connect lists none."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
-        return 0
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-
-    found = 0
-    for path in paths:
-        pattern = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/.*.tmp")
-        try:
-            files = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).globStatus(pattern)
-        except Py4JJavaError:
-            # Reading the folder comes next, and says what is wrong with it.
-            continue
-        found += 0 if files is None else len(files)
-    return found
-
-
 def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
     """The rows. Raises ``ConfigError`` where that is no journal."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        table = spark.read.option("pathGlobFilter", "*.parquet").parquet(*paths)
-    except AnalysisException as error:
-        if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
-            raise
-        more = f", only {hidden} that are not written to the end" if hidden else ""
-        raise ConfigError(
-            f"journal {', '.join(paths)}: there is no file of a journal{more}; give the folder that "
-            "lanes.run(journal=…) has written to, after its first file"
-        ) from None
+    table = read_journal(spark, paths, hidden)
     check_kinds(table, COLUMNS, f"journal {', '.join(paths)}")
     return table.select(*COLUMNS)
 

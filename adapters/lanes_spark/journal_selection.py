@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from blake3 import blake3
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.journal_positions import check_journal, doubts_of, selected_positions, unfinished_files
+from lanes_spark.checkpoint import query_of
+from lanes_spark.journal_files import unfinished_files
+from lanes_spark.journal_positions import check_journal, doubts_of, selected_positions
 from lanes_spark.positions import Islands, Span, clipped, islands_of, wanted_count
 from lanes_spark.table import within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Chosen", "JournalFacts", "JournalSelection", "Of"]
+__all__ = ["SMALL", "Chosen", "JournalFacts", "JournalSelection", "Of"]
 
 log = logging.getLogger("lanes")
 
@@ -93,7 +95,7 @@ class JournalSelection:
         cannot be told. Blocks while Spark reads the journal.
 
         Raises ``ConfigError`` for what is no journal, or none of this topic; ``SourceError`` for a checkpoint of
-        another selection, and for a topic that was made anew within the journal.
+        another selection, or that has lost its own, and for a topic that was made anew within the journal.
         """
         # Who says what it is called there, says that it is the same.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
@@ -104,13 +106,20 @@ class JournalSelection:
             kept = _Kept(spark, f"{checkpoint.rstrip('/')}/selected")
             found = kept.facts(digest, topic)
             if found is None:
+                kept.check_new(checkpoint, topic)
                 found, positions = self._read(spark, topic, incarnation)
                 kept.keep(found, positions, digest)
                 positions.unpersist()
             facts, positions = found, kept.positions()
         for doubt in facts.doubts:
             log.warning("%s: the journal may not say everything: %s", topic, doubt)
-        return Chosen(positions=positions, islands=_islands(positions), facts=facts, digest=digest)
+        islands, count = _islands(positions)
+        if checkpoint is not None and count != facts.positions:
+            raise SourceError(
+                f"{topic}: {facts.positions:,} positions were selected, and {count:,} of them are there: restore the "
+                "folder selected of the checkpoint, or begin again with another one"
+            )
+        return Chosen(positions=positions, islands=islands, facts=facts, digest=digest)
 
     def _read(self, spark: SparkSession, topic: str, incarnation: str) -> tuple[JournalFacts, DataFrame]:
         hidden = unfinished_files(spark, self.paths)
@@ -198,6 +207,15 @@ class _Kept:
             )
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
 
+    def check_new(self, checkpoint: str, topic: str) -> None:
+        """Raise ``SourceError`` where the checkpoint is in use without a choice: with another one it would go on in the
+        middle of that, and what lies in front would never be handled."""
+        if query_of(self._spark, checkpoint) is not None:
+            raise SourceError(
+                f"{topic}: the checkpoint {checkpoint} is of another replay (it was begun without only=…), or what was "
+                f"selected is gone from it: restore {self._facts}, or give this one a checkpoint of its own"
+            )
+
     def keep(self, facts: JournalFacts, positions: DataFrame, digest: str) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -212,12 +230,14 @@ class _Kept:
         return self._spark.read.parquet(self._positions)
 
 
-def _islands(positions: DataFrame) -> dict[int, list[Span]]:
+def _islands(positions: DataFrame) -> tuple[dict[int, list[Span]], int]:
+    """Where they are, and how many."""
     from pyspark.sql import functions as F  # noqa: N812
 
     parts = (
         positions.groupBy("partition", F.floor(F.col("offset") / F.lit(GAP)).alias("part"))
-        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
+        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("rows"))
         .collect()
     )
-    return islands_of(((row["partition"], row["first"], row["last"]) for row in parts), GAP)
+    islands = islands_of(((row["partition"], row["first"], row["last"]) for row in parts), GAP)
+    return islands, sum(row["rows"] for row in parts)

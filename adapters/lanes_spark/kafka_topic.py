@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from lanes.errors import ConfigError
 from lanes_spark.plan import Eras, check_eras
-from lanes_spark.positions import Span, check_start
+from lanes_spark.positions import Span, check_incarnation, check_start
 from lanes_spark.table import Spans, known_rows
 from lanes_spark.watermarks import first_since, read_watermarks
 
@@ -111,10 +111,12 @@ class KafkaTopic:
             incarnation=incarnation,
         )
 
-    def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
         """The messages of these positions. Reads nothing yet. Raises as ``spans``, and ``SourceError`` for positions
-        that are gone by now, naming them."""
-        spans, _ = read_watermarks(spark, self.topic, self._client())
+        that are gone by now, naming them, and for another topic than that ``incarnation``."""
+        spans, now = read_watermarks(spark, self.topic, self._client())
+        # First: what positions mean, is of one topic alone.
+        check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
         found = (

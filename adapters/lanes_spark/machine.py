@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 __all__ = [
+    "MIB",
     "Java",
+    "ask",
     "cores_of",
     "find_java",
     "is_local",
@@ -42,9 +44,9 @@ _FLAGS: Final = {
     "--executor-memory": "spark.executor.memory",
     "--driver-class-path": "spark.driver.extraClassPath",
 }
-_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:\s*,\s*\d+)?\])?")
-_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
-_SIZE: Final = re.compile(r"(\d+)\s*([kmgtp]?)i?b?", re.IGNORECASE)
+_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d{1,9})(?:\s*,\s*\d+)?\])?")
+_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d{1,9})\s*,\s*(\d{1,9})\s*,\s*\d+\s*\]")
+_SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgtp]?)i?b?", re.IGNORECASE)
 _UNITS: Final = {"k": 1024, "m": MIB, "g": 1024**3, "t": 1024**4, "p": 1024**5}
 _VERSION: Final = re.compile(r'version "(\d+)')
 
@@ -122,9 +124,24 @@ def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
 
 def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> Java:
     """What ``java -version`` says, with ``more`` in front of it. Blocks for ``SECONDS`` at most."""
+    done = ask([str(java), *more, "-version"], env)
+    if isinstance(done, str):
+        return Java(None, done)
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    for line in lines:
+        # In front of it there may be what JAVA_TOOL_OPTIONS and incubating modules make it say.
+        if found := _VERSION.search(line):
+            return Java(int(found[1]), line)
+    # The last line of a failure is advice; the cause stands before it.
+    return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "it says nothing"))
+
+
+def ask(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
+    """What a program says that is started with these words, or in words why it says nothing. Blocks for ``SECONDS`` at
+    most; it gets nothing to read."""
     try:
-        done = subprocess.run(
-            [str(java), *more, "-version"],
+        return subprocess.run(
+            words,
             env=dict(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -134,16 +151,9 @@ def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> J
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Java(None, f"it said nothing for {SECONDS:.0f} s")
+        return f"it said nothing for {SECONDS:.0f} s"
     except OSError as error:
-        return Java(None, f"it does not run: {error.strerror}")
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    for line in lines:
-        # In front of it there may be what JAVA_TOOL_OPTIONS and incubating modules make it say.
-        if found := _VERSION.search(line):
-            return Java(int(found[1]), line)
-    # The last line of a failure is advice; the cause stands before it.
-    return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "it says nothing"))
+        return f"it does not run: {error.strerror}"
 
 
 def size(text: str, unit: int = MIB) -> int | None:

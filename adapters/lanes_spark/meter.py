@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from lanes.dead_letter import error_text
+from lanes.errors import LanesError
 from lanes_spark.batch_run import BatchRun
 from lanes_spark.positions import Islands, Span, wanted_count
 from lanes_spark.progress import NOTHING_RUNS, Progress, Pulse, TaskReports
@@ -16,9 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter"]
 
+log = logging.getLogger("lanes")
+
 
 class Meter:
-    """``tell`` is called after each batch and meanwhile; None = nobody asks, and tasks tell nothing. To be closed."""
+    """``tell`` is called after each batch and meanwhile; None = nobody asks, and tasks tell nothing. To be closed.
+    ``raised``: what ``tell`` has raised, where the run was stopped by it."""
 
     def __init__(self, spark: SparkSession, tell: Callable[[Progress], object] | None) -> None:
         self.started = time.monotonic()
@@ -30,6 +36,7 @@ class Meter:
         self._batches = 0
         self._counts: Mapping[str, int] = {}
         self._pulse = None if tell is None else Pulse(lambda: tell(self.progress()))
+        self.raised: BaseException | None = None
 
     def begin(self, run: BatchRun, spans: Mapping[int, Span], islands: Islands) -> None:
         """``spans``: what is to be handled, and of it only ``islands``."""
@@ -45,7 +52,8 @@ class Meter:
             self._at = dict(at)
 
     def done(self, run: BatchRun, ranges: Mapping[int, Span]) -> None:
-        """A batch is. Raises what telling raises, or has raised since the last one."""
+        """A batch is. Raises ``LanesError`` where telling raises, or has raised since the last one; ``raised`` is
+        what."""
         with self._lock:
             self._batches, self._counts = run.counts.batches, dict(run.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}
@@ -53,7 +61,17 @@ class Meter:
                 # What they told is in the counts now.
                 self.reports.begin(self._batches)
         if self._pulse is not None:
-            self._pulse.now()
+            try:
+                self._pulse.now()
+            except BaseException as error:
+                self.raised = error
+                # Spark's own thread is to end by it, which only an exception of this kind does for sure.
+                raise LanesError(f"progress= raised {type(error).__name__}") from error
+
+    def check(self) -> None:
+        """Raise what telling has raised, as it is, where the run was stopped by it."""
+        if self.raised is not None:
+            raise self.raised
 
     def progress(self) -> Progress:
         """How far it is, now."""
@@ -76,5 +94,7 @@ class Meter:
         """Tell no more. Idempotent."""
         if self._pulse is not None:
             self._pulse.stop()
+            if (error := self._pulse.error) is not None and self.raised is None:
+                log.warning("progress= was called no more: it raised %s: %s", type(error).__name__, error_text(error))
         if self.reports is not None:
             self.reports.close()

@@ -17,6 +17,7 @@ __all__ = [
     "Islands",
     "Positions",
     "Span",
+    "check_incarnation",
     "check_kept",
     "check_start",
     "clipped",
@@ -56,6 +57,17 @@ def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None
                 f"{topic}/{partition}: the replay was at position {position}, and the source ends at {end}: it is "
                 "another one, or rows were removed; begin again with another checkpoint"
             )
+
+
+def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -> None:
+    """Raise ``SourceError`` where the topic is another one ``now`` than when the run was ``begun``; "" = it cannot be
+    told. ``read``: a batch was, meanwhile."""
+    if begun and now and begun != now:
+        also = ", and the last batch may have had messages of the new one" if read else ""
+        raise SourceError(
+            f"{topic}: the topic was deleted and made anew since this run was begun: what of the former one was not "
+            f"read is gone{also}; begin again with another checkpoint"
+        )
 
 
 def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span]) -> None:

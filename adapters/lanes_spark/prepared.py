@@ -73,6 +73,7 @@ class Prepared:
             payload=_pickled(job),
             results=results,
             results_to=results_to,
+            incarnation=self.spans.incarnation,
             journal=job.journal,
             chosen=self.chosen,
             reports=reports,

@@ -150,14 +150,14 @@ class TaskReports:
 
 class Pulse:
     """Calls ``tell`` again and again in a thread of its own, from ``start`` to ``stop``, and by ``now``; never twice
-    at once. What it raises ends the calls, and ``now`` raises it. ``every``: in seconds."""
+    at once. What it raises ends the calls, and ``now`` raises it; ``error`` is what. ``every``: in seconds."""
 
     def __init__(self, tell: Callable[[], object], every: float = EVERY) -> None:
         self._tell = tell
         self._every = every
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._beat, name="lanes-progress-pulse", daemon=True)
 
     def start(self) -> None:
@@ -167,9 +167,10 @@ class Pulse:
     def now(self) -> None:
         """One call. Raises what a call raised before."""
         with self._lock:
-            if self._error is not None:
-                raise self._error
-            self._tell()
+            if self.error is None:
+                self._call()
+            if self.error is not None:
+                raise self.error
 
     def stop(self) -> None:
         """No more calls; the one under way is waited for. Idempotent. Raises nothing."""
@@ -180,12 +181,15 @@ class Pulse:
     def _beat(self) -> None:
         while not self._stop.wait(self._every):
             with self._lock:
-                if self._error is not None:
+                if self.error is not None:
                     return
-                try:
-                    self._tell()
-                except BaseException as error:
-                    self._error = error
+                self._call()
+
+    def _call(self) -> None:
+        try:
+            self._tell()
+        except BaseException as error:
+            self.error = error
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:

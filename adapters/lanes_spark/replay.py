@@ -8,12 +8,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from lanes.config import Settings
 from lanes.core.types import PartitionKey
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, LanesError
 from lanes.handlers import Decode, Handler
 from lanes.source import DeadLetters
 from lanes_spark.batch_query import begin_query
@@ -150,7 +151,8 @@ def replay(
 
     ``handler``, ``settings``, ``decode``: as for ``lanes.Consumer``; the bounds hold in each task. ``dead_letters``,
     ``setup``, ``teardown``, ``results``: see ``TaskJob``. ``results_to``: the Parquet table that the rows go to which
-    handlers return; with a checkpoint every batch has a folder of its own there, which a repeated batch replaces.
+    handlers return; with a checkpoint every batch has a folder of its own there, which a repeated batch replaces, and
+    a table that any other checkpoint has written to is refused.
 
     ``keys``, ``slots``, ``partitions`` select; ``from_`` is in and ``to`` is out: a position, positions by partition,
     or an aware time. Files that hold nothing of it are not read, as far as they say so. ``only``: nothing but what a
@@ -162,12 +164,13 @@ def replay(
 
     ``tasks``: of a shuffle, None = 4 for each core. ``effects``: what of the handler stays behind if an attempt of a
     task is repeated, see ``Effects``. ``progress`` is called after each batch, and about once a second meanwhile, in a
-    thread of the driver; what it raises stops the replay behind that batch, which is handled again when it goes on.
-    ``journal``: a folder in which every attempt of a task writes a journal of its own, see ``TaskJob``. ``explain``:
-    run nothing, and return the plan.
+    thread of the driver; what it raises stops the replay behind that batch, which is handled again when it goes on, and
+    comes out as it is. ``journal``: a folder in which every attempt of a task writes a journal of its own, see
+    ``TaskJob``. ``explain``: run nothing, and return the plan.
 
     Raises ``ConfigError`` for what cannot be kept, before the first message; ``HandlerHalted`` when a message was given
-    up under the poison policy ``exit``; ``SourceError`` for rows that are gone and for failures of Spark.
+    up under the poison policy ``exit``; ``SourceError`` for rows that are gone, for a topic that was made anew, and for
+    failures of Spark.
     """
     settings = settings or Settings()
     job = TaskJob(
@@ -198,7 +201,8 @@ def replay(
             effects=effects,
         )
         meter = Meter(spark, None if explain else progress)
-        try:
+    try:
+        with mapped_errors(source.topic), closing(prepared), closing(meter):
             if explain:
                 return prepared.plan
             run = prepared.run(job, results, results_to, meter.reports)
@@ -217,24 +221,28 @@ def replay(
                 finally:
                     # Also when the caller is interrupted: nothing is handled behind its back.
                     query.stop()
-        finally:
-            meter.close()
-            prepared.close()
-    missing = None if missing is None else missing + run.counts.missing
-    if missing:
-        log.warning("%s: the source lacks %d of the positions that the journal selects", source.topic, missing)
-    counts = run.counts.by_name
-    return Report(
-        delivered=counts["delivered"],
-        finished=counts["finished"],
-        dead_lettered=counts["dead_lettered"],
-        skipped=prepared.spans.rows - counts["delivered"],
-        batches=run.counts.batches,
-        seconds=time.monotonic() - meter.started,
-        plan=prepared.plan,
-        journal=None if prepared.chosen is None else prepared.chosen.facts,
-        missing=missing,
-    )
+    except LanesError:
+        # Spark has made a text of what ``progress`` raised.
+        raised = meter.raised
+        if raised is None:
+            raise
+    else:
+        missing = None if missing is None else missing + run.counts.missing
+        if missing:
+            log.warning("%s: the source lacks %d of the positions that the journal selects", source.topic, missing)
+        counts = run.counts.by_name
+        return Report(
+            delivered=counts["delivered"],
+            finished=counts["finished"],
+            dead_lettered=counts["dead_lettered"],
+            skipped=prepared.spans.rows - counts["delivered"],
+            batches=run.counts.batches,
+            seconds=time.monotonic() - meter.started,
+            plan=prepared.plan,
+            journal=None if prepared.chosen is None else prepared.chosen.facts,
+            missing=missing,
+        )
+    raise raised
 
 
 def checked_batches(rows_per_batch: object, results: object, results_to: object) -> None:

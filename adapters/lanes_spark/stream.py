@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lanes.config import Settings
 from lanes.core.types import PartitionKey
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError, LanesError
 from lanes.handlers import Decode, Handler
 from lanes.source import DeadLetters
 from lanes_spark.batch_query import begin_query
@@ -23,7 +23,7 @@ from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.live_ends import LiveEnds
 from lanes_spark.meter import Meter
 from lanes_spark.plan import Effects
-from lanes_spark.positions import Span
+from lanes_spark.positions import Span, check_incarnation
 from lanes_spark.prepared import Prepared, prepare
 from lanes_spark.progress import Progress
 from lanes_spark.replay import ROWS_PER_BATCH, Report, checked_batches
@@ -207,24 +207,27 @@ class Stream:
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has ended, ``timeout`` seconds at most, None = for ever; whether it has.
 
-        Raises as ``replay`` what it has ended by: ``SourceError`` for positions that are gone and for failures of Spark
-        and of the brokers, ``HandlerHalted`` for a message that was given up under the poison policy ``exit``.
+        Raises as ``replay`` what it has ended by: ``SourceError`` for positions that are gone, for a topic that was
+        made anew, and for failures of Spark and of the brokers; ``HandlerHalted`` for a message that was given up under
+        the poison policy ``exit``; what ``progress`` has raised, as it is.
         """
         if not self._ended.wait(timeout):
             return False
-        with mapped_errors(self._prepared.source.topic):
-            self._query.awaitTermination()
+        try:
+            with mapped_errors(self._prepared.source.topic):
+                self._query.awaitTermination()
+        except LanesError:
+            # Spark has made a text of it.
+            if self._meter.raised is None:
+                raise
+        self._meter.check()
         return True
 
     def _look(self, at: Mapping[int, int]) -> Mapping[int, Span]:
         """What the topic has now of what is selected; in the thread that is asked."""
         selection = self._prepared.selection
         found = self._prepared.source.spans(self._spark)
-        if found.incarnation != self._prepared.spans.incarnation:
-            raise SourceError(
-                f"{self._prepared.source.topic}: the topic was deleted and made anew since this stream was begun: what "
-                "of the former one was not read is gone; begin again with another checkpoint"
-            )
+        check_incarnation(self._prepared.source.topic, self._prepared.spans.incarnation, found.incarnation)
         spans = {
             partition: place
             for partition, whole in found.by_partition.items()

@@ -71,8 +71,9 @@ class ParquetTable:
         """
         return spans_of(self._all(spark))
 
-    def rows(self, spark: SparkSession, ranges: Mapping[int, Span]) -> DataFrame:
-        """The messages of these positions, in columns of their own names. Reads nothing yet. Raises as ``spans``."""
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
+        """The messages of these positions, in columns of their own names. Reads nothing yet. Raises as ``spans``. A
+        table has no ``incarnation``."""
         return self._all(spark).where(within(ranges))
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:

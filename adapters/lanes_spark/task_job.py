@@ -15,7 +15,7 @@ from lanes.source import DeadLetters
 from lanes_spark.task_journal import checked_folder
 from lanes_spark.task_results import check_results
 
-__all__ = ["TaskJob", "begin"]
+__all__ = ["Hook", "TaskJob", "begin"]
 
 log = logging.getLogger("lanes")
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from lanes.dead_letter import Details
 from lanes.errors import SourceError
 
-__all__ = ["COLUMNS", "NEEDED", "Row", "RowReader", "Window", "headers_size", "windows"]
+__all__ = ["COLUMNS", "ERA", "NEEDED", "OFFSET", "PARTITION", "Row", "RowReader", "Window", "headers_size", "windows"]
 
 COLUMNS: Final = ("key", "partition", "offset", "value", "timestamp", "headers", "era")
 """The columns of a task's input, in the order of a ``Row``."""

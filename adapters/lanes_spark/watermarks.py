@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.positions import Span
+from lanes_spark.positions import Span, check_incarnation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +40,12 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 
 def read_watermarks(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
     """By partition the first position, and the one behind the last that may be read at this isolation level; and the id
-    of the topic, which it has as long as it is not made anew, "" where the brokers know of none.
+    of the topic, which it has as long as it is not made anew, "" where the brokers know of none. All of one topic.
 
     ``client``: settings of the Java client. Blocks, about a minute at most unless its timeouts say otherwise.
 
-    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say; values of
-    secret settings are left out.
+    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say, and for a
+    topic that is made anew meanwhile; values of secret settings are left out.
     """
     committed = client.get("isolation.level") == "read_committed"
     with _asked(spark, topic, client) as asked:
@@ -55,6 +55,8 @@ def read_watermarks(spark: SparkSession, topic: str, client: Mapping[str, str]) 
         first, end = (
             asked.offsets(dict.fromkeys(partitions, spec), committed) for spec in (specs.earliest(), specs.latest())
         )
+        # Positions are asked for by name: only between two answers of one id they are of that topic.
+        check_incarnation(topic, incarnation, asked.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
 

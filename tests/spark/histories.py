@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from memsource.checkers import (
     NoOverlap,
     PerKeyOrder,
 )
+from tests.history.commit_world import segments_of as commit_segments_of
 from tests.history.rows import (
     Fields,
     Rows,
@@ -30,6 +31,7 @@ from tests.history.rows import (
     assigned,
     delivered,
     ended,
+    handled,
     message,
     owned,
     parsed,
@@ -40,8 +42,12 @@ from tests.history.rows import (
     sent,
     started,
 )
+from tests.history.worlds import segments_of
 
 Histories = Mapping[str, list[Rows]]
+
+MAKERS: tuple[Callable[[int], list[Rows]], ...] = (segments_of, commit_segments_of)
+"""What makes legal histories, of a number."""
 
 CHECKERS = (PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished, DeadLetterBeforeSettle)
 
@@ -67,6 +73,21 @@ def checked(segments: list[Rows]) -> dict[str, str]:
     """The status of each by ``lanes check``, in an audit's words."""
     verdicts = check(parsed(*segments), CHECKERS)
     return {verdict.name: verdict.status.replace("passed", "held") for verdict in verdicts}
+
+
+def differing(
+    histories: Histories, found: Mapping[str, Mapping[str, AuditVerdict]]
+) -> tuple[dict[str, dict[str, tuple[str, str]]], Counter[tuple[str, str]]]:
+    """Where the audit's verdicts are not those of ``lanes check``: both, by history and name; and how often a promise
+    had which status."""
+    statuses: Counter[tuple[str, str]] = Counter()
+    differ: dict[str, dict[str, tuple[str, str]]] = {}
+    for name, segments in histories.items():
+        expected, said = checked(segments), {one.name: str(one.status) for one in found[name].values()}
+        statuses.update(expected.items())
+        if said != expected:
+            differ[name] = {one: (said[one], status) for one, status in expected.items() if said[one] != status}
+    return differ, statuses
 
 
 def disturbed(segments: list[Rows], random: Random) -> str:
@@ -101,6 +122,55 @@ def disturbed(segments: list[Rows], random: Random) -> str:
             row["mono"] = max(0.0, row["mono"] + later)
     segments[number] = renumbered(rows)
     return how
+
+
+def fresh(seed: int, number: int) -> dict[str, list[Rows]]:
+    """As many histories, the same for the same seed: of worlds that keep every promise, disturbed up to three times,
+    and of rows that chance has made."""
+    found = {}
+    for one in range(number):
+        random = Random(f"{seed} {one}")
+        if random.random() < 0.6:
+            found[f"{one} scattered"] = scattered(random)
+            continue
+        make, world = random.choice(MAKERS), random.randrange(500)
+        segments = make(world)
+        done = [disturbed(segments, random) for _ in range(random.randint(0, 3))]
+        found[f"{one} {make.__module__} {world} {done}"] = segments
+    return found
+
+
+def without(segments: list[Rows], *events: str, floors: bool = True) -> list[Rows]:
+    """As if rows of these events had never been. ``floors``: False = the source does not commit, either."""
+    kept = [[row for row in rows if row["event"] not in events] for rows in segments]
+    if not floors:
+        kept = [
+            [{name: row[name] for name in row if name != "floor" or row["event"] != "assigned"} for row in rows]
+            for rows in kept
+        ]
+    return [renumbered(rows) for rows in kept]
+
+
+def plain(random: Random) -> list[Rows]:
+    """Messages that are handled one behind the other, each key by one of the processes alone; who owns their partition
+    meanwhile, and until when, is as chance has it."""
+    commits, leases = random.random() < 0.5, random.random() < 0.5
+    segments, position = [], 0
+    for number in range(random.randint(1, 3)):
+        rows = [assigned(position if commits else None)]
+        if leases:
+            rows.append(owned("leased", deadline=100.0 + random.randint(0, 30) / 1000))
+        for _ in range(random.randint(0, 5)):
+            rows += handled(position, random.choice([None, f"k{number}", f"l{number}"]))
+            position += random.choice([1, 1, 3])
+            if commits and random.random() < 0.5:
+                rows.append(sent(position))
+            if leases and random.random() < 0.2:
+                rows.append(owned("leased", deadline=100.0 + random.randint(10, 60) / 1000))
+        rows += [owned(random.choice(["drained", "revoked", "lost"])) for _ in range(random.randint(0, 2))]
+        start = 100.0 + random.choice([0, 0.002, 0.01, 0.03]) * number
+        segments.append(segment(rows, member=f"m-{number}", pid=number, start=start))
+    return segments
 
 
 def scattered(random: Random) -> list[Rows]:

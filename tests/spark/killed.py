@@ -21,7 +21,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 import lanes
-from lanes_spark import ParquetTable, Progress, Report, replay
+from lanes_spark import Audit, ParquetTable, Progress, Report, audit, replay
+from memsource import check_files
 from tests.spark.conftest import session
 from tests.spark.fenced import Fenced, Place, Trap
 from tests.spark.rows import rows
@@ -69,6 +70,11 @@ class Run:
         return Trap(kills, MIDDLE, f"{self.folder}/sprung", driver)
 
     @property
+    def journal(self) -> str:
+        """The folder of it."""
+        return f"{self.folder}/journal"
+
+    @property
     def sprung(self) -> bool:
         return Path(self.folder, "sprung").exists()
 
@@ -95,6 +101,7 @@ class Run:
             tasks=6,
             effects="fenced",
             progress=tell,
+            journal=self.journal,
         )
 
     def check(self) -> set[Place]:
@@ -104,15 +111,40 @@ class Run:
         assert found == sorted((one["partition"], one["offset"]) for one in history())
         return self.fenced().check(history())
 
+    def audit(self, spark: Any, *, beside: bool = False) -> Audit:
+        """Of the journal of all attempts that were not killed, against the table: no promise was broken, nor is any in
+        doubt, and `lanes check` says the same of it.
+
+        `beside`: workers of a driver that is gone may have acted beside those of the next one, so order and exclusion
+        may be broken, where `lanes check` has it so.
+        """
+        # There is little data: compiling the plans would take longer than running them.
+        simple = ("spark.sql.codegen.wholeStage", "spark.sql.adaptive.enabled")
+        for name in simple:
+            spark.conf.set(name, "false")
+        try:
+            found = audit(spark, self.journal, source=ParquetTable(path=f"{self.folder}/table", topic="orders"))
+        finally:
+            for name in simple:
+                spark.conf.unset(name)
+        checked = {one.name: one.status.replace("passed", "held") for one in check_files([self.journal]).verdicts}
+        assert {one.name: one.status for one in found.verdicts} == {
+            one.name: checked[one.name] for one in found.verdicts
+        }
+        broken = {one.name for one in found.verdicts if one.status != "held"}
+        assert broken <= ({"PerKeyOrder", "NoOverlap"} if beside else set()), found.verdicts
+        assert {one.name: one.checked for one in found.verdicts}["AtLeastOnce"] == COUNT
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Doomed(ParquetTable):
     """Its driver is killed when the second batch is about to be read."""
 
-    def rows(self, spark: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+    def rows(self, spark: Any, ranges: Mapping[int, tuple[int, int]], incarnation: str = "") -> Any:
         if min(first for first, _ in ranges.values()) == SECOND.start:
             end_driver()
-        return super().rows(spark, ranges)
+        return super().rows(spark, ranges, incarnation)
 
 
 def driver() -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,19 @@ def test_the_verdicts_are_a_table_and_below_it_is_what_to_look_at() -> None:
     assert [cell.strip() for cell in rows["NoOverlap"].split("│")[1:-1]] == ["NoOverlap", "violated", "7", "3"]
     assert "! NoOverlap: orders/0 position 1\\x1b[2J\n! NoOverlap: the next\n! NoOverlap: and 1 more\n" in text
     assert text.endswith("? AtLeastOnce: 1 messages were left\n")
+    assert "unfinished" not in text
+
+
+def test_files_that_are_not_finished_are_counted_below_the_verdicts_and_change_none() -> None:
+    output = io.StringIO()
+    audit = replace(found(HELD), unfinished=1_002)
+    render(audit, Console(file=output, width=100, markup=False, highlight=False))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
+    assert rows == [["PerKeyOrder", "held", "1,200", "0"], ["unfinished files", "not judged", "1,002", ""]]
+    assert output.getvalue().endswith(
+        "? 1,002 unfinished files: of writers that run still, or were killed; what these held is not judged\n"
+    )
+    assert audit.status == 0
 
 
 @pytest.mark.parametrize(("verdicts", "status"), [((HELD,), 0), ((HELD, VIOLATED, UNPROVEN), 1), ((UNPROVEN, HELD), 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from lanes.errors import ConfigError
 from lanes.journal_rows import row_tables
 from lanes_spark.audit import Audit
 from lanes_spark.audit_rows import COLUMNS, check_columns
-from lanes_spark.audit_verdicts import AUDITED, AuditStatus, AuditVerdict
+from lanes_spark.audit_verdicts import AUDITED, AuditStatus, AuditVerdict, Judged
 from memsource import CHECKERS
 
 ARROW = {"bigint": "int64"}
@@ -54,6 +55,56 @@ def test_the_exit_status_is_that_of_lanes_check(statuses: list[AuditStatus], sta
     verdicts = tuple(AuditVerdict(name="a", status=one, checked=1) for one in statuses)
     findings: Any = None
     assert Audit(verdicts=verdicts, rows=1, processes=1, duplicates={}, findings=findings).status == status
+
+
+class Told:
+    """What is asked of a DataFrame of tallies, or of findings of which there are none."""
+
+    def __init__(self, *rows: dict[str, object]) -> None:
+        self.rows = rows
+
+    def groupBy(self, *_: str) -> Told:  # noqa: N802 (as Spark calls it)
+        return self
+
+    count = groupBy
+
+    def collect(self) -> Sequence[dict[str, object]]:
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    ("sourced", "messages", "status", "reasons"),
+    [
+        (False, 0, "held", ()),
+        (True, 3, "held", ()),
+        (True, 0, "unproven", ("0 messages are in the source: it does not say what had to be handled",)),
+    ],
+)
+def test_a_source_that_has_nothing_proves_nothing(
+    sourced: bool, messages: int, status: str, reasons: tuple[str, ...]
+) -> None:
+    rows = [{"history": "", "kind": "figure", "checker": "", "what": "rows", "count": 2}]
+    if messages:
+        rows.append({"history": "", "kind": "checked", "checker": "AtLeastOnce", "what": "", "count": messages})
+    frames: Any = {"findings": Told(), "tallies": Told(*rows)}
+    verdicts, _ = Judged(**frames, sourced=sourced).told()[""]
+    found = {one.name: (one.status, one.checked, one.reasons) for one in verdicts}
+    assert found.pop("AtLeastOnce") == (status, messages, reasons)
+    # Without a source it is as `lanes check` has it: nothing was there to be broken.
+    assert set(found.values()) == {("held", 0, ())}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (0, ""),
+        (1, "1 unfinished file: of a writer that runs still, or was killed; what it held is not judged"),
+        (2, "2 unfinished files: of writers that run still, or were killed; what these held is not judged"),
+    ],
+)
+def test_what_is_not_judged_is_said_of_writers_that_run_and_of_killed_ones(files: int, said: str) -> None:
+    findings: Any = None
+    assert Audit(verdicts=(), rows=1, processes=1, duplicates={}, unfinished=files, findings=findings).unjudged == said
 
 
 def test_what_is_audited_has_the_names_of_the_checkers() -> None:

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 COUNT = 450
+RESULTS = pa.schema([("partition", pa.int64()), ("position", pa.int64())])
 HARMLESS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     "spark.sql.files.maxPartitionBytes": "4096",
@@ -79,9 +80,15 @@ def everything() -> list[tuple[int, int]]:
 def test_settings_that_are_not_refused_keep_order_and_lose_nothing(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(rows(COUNT)))
     journal = tmp_path / "journal"
+    more: dict[str, Any] = {"results": RESULTS, "results_to": str(tmp_path / "results")}
+    more |= {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 600}
     with settings(spark, HARMLESS):
-        report = replay(spark, table, noting(journal), checkpoint=str(tmp_path / "checkpoint"), rows_per_batch=600)
+        report = replay(spark, table, noting(journal), **more)
+        assert replay(spark, table, noting(journal), **more).batches == 0
+        with pytest.raises(lanes.ConfigError, match="results of another checkpoint"):
+            replay(spark, table, noting(journal), **{**more, "checkpoint": str(tmp_path / "other")})
     assert positions(noted(journal)) == everything()
+    assert pq.read_table(tmp_path / "results").num_rows == COUNT
     assert all(sorted(found) == found for found in by_key(noted(journal)).values())
     assert (report.finished, report.batches) == (COUNT, 2)
 

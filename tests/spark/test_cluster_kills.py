@@ -29,6 +29,10 @@ def test_what_a_cluster_has_lost_is_handled_again_and_has_its_effect_once(
     repeated = run.check()
     assert MIDDLE in repeated
     assert repeated <= second_batch()
+    found = run.audit(cluster)
+    assert sum(found.duplicates.values()) <= len(second_batch())
+    # A worker that outlives its executor may still end its journal; one that was killed cannot.
+    assert found.unfinished == 1 or lost == "executor"
 
 
 def test_a_replay_whose_driver_was_killed_goes_on_while_its_executors_still_act(
@@ -40,3 +44,4 @@ def test_a_replay_whose_driver_was_killed_goes_on_while_its_executors_still_act(
     repeated = run.check()
     assert MIDDLE in repeated
     assert repeated <= second_batch()
+    assert sum(run.audit(cluster, beside=True).duplicates.values()) <= len(second_batch())

@@ -182,7 +182,7 @@ def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> N
     running: Any = object.__new__(Stream)
     running._query, running._ended = Ended(), threading.Event()
     running._ends = SimpleNamespace(close=fail)
-    running._meter = SimpleNamespace(started=0.0)
+    running._meter = SimpleNamespace(started=0.0, check=lambda: None)
     running._prepared = SimpleNamespace(source=SimpleNamespace(topic="orders"))
     with pytest.raises(ValueError, match="cannot be closed"):
         running._watch()
@@ -196,8 +196,8 @@ class Asked(Exception):
 class Source:
     topic, aligned, eras = "orders", True, ()
 
-    def rows(self, spark: Any, ranges: Any) -> Any:
-        raise Asked(ranges)
+    def rows(self, spark: Any, ranges: Any, incarnation: str) -> Any:
+        raise Asked(ranges, incarnation)
 
 
 def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() -> None:
@@ -221,12 +221,12 @@ def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() ->
 def test_a_batch_reads_nothing_in_front_of_where_it_is_to_begin() -> None:
     # The topic ended at 100 when the stream was begun.
     selection = Selection.of(from_={0: 150}, to={1: 20})
-    nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None}
+    nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None, "incarnation": "one"}
     run = BatchRun(source=cast(Any, Source()), selection=selection, plan=Plan(kind="aligned"), **nothing)
     run.run(cast(Any, None), {0: (100, 150), 1: (20, 30)}, batch=0)
     with pytest.raises(Asked) as asked:
         run.run(cast(Any, None), {0: (100, 200), 1: (0, 50), 2: (0, 5)}, batch=1)
-    assert asked.value.args == ({0: (150, 200), 1: (0, 20), 2: (0, 5)},)
+    assert asked.value.args == ({0: (150, 200), 1: (0, 20), 2: (0, 5)}, "one")
 
 
 def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
@@ -240,5 +240,5 @@ def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
     running._spark, running._meter = None, SimpleNamespace(look=lambda spans, at: None)
     assert running._look({0: 5}) == {0: (0, 9)}
     now = spans("two")
-    with pytest.raises(SourceError, match="orders: the topic was deleted and made anew since this stream was begun"):
+    with pytest.raises(SourceError, match="orders: the topic was deleted and made anew since this run was begun"):
         running._look({0: 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,87 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
         replay(connected, KafkaTopic(servers=kafka.url, topic=TOPIC, options=login), noting(tmp_path / "nothing"))
     assert "canary5e1f" not in str(refused.value)
     assert not (tmp_path / "nothing").exists()
+
+
+def make(admin: AdminClient, kafka: KafkaServer, name: str, count: int, key: bytes) -> None:
+    """A topic of two partitions with so many messages."""
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(SECONDS)
+    producer = Producer({"bootstrap.servers": kafka.url})
+    for number in range(count):
+        producer.produce(name, b"%d" % number, b"%s-%d" % (key, number % 14), partition=number % 2)
+    assert producer.flush(SECONDS) == 0
+
+
+def make_anew(kafka: KafkaServer, name: str, count: int) -> None:
+    """Another topic of that name, which has positions where the former one had some."""
+    admin = AdminClient({"bootstrap.servers": kafka.url})
+    admin.delete_topics([name])[name].result(SECONDS)
+    wait_until(lambda: name not in admin.list_topics(timeout=SECONDS).topics, "the topic to be gone", seconds=SECONDS)
+    make(admin, kafka, name, count, b"new")
+
+
+def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
+    connected: Any, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    name, seen = "anew-between", tmp_path / "seen"
+    make(AdminClient({"bootstrap.servers": kafka.url}), kafka, name, 200, b"old")
+    topic = KafkaTopic(servers=kafka.url, topic=name)
+
+    def tell(at: Progress) -> None:
+        if at.batches == 1:
+            make_anew(kafka, name, 600)
+
+    more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 100}
+    with pytest.raises(
+        lanes.SourceError, match=r"^anew-between: the topic was deleted and made anew since this run"
+    ) as no:
+        replay(connected, topic, noting(seen), progress=tell, **more)
+    assert str(no.value).endswith("what of the former one was not read is gone; begin again with another checkpoint")
+    # Of the new one nothing was handled.
+    assert positions(noted(seen)) == [(partition, at) for partition in range(2) for at in range(50)]
+    assert all(key is not None and key.startswith(b"old-") for _, _, key in noted(seen))
+    with pytest.raises(lanes.SourceError, match="of another replay"):
+        replay(connected, topic, noting(seen), **more)
+
+
+def test_a_topic_that_is_made_anew_within_a_batch_leaves_it_undone(
+    connected: Any, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    name, begun, go = "anew-within", tmp_path / "begun", tmp_path / "go"
+    make(AdminClient({"bootstrap.servers": kafka.url}), kafka, name, 100, b"old")
+    topic = KafkaTopic(servers=kafka.url, topic=name)
+
+    def wait(message: Any) -> None:
+        import time
+
+        begun.touch()
+        while not go.exists():
+            time.sleep(0.01)
+
+    def change() -> None:
+        wait_until(begun.exists, "a message to be handled", seconds=300)
+        try:
+            make_anew(kafka, name, 300)
+        finally:
+            go.touch()
+
+    for checkpoint in (None, str(tmp_path / "checkpoint")):
+        changing = threading.Thread(target=change)
+        changing.start()
+        told: list[Progress] = []
+        more: dict[str, Any] = {"checkpoint": checkpoint, "progress": told.append}
+        try:
+            with pytest.raises(
+                lanes.SourceError, match=r"made anew .*, and the last batch may have had messages of the"
+            ):
+                replay(connected, topic, noting(tmp_path / "seen", wait), **more)
+        finally:
+            changing.join()
+        assert {one.batches for one in told} <= {0}
+        begun.unlink()
+        go.unlink()
+    # It is not noted as done.
+    assert not list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
 
 
 def read_all(kafka: KafkaServer, topic: str, partitions: int) -> list[tuple[int, int, bytes | None]]:

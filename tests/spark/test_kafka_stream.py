@@ -19,9 +19,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 import lanes
 from lanes_spark import KafkaTopic, ParquetTable, Progress, replay, stream
 from tests.components import KafkaServer, MissingComponent, wait_until
+from tests.components.environment import ROOT
 from tests.components.spark_connector import connector_jars
 from tests.conftest import skip_or_fail
-from tests.spark.conftest import ROOT, session
+from tests.spark.conftest import session
 from tests.spark.tables import by_key, noted, noting, positions
 
 pytestmark = [
@@ -102,7 +103,7 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
         assert not running.join(0)
         assert running.progress.positions == 600
         # More batches than one, and stopped behind the one that is under way.
-        assert running.report.batches >= 2
+        wait_until(lambda: running.report.batches >= 2, "the last batch to be done", seconds=LONG)
     report = running.report
     assert (report.finished, report.skipped, report.dead_lettered) == (300, 0, 0)
     assert positions(noted(seen)) == positions(topic.sent)
@@ -152,6 +153,17 @@ def test_a_stream_ends_by_what_its_topic_has_lost(connected: Any, kafka: KafkaSe
     other = {**more, "checkpoint": str(tmp_path / "other"), "settings": once}
     with pytest.raises(lanes.HandlerHalted, match="no such customer"):
         stream(connected, topic.source, noting(failing, fail), **other).join(LONG)
+    # What progress= raises is told as it is, by each who asks.
+    gone = ConnectionError("the terminal is gone")
+
+    def tell(at: Progress) -> None:
+        raise gone
+
+    running = stream(connected, topic.source, noting(failing), **other, progress=tell)
+    for _ in range(2):
+        with pytest.raises(ConnectionError) as told:
+            running.join(LONG)
+        assert told.value is gone
     assert not [thread for thread in threading.enumerate() if thread.name in ("lanes-stream", "lanes-live-ends")]
 
 
@@ -180,7 +192,8 @@ def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
 
 
 def test_times_out_of_order_leave_nothing_out(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
-    topic = Topic(kafka, "timed", 2)
+    # Nothing of it is too old to be kept.
+    topic = Topic(kafka, "timed", 2, **{"retention.ms": "-1"})
     start = 1_700_000_000
     # Producers whose clocks differ: late ones come before early ones.
     seconds = [start + (number * 37) % 100 for number in range(400)]

@@ -225,7 +225,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_first_message(spark: Any,
     wrong = ParquetTable(path=str(tmp_path / "table"), topic="orders", columns={"offset": "value"})
     with pytest.raises(lanes.ConfigError, match="the column 'value' for offset is binary, not bigint or int"):
         replay(spark, wrong, handler)
-    with pytest.raises(lanes.ConfigError, match=r"no connector to Kafka: .*spark-sql-kafka-0-10_2\.13:"):
+    with pytest.raises(lanes.ConfigError, match=r"no connector to Kafka, .*spark-sql-kafka-0-10_2\.13:"):
         replay(spark, KafkaTopic(servers="127.0.0.1:9", topic="orders"), handler)
     with pytest.raises(lanes.SourceError, match="PATH_NOT_FOUND"):
         replay(spark, ParquetTable(path=str(tmp_path / "nowhere"), topic="orders"), handler)

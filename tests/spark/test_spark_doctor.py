@@ -290,6 +290,19 @@ def test_executors_need_room_for_their_python_beside_the_heap(env: dict[str, str
     assert look(env, master="spark://h:7077", conf=conf)["memory"].ok is True
 
 
+@pytest.mark.parametrize("cores", ["²", "٣", "0", "-1", "all", "", "9" * 5_000])
+def test_cores_that_are_no_number_are_a_finding(env: dict[str, str], cores: str) -> None:
+    found = look(env, master="yarn", conf={"spark.executor.cores": cores})["memory"]
+    assert (found.ok, found.detail) == (False, f"spark.executor.cores={cores}")
+    assert found.remedy == "write it as a whole number, 1 or more"
+
+
+def test_numbers_that_are_too_long_to_be_any_end_nothing(env: dict[str, str]) -> None:
+    long = "9" * 5_000
+    assert look(env, master=f"local[{long}]", conf={"spark.driver.memory": f"{long}g"})["memory"].ok is False
+    look(env, master=f"local-cluster[{long},1,1024]", conf={})
+
+
 # --- settings
 
 

@@ -15,8 +15,9 @@ import pytest
 import lanes
 from lanes_spark import replay
 from tests.components import PostgresServer, wait_until
+from tests.components.environment import ROOT
 from tests.components.spark_standalone import SparkStandalone
-from tests.spark.conftest import ROOT, need_java, session
+from tests.spark.conftest import need_java, session
 from tests.spark.fenced import Fenced
 from tests.spark.rows import rows
 from tests.spark.tables import noting, write_table

@@ -1,0 +1,266 @@
+"""What belongs to a checkpoint, on a real Spark: its results, what a journal chose for it, and a batch under way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+import lanes
+from lanes_spark import JournalSelection, Progress, replay
+from tests.history.journals import ended, opened
+from tests.spark.rows import ONCE, rows
+from tests.spark.tables import noted, noting, positions, write_table
+from tests.spark.test_journal_selection import message, owned
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+COUNT = 300
+RESULTS = pa.schema([("partition", pa.int64()), ("position", pa.int64())])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted(spark: Any) -> None:
+    """There is little data: compiling the plans would take longer than running them."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "false")
+
+
+def everything() -> list[tuple[int, int]]:
+    return sorted((one["partition"], one["offset"]) for one in rows(COUNT))
+
+
+def table_of(tmp_path: Path) -> Any:
+    return write_table(tmp_path / "table", [rows(COUNT)[start::4][::-1] for start in (2, 0, 3, 1)])
+
+
+def stored(path: Path) -> list[tuple[int, int]]:
+    table = pq.read_table(path)
+    return sorted(zip(table["partition"].to_pylist(), table["position"].to_pylist(), strict=True))
+
+
+def once_there(path: Path, error: BaseException) -> Callable[[Any], None]:
+    """What raises the error until there is that file."""
+
+    def call(_: object) -> None:
+        if not path.exists():
+            raise error
+
+    return call
+
+
+class Gone(ConnectionError):
+    """Of a kind that Spark's own errors have, too."""
+
+
+# --- results
+
+
+def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) -> None:
+    table, seen, mended = table_of(tmp_path), tmp_path / "seen", tmp_path / "mended"
+
+    def on(checkpoint: str, results: str, handler: Any = None, **more: Any) -> Any:
+        return replay(
+            spark,
+            table,
+            noting(seen) if handler is None else handler,
+            settings=ONCE,
+            results=RESULTS,
+            results_to=str(tmp_path / results),
+            checkpoint=str(tmp_path / checkpoint),
+            rows_per_batch=200,
+            tasks=2,
+            **more,
+        )
+
+    # Killed when no result was there yet, and when those of the first batch were, and Spark had not noted that.
+    gone = Gone("the terminal is gone")
+    with pytest.raises(lanes.HandlerHalted):
+        on("one", "results", noting(tmp_path / "failed", once_there(mended, gone)))
+    with pytest.raises(Gone):
+        on("one", "results", progress=once_there(mended, gone))
+    first = stored(tmp_path / "results")
+    assert COUNT // 4 < len(first) < COUNT // 2
+    # Another one has the same numbers for other rows: what is there is not touched, and nothing is handled.
+    before = noted(seen)
+    with pytest.raises(
+        lanes.ConfigError, match=r"results_to='.*/results': .* another checkpoint, begun at .*/one: "
+    ) as no:
+        on("two", "results", partitions=[0])
+    assert "name a folder that is not there yet, or go on with that checkpoint" in str(no.value)
+    assert (noted(seen), stored(tmp_path / "results")) == (before, first)
+    assert on("one", "results").batches == 3
+    assert stored(tmp_path / "results") == everything()
+    assert (
+        sorted((row["partition"], row["position"]) for row in spark.read.parquet(str(tmp_path / "results")).collect())
+        == everything()
+    )
+    # A checkpoint that is begun anew is another one, wherever it is; it had no results of its own to be refused for.
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(lanes.ConfigError, match="another checkpoint, begun at"):
+        on("one", "results")
+    assert on("two", "other", partitions=[0]).delivered == COUNT // 3
+    # What is refused for something else has taken no folder.
+    with pytest.raises(lanes.SourceError, match="of another replay"):
+        on("two", "third", partitions=[1])
+    assert not (tmp_path / "third").exists()
+
+
+def test_results_that_no_checkpoint_has_written_are_left_alone(spark: Any, tmp_path: Path) -> None:
+    table, results = table_of(tmp_path), tmp_path / "results"
+    more: dict[str, Any] = {"results": RESULTS, "results_to": str(results), "tasks": 2}
+    replay(spark, table, noting(tmp_path / "seen"), **more)
+    with pytest.raises(
+        lanes.ConfigError, match=r"results_to='.*': there is something in it already .* .*/part-0.*parquet"
+    ):
+        replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
+    assert stored(results) == everything()
+    assert not (tmp_path / "nothing").exists()
+    # One that is there and empty is as good as none.
+    shutil.rmtree(results)
+    results.mkdir()
+    (results / "_SUCCESS").touch()
+    replay(spark, table, noting(tmp_path / "seen"), **more, checkpoint=str(tmp_path / "one"))
+    assert stored(results) == everything()
+    # Whose they are has to be there.
+    [note] = (results / "_lanes" / "checkpoint").glob("part-*")
+    note.write_text("{}\n")
+    (note.parent / f".{note.name}.crc").unlink()
+    with pytest.raises(lanes.ConfigError, match="nobody can tell whose it is"):
+        replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
+    (tmp_path / "one" / ".metadata.crc").unlink()
+    (tmp_path / "one" / "metadata").write_text("{}\n")
+    note.unlink()
+    with pytest.raises(lanes.ConfigError, match="there is something in it already"):
+        replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
+
+
+# --- what progress= raises
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt and SystemExit are: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [Gone, Stop])
+@pytest.mark.parametrize("checkpoint", [None, "checkpoint"])
+def test_what_progress_raises_comes_out_as_itself(
+    spark: Any, tmp_path: Path, checkpoint: str | None, kind: type[BaseException]
+) -> None:
+    table, mended, error = table_of(tmp_path), tmp_path / "mended", kind("the terminal is gone")
+    more: dict[str, Any] = {"checkpoint": checkpoint and str(tmp_path / checkpoint), "rows_per_batch": 150, "tasks": 2}
+
+    def tell(at: Progress) -> None:
+        # Behind the second batch, where there are two.
+        if at.batches == (2 if checkpoint else 1) and not mended.exists():
+            raise error
+
+    with pytest.raises(kind) as told:
+        replay(spark, table, noting(tmp_path / "first"), progress=tell, **more)
+    assert told.value is error
+    assert error.__cause__ is None
+    # Nothing is left out when it goes on: the batch that was not noted is handled again.
+    mended.touch()
+    replay(spark, table, noting(tmp_path / "again"), progress=tell, **more)
+    first, again = positions(noted(tmp_path / "first")), positions(noted(tmp_path / "again"))
+    assert again == (everything() if checkpoint is None else [one for one in everything() if one[1] >= 50])
+    assert set(first) | set(again) == set(everything())
+
+
+def test_what_progress_raises_within_a_batch_ends_the_replay_behind_it(spark: Any, tmp_path: Path) -> None:
+    table, told = table_of(tmp_path), tmp_path / "told"
+
+    def wait(_: object) -> None:
+        import time
+
+        while not told.exists():
+            time.sleep(0.01)
+
+    def tell(at: Progress) -> None:
+        told.touch()
+        raise Gone(at.batches)
+
+    more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "progress": tell, "tasks": 2}
+    with pytest.raises(Gone) as gone:
+        replay(spark, table, noting(tmp_path / "seen", wait), **more)
+    assert gone.value.args == (0,)
+    assert positions(noted(tmp_path / "seen")) == everything()
+
+
+def test_what_stops_a_replay_first_is_told_and_the_other_is_logged(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "told"
+
+    def fail(_: object) -> None:
+        import time
+
+        while not told.exists():
+            time.sleep(0.01)
+        raise ValueError("no such customer")
+
+    def tell(at: Progress) -> None:
+        told.touch()
+        raise Gone("the terminal is gone")
+
+    with pytest.raises(lanes.HandlerHalted, match="no such customer"):
+        replay(spark, table_of(tmp_path), noting(tmp_path / "seen", fail), settings=ONCE, progress=tell, tasks=2)
+    assert "progress= was called no more: it raised Gone: the terminal is gone" in caplog.text
+
+
+# --- what a journal has selected
+
+
+def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: Path) -> None:
+    table, folder, checkpoint = table_of(tmp_path), tmp_path / "journal", tmp_path / "checkpoint"
+
+    def letters(member: str, numbers: range) -> None:
+        journal, history = opened(folder, member=member, rotate_after=None)
+        owners = [owned("orders", number, 1) for number in range(3)]
+        for owner in owners:
+            history.assigned(owner, 2.0)
+        for number in numbers:
+            one = message(number, owners)
+            history.delivered([one], 2.0)
+            history.started(one, 2.0)
+            history.dlq_sent(one, 2.0)
+            history.dlq_confirmed(one, 2.0)
+        ended(journal, history)
+
+    letters("m-1", range(100))
+    more: dict[str, Any] = {
+        "only": JournalSelection(path=str(folder), of="dead_lettered"),
+        "checkpoint": str(checkpoint),
+        "tasks": 2,
+    }
+    assert replay(spark, table, noting(tmp_path / "seen"), **more).delivered == 100
+    letters("m-2", range(100, 150))
+    for lost, named in (("facts", "what was selected is gone from it: restore"), ("positions", "PATH_NOT_FOUND")):
+        (checkpoint / "selected" / lost).rename(tmp_path / lost)
+        with pytest.raises(lanes.SourceError, match=named):
+            replay(spark, table, noting(tmp_path / "nothing"), **more)
+        # Nothing was chosen anew.
+        assert not (checkpoint / "selected" / lost).exists()
+        (tmp_path / lost).rename(checkpoint / "selected" / lost)
+    part = max((checkpoint / "selected" / "positions").glob("part-*"), key=lambda path: pq.read_metadata(path).num_rows)
+    part.rename(tmp_path / part.name)
+    with pytest.raises(lanes.SourceError, match=r"orders: 100 positions were selected, and \d+ of them are there"):
+        replay(spark, table, noting(tmp_path / "nothing"), **more)
+    (tmp_path / part.name).rename(part)
+    # With all of it there, it is done.
+    assert replay(spark, table, noting(tmp_path / "nothing"), **more).batches == 0
+    # One that was begun without is left as it is.
+    whole = str(tmp_path / "whole")
+    assert replay(spark, table, noting(tmp_path / "all"), checkpoint=whole).finished == COUNT
+    with pytest.raises(lanes.SourceError, match=r"of another replay \(it was begun without only="):
+        replay(spark, table, noting(tmp_path / "nothing"), **{**more, "checkpoint": whole})
+    assert not (tmp_path / "whole" / "selected").exists()
+    assert not (tmp_path / "nothing").exists()
