@@ -6,7 +6,7 @@ from lanes_spark.audit import Audit, audit
 from lanes_spark.audit_verdicts import AuditVerdict
 from lanes_spark.journal_selection import JournalFacts, JournalSelection
 from lanes_spark.kafka_topic import KafkaTopic
-from lanes_spark.plan import Effects, Eras, Plan
+from lanes_spark.plan import Effects, Eras, Plan, make_plan
 from lanes_spark.progress import OldestMessage, Progress
 from lanes_spark.replay import Report, replay
 from lanes_spark.stream import Stream, stream
@@ -30,6 +30,7 @@ __all__ = [
     "Stream",
     "TaskJob",
     "audit",
+    "make_plan",
     "replay",
     "run_task",
     "stream",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -43,7 +44,9 @@ def demo(
     """
     what = "`lanes spark demo`"
     require(what, "cli,kafka,postgres,spark", "confluent_kafka", "psycopg")
-    require(f"{what} (and psycopg-pool)", "cli,kafka,postgres,spark", "psycopg_pool")
+    if find_spec("psycopg_pool") is None:
+        # In no extra: whoever has a connection of their own needs no pool.
+        stop(f"{what} needs psycopg_pool: pip install psycopg-pool")
     if not kafka:
         stop(f"{what} needs --kafka HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
     url = postgres or os.environ.get("POSTGRES_URL", "")

@@ -194,18 +194,26 @@ def test_the_command_says_what_it_needs(
     assert "secret" not in said.err
 
 
-@pytest.mark.parametrize("module", ["confluent_kafka", "psycopg", "psycopg_pool"])
+@pytest.mark.parametrize(
+    ("module", "install"),
+    [
+        ("confluent_kafka", "'lanes-runtime[cli,kafka,postgres,spark]'"),
+        ("psycopg", "'lanes-runtime[cli,kafka,postgres,spark]'"),
+        ("psycopg_pool", "psycopg-pool"),
+    ],
+)
 def test_a_missing_package_is_one_clear_line(
-    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: str, install: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
-    monkeypatch.setattr("lanes.cli.find_spec", lambda name: None if name == module else find(name))
+    for asks in ("lanes.cli", "lanes_spark.demo_command"):
+        monkeypatch.setattr(f"{asks}.find_spec", lambda name: None if name == module else find(name))
     monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr()
     assert ended.value.code == 3
-    assert f"needs {module}: pip install 'lanes-runtime[cli,kafka,postgres,spark]'" in said.err
+    assert f"needs {module}: pip install {install}\n" in said.err
 
 
 # --- drivers that are no Spark
