@@ -40,8 +40,8 @@ __all__ = ["Consumer"]
 
 log = logging.getLogger("lanes")
 
-CLOSE_TIMEOUT: Final = 10.0
-"""Seconds for each of the last settlement, closing the source and the dead letters: librdkafka may take 5 to leave."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the last settlement. Closing the source or the dead letters may take twice that: librdkafka takes 5."""
 
 
 class Consumer:
@@ -403,7 +403,7 @@ class Consumer:
                 # After a drain there is nothing left to settle; after a cancellation there may be.
                 await self._running.settle()
         for closed in (self._source, self._dead_letters):
-            with anyio.move_on_after(CLOSE_TIMEOUT) as closing:
+            with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
                 try:
                     if closed is not None:
                         await closed.aclose()
@@ -411,7 +411,7 @@ class Consumer:
                     # Not raised: it would hide why the run ended, and nothing can be done about it any more.
                     log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
             if closing.cancelled_caught:
-                log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, CLOSE_TIMEOUT)
+                log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, 2 * CLOSE_TIMEOUT)
         if self._history is not None:
             self._history.close(reason, self._clock())
         if self._journal is not None:
