@@ -255,10 +255,11 @@ class BatchWorkers:
         now = self._clock()
         if self._tap.history is not None:
             self._note(self._tap.history, batch, outcomes, result, error, now)
+        counting = _failures(batch, outcomes)
         self._engine.finish_batch(batch, outcomes, now)
-        for message, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Failure) and message.state == ABANDONED and message.partition.live:
-                self._shell.remembering.interrupted(message, outcome)
+        for message, failed in counting:
+            if message.state == ABANDONED and message.partition.live:
+                self._shell.remembering.interrupted(message, failed)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
@@ -308,3 +309,17 @@ def _heads(batch: list[Message]) -> set[Message]:
     for message in batch:
         lanes.setdefault((message.partition, message.lane), message)
     return {*lanes.values(), *(message for message in batch if message.lane is None)}
+
+
+def _failures(batch: list[Message], outcomes: list[Outcome]) -> list[tuple[Message, Failure]]:
+    """The failures that count: of a lane, behind the first outcome that is no ack, the others run again."""
+    found: list[tuple[Message, Failure]] = []
+    over: set[_Lane] = set()
+    for message, outcome in zip(batch, outcomes, strict=True):
+        lane = (message.partition, message.lane)
+        if outcome is ACK or (message.lane is not None and lane in over):
+            continue
+        over.add(lane)
+        if isinstance(outcome, Failure):
+            found.append((message, outcome))
+    return found

@@ -32,11 +32,14 @@ def be_called_back(client: Consumer, group: Group, clock: Clock, *, static: bool
         if not static:
             client.unsubscribe()
         quiet = False
-        while clock() < until and not (quiet and (static or not client.assignment())):
+        while clock() < until and not quiet:
+            if static:
+                # A callback lies behind the messages that are there, and there would be more of them for ever.
+                client.pause(client.assignment())
             rounds = group.rounds
-            # Messages may come with the callbacks: they are nobody's any more.
+            # What comes is nobody's any more.
             raws = client.consume(1, _QUIET_FOR)
-            quiet = group.rounds == rounds and (static or not raws)
+            quiet = not raws and group.rounds == rounds and (static or not client.assignment())
     except KafkaException:
         # Of a client that has failed for good: nothing is asked of it in a callback any more.
         return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import anyio
 import pytest
@@ -22,6 +23,7 @@ from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client_config import client_config
 from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.leaving import be_called_back
 from lanes_kafka.producing import ConfirmedProducer
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topic, Topics
@@ -336,6 +338,40 @@ async def test_nothing_is_called_back_while_the_client_closes(cluster: MockClust
     async with reading(cluster, protocol, name) as reader:
         pass
     assert reader.client.called_back["in close"] == []
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_rebalance_behind_messages_is_served_before_the_client_closes(static: bool) -> None:
+    heard = SimpleNamespace(rounds=0)
+
+    class Queued:
+        """A client with messages and a rebalance behind them; what is paused brings none."""
+
+        queue: ClassVar = [b"1", b"2", b"3", "rebalance"]
+        has: ClassVar = [TopicPartition("t", 0)]
+
+        def unsubscribe(self) -> None:
+            assert not static, "it would leave its group"
+
+        def assignment(self) -> list[TopicPartition]:
+            return self.has
+
+        def pause(self, partitions: list[TopicPartition]) -> None:
+            assert static and partitions == self.has
+
+        def consume(self, count: int, timeout: float) -> list[bytes]:
+            while self.queue:
+                first = self.queue.pop(0)
+                if isinstance(first, bytes):
+                    return [first]
+                heard.rounds += 1
+                if not static:
+                    self.has.clear()
+            return []
+
+    client = Queued()
+    be_called_back(cast(Consumer, client), cast(Any, heard), time.monotonic, static=static)
+    assert (heard.rounds, client.queue) == (1, [])
 
 
 def test_a_member_whose_loop_is_gone_leaves_its_group(cluster: MockCluster, name: str) -> None:
