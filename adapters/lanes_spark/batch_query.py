@@ -30,7 +30,8 @@ def begin_query(
     interval: float = 0.0,
 ) -> StreamingQuery:
     """Begin it. ``done`` is called after each batch, with the positions that it had of every partition. Raises
-    ``ConfigError`` where results are to go to a folder that has those of another checkpoint.
+    ``ConfigError`` where results are to go to a folder that has those of another checkpoint, or to another one than the
+    checkpoint was begun with.
 
     ``live``: where it asks what there is by now, see ``LiveEnds``, every ``interval`` seconds while there is nothing
     new; None = it ends where ``prepared`` says.
@@ -56,8 +57,9 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, prepared.islands)
+        # Also where nothing is taken: of a batch that is done, the folder is known.
+        folder.take()
         if taken:
-            folder.take()
             run.run(spark, taken, batch=batch)
             done(found)
 

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from lanes.errors import ConfigError, SourceError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Held", "first_value", "hold", "local_folder", "query_of", "without_takeover"]
+__all__ = ["Held", "first_value", "hold", "literal", "local_folder", "qualified", "query_of", "without_takeover"]
 
 log = logging.getLogger("lanes")
 
@@ -106,12 +107,18 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
         ) from None
 
 
+def literal(path: str) -> str:
+    """The path as it is to be given to a reader of Spark, which takes it as a pattern where a writer does not."""
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", path)
+
+
 def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
-    """The first column of the first row that is there; None = there is none, or nothing at all. Blocks."""
+    """The first column of the first row that is there; None = there is none, or nothing at all. ``read`` is given the
+    ``literal`` path. Blocks."""
     from pyspark.errors import AnalysisException
 
     try:
-        row = read(path).first()
+        row = read(literal(path)).first()
     except AnalysisException as error:
         # Nothing else: what cannot be read is not what is not there.
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -123,6 +130,13 @@ def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
 def local_folder(spark: SparkSession, path: str) -> Path | None:
     """The folder, where Spark's driver would use one of this machine for that path; None = it is elsewhere, or that
     cannot be told."""
+    place = qualified(spark, path)
+    return Path(place[1]) if place is not None and place[0] == "file" else None
+
+
+def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
+    """The file system that Spark's driver would use for that path, as its scheme and, behind ``://``, its name where it
+    has one; and the whole path there. None = that cannot be told."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return None
@@ -133,7 +147,8 @@ def local_folder(spark: SparkSession, path: str) -> Path | None:
     except Exception:
         # A file system that Spark does not know: it says so itself.
         return None
-    return Path(place.getPath()) if place.getScheme() == "file" else None
+    name = place.getAuthority()
+    return f"{place.getScheme()}://{name}" if name else str(place.getScheme()), str(place.getPath())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from blake3 import blake3
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.checkpoint import query_of
+from lanes_spark.checkpoint import literal, query_of
 from lanes_spark.journal_files import unfinished_files
 from lanes_spark.journal_positions import check_journal, doubts_of, selected_positions
 from lanes_spark.positions import Islands, Span, clipped, islands_of, wanted_count
@@ -191,7 +191,7 @@ class _Kept:
         from pyspark.errors import AnalysisException
 
         try:
-            row = self._spark.read.parquet(self._facts).first()
+            row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
             # Nothing else: a choice that is there must not be made anew, for some of it is done.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
@@ -227,7 +227,7 @@ class _Kept:
         )
 
     def positions(self) -> DataFrame:
-        return self._spark.read.parquet(self._positions)
+        return self._spark.read.parquet(literal(self._positions))
 
 
 def _islands(positions: DataFrame) -> tuple[dict[int, list[Span]], int]:

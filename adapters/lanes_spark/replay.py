@@ -151,8 +151,9 @@ def replay(
 
     ``handler``, ``settings``, ``decode``: as for ``lanes.Consumer``; the bounds hold in each task. ``dead_letters``,
     ``setup``, ``teardown``, ``results``: see ``TaskJob``. ``results_to``: the Parquet table that the rows go to which
-    handlers return; with a checkpoint every batch has a folder of its own there, which a repeated batch replaces, and
-    a table that any other checkpoint has written to is refused.
+    handlers return; with a checkpoint every batch has a folder of its own there, which a repeated batch replaces. A
+    table that any other checkpoint has written to is refused, and so is another table, or none, when a checkpoint goes
+    on.
 
     ``keys``, ``slots``, ``partitions`` select; ``from_`` is in and ``to`` is out: a position, positions by partition,
     or an aware time. Files that hold nothing of it are not read, as far as they say so. ``only``: nothing but what a

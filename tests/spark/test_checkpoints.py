@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 import lanes
 from lanes_spark import JournalSelection, Progress, replay
+from lanes_spark.checkpoint import query_of
+from lanes_spark.results_folder import ResultsFolder
 from tests.history.journals import ended, opened
 from tests.spark.rows import ONCE, rows
 from tests.spark.tables import noted, noting, positions, write_table
@@ -109,8 +112,17 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
         on("one", "results")
     assert on("two", "other", partitions=[0]).delivered == COUNT // 3
     # What is refused for something else has taken no folder.
+    with pytest.raises(lanes.HandlerHalted):
+        replay(
+            spark,
+            table,
+            noting(tmp_path / "failed", once_there(tmp_path / "never", gone)),
+            settings=ONCE,
+            checkpoint=str(tmp_path / "three"),
+            tasks=2,
+        )
     with pytest.raises(lanes.SourceError, match="of another replay"):
-        on("two", "third", partitions=[1])
+        on("three", "third", partitions=[1])
     assert not (tmp_path / "third").exists()
 
 
@@ -139,8 +151,129 @@ def test_results_that_no_checkpoint_has_written_are_left_alone(spark: Any, tmp_p
     (tmp_path / "one" / ".metadata.crc").unlink()
     (tmp_path / "one" / "metadata").write_text("{}\n")
     note.unlink()
-    with pytest.raises(lanes.ConfigError, match="there is something in it already"):
+    with pytest.raises(lanes.ConfigError, match="are gone from it: restore"):
         replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
+
+
+def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, seen = write_table(tmp_path / "table", [rows(60)]), tmp_path / "seen"
+
+    def on(checkpoint: str, results: str | None, **more: Any) -> Any:
+        into = {} if results is None else {"results": RESULTS, "results_to": str(tmp_path / results)}
+        return replay(
+            spark,
+            table,
+            noting(seen),
+            settings=ONCE,
+            checkpoint=str(tmp_path / checkpoint),
+            rows_per_batch=30,
+            tasks=1,
+            **into,
+            **more,
+        )
+
+    def stop(at: Progress) -> None:
+        # One batch is noted, and the next one is not.
+        if at.batches == 2:
+            raise Gone("the terminal is gone")
+
+    def refused(checkpoint: str, results: str | None, why: str) -> None:
+        before = noted(seen)
+        with pytest.raises(lanes.ConfigError, match=why):
+            on(checkpoint, results)
+        assert noted(seen) == before
+        assert results is None or not (tmp_path / results).exists()
+
+    # Killed between the note of the folder and that of the checkpoint: nothing was written, so another one is as good.
+    write = ResultsFolder._write
+
+    def killed(self: ResultsFolder, path: str, note: Any) -> None:
+        if not path.endswith("/_lanes/checkpoint"):
+            raise lanes.SourceError("killed")
+        write(self, path, note)
+
+    for results in ("first", "first", "a"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ResultsFolder, "_write", killed)
+            with pytest.raises(lanes.SourceError, match="killed"):
+                on("one", results)
+    assert not seen.exists()
+    with pytest.raises(Gone):
+        on("one", "a", progress=stop)
+    assert len(stored(tmp_path / "a")) == 30
+    refused("one", "b", r"results_to='.*/b': the checkpoint .*/one was begun with results_to='.*/a': .* go on with res")
+    refused("one", None, r"results_to=None: the checkpoint .*/one was begun with results_to='.*/a'")
+    with pytest.raises(lanes.ConfigError, match=r"was begun with results_to='.*/a'"):
+        on("one", "first")
+    # It is the folder, not its name.
+    (tmp_path / "a").rename(tmp_path / "moved")
+    refused("one", "a", r"results_to='.*/a': the results of the checkpoint .*/one are gone from it: restore")
+    on("one", "moved")
+    assert stored(tmp_path / "moved") == sorted((one["partition"], one["offset"]) for one in rows(60))
+    # As an earlier version has left it, which had no note in the checkpoint.
+    shutil.rmtree(tmp_path / "one" / "results")
+    refused("one", "b", r"the checkpoint .*/one was begun without it, or with another one")
+    assert on("one", "moved").batches == 0
+    # Begun without.
+    with pytest.raises(Gone):
+        on("two", None, progress=stop)
+    refused("two", "b", r"the checkpoint .*/two was begun without it, or with another one")
+
+
+def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
+    table, names = write_table(tmp_path / "table", [rows(60)]), r"c[1]?*{x,y}\z"
+
+    def on(checkpoint: str, results: str, **more: Any) -> Any:
+        return replay(
+            spark,
+            table,
+            noting(tmp_path / "seen"),
+            settings=ONCE,
+            results=RESULTS,
+            results_to=str(tmp_path / results),
+            checkpoint=str(tmp_path / checkpoint),
+            rows_per_batch=30,
+            tasks=1,
+            **more,
+        )
+
+    def stop(at: Progress) -> None:
+        if at.batches:
+            raise Gone("the terminal is gone")
+
+    # As a pattern it would be this one.
+    (tmp_path / "r1").mkdir()
+    for checkpoint, results in ((names, "plain"), ("other", "r[1]")):
+        with pytest.raises(Gone):
+            on(checkpoint, results, progress=stop)
+        on(checkpoint, results)
+        assert len(stored(tmp_path / results)) == 60
+    with pytest.raises(lanes.ConfigError, match="it is for the results of another checkpoint"):
+        on("two", "r[1]", partitions=[0])
+    folder = str(tmp_path / names)
+    query = json.loads((tmp_path / names / "metadata").read_text())["id"]
+    assert query_of(spark, folder) == query
+    # No note is written that is nobody's.
+    with pytest.raises(lanes.SourceError, match=r"checkpoint='.*/lost': .*/lost/metadata, .* is not found"):
+        ResultsFolder(spark, str(tmp_path / "new"), str(tmp_path / "lost")).take()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_is_not_in_the_folder_of_results(spark: Any, tmp_path: Path) -> None:
+    def check(checkpoint: Path) -> None:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "lanes.lock").touch()
+        ResultsFolder(spark, f"{tmp_path}/out", str(checkpoint)).check()
+
+    for inside in (tmp_path / "out" / "deep" / "checkpoint", tmp_path / "out"):
+        with pytest.raises(
+            lanes.ConfigError, match=r"results_to='.*/out': the checkpoint .* lies in it, .* name a checkpoint outside"
+        ):
+            check(inside)
+    # These are passed over by whoever reads the table; and a name is not a folder.
+    shutil.rmtree(tmp_path / "out")
+    for apart in ("out/_checkpoint", "out/.state/checkpoint", "outside"):
+        check(tmp_path / apart)
 
 
 # --- what progress= raises
@@ -220,7 +353,7 @@ def test_what_stops_a_replay_first_is_told_and_the_other_is_logged(
 
 
 def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: Path) -> None:
-    table, folder, checkpoint = table_of(tmp_path), tmp_path / "journal", tmp_path / "checkpoint"
+    table, folder, checkpoint = table_of(tmp_path), tmp_path / "journal", tmp_path / "checkpoint[1]"
 
     def letters(member: str, numbers: range) -> None:
         journal, history = opened(folder, member=member, rotate_after=None)
@@ -258,9 +391,9 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
     # With all of it there, it is done.
     assert replay(spark, table, noting(tmp_path / "nothing"), **more).batches == 0
     # One that was begun without is left as it is.
-    whole = str(tmp_path / "whole")
+    whole = str(tmp_path / "whole{1}")
     assert replay(spark, table, noting(tmp_path / "all"), checkpoint=whole).finished == COUNT
     with pytest.raises(lanes.SourceError, match=r"of another replay \(it was begun without only="):
         replay(spark, table, noting(tmp_path / "nothing"), **{**more, "checkpoint": whole})
-    assert not (tmp_path / "whole" / "selected").exists()
+    assert not (tmp_path / "whole{1}" / "selected").exists()
     assert not (tmp_path / "nothing").exists()
