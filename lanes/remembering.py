@@ -9,7 +9,8 @@ comes to the head of its lane like any other, no handler is called, and the pois
 
 A failure is written while its lane waits: a hold does not end before that is kept, and a drain hands the partition over
 behind it, as far as its time allows. So a message has one attempt more than its policy allows for each process that
-died while it ran, and none for a hand-over. Writes about one message follow each other. What is settled is dropped.
+died while it ran, and none for a hand-over. Writes about one message follow each other. What is settled is dropped,
+many positions in a call, and behind the failures: nothing waits for that.
 
 Where the store fails, everything is repeated until it does not; only lanes that have failed, and partitions that were
 not loaded, wait for it. A message that never fails costs nothing.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import Final, Protocol
 
@@ -40,7 +42,10 @@ STORE_RETRY: Final = (0.2, 30.0)
 """Seconds before a call of the store that failed is repeated: first, and at most."""
 
 _WRITERS: Final = 8
-"""Messages of one partition that are written at once, at most."""
+"""Calls about one partition that are under way at once, at most."""
+
+_DROPS: Final = 500
+"""Positions that are dropped in one call, at most."""
 
 
 class Around(Protocol):
@@ -100,15 +105,32 @@ class _Row:
 class _Kept:
     """Of one partition: the rows by position, those that wait to be written, and the scopes of who writes.
 
-    ``given_up``: what is not to be handled again.
+    ``given_up``: what is not to be handled again. ``urgent``: failures, for a lane or a drain waits for each;
+    ``waiting``: what is to be dropped, and what could not be written yet.
     """
 
     def __init__(self) -> None:
         self.given_up: dict[int, Attempt] = {}
         self.rows: dict[int, _Row] = {}
+        self.urgent: dict[int, _Row] = {}
         self.waiting: dict[int, _Row] = {}
         self.writers: set[anyio.CancelScope] = set()
         self.written = anyio.Event()
+
+    def put(self, position: int, row: _Row) -> None:
+        """It is to be written."""
+        queue, other = (self.waiting, self.urgent) if row.drop else (self.urgent, self.waiting)
+        other.pop(position, None)
+        queue[position] = row
+
+    def take(self) -> dict[int, _Row]:
+        """What the next call writes, taken out: a failure, or all that is to be dropped; empty when nothing waits."""
+        # Failures that come without end do not keep the drops from their turn: a full call of those goes first.
+        queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
+        positions = list(islice(queue, 1))
+        if positions and queue[positions[0]].drop:
+            positions = list(islice((position for position, row in queue.items() if row.drop), _DROPS))
+        return {position: queue.pop(position) for position in positions}
 
 
 class Remembering:
@@ -280,7 +302,7 @@ class Remembering:
 
     def _write_soon(self, partition: Partition, kept: _Kept, position: int, row: _Row) -> None:
         if not row.busy:
-            kept.waiting[position] = row
+            kept.put(position, row)
             if len(kept.writers) < _WRITERS:
                 kept.writers.add(scope := anyio.CancelScope())
                 self._around.start_soon(self._write, partition, scope)
@@ -292,10 +314,8 @@ class Remembering:
             return
         pause = STORE_RETRY[0]
         with scope:
-            while kept.waiting:
-                position = next(iter(kept.waiting))
-                row = kept.waiting.pop(position)
-                if await self._written(partition, kept, position, row, pause):
+            while rows := kept.take():
+                if await self._written(partition, kept, rows, pause):
                     pause = STORE_RETRY[0]
                     continue
                 await anyio.sleep(pause)
@@ -303,32 +323,38 @@ class Remembering:
         kept.writers.discard(scope)
         kept.written.set()
 
-    async def _written(self, partition: Partition, kept: _Kept, position: int, row: _Row, pause: float) -> bool:
+    async def _written(self, partition: Partition, kept: _Kept, rows: dict[int, _Row], pause: float) -> bool:
+        position, row = next(iter(rows.items()))
         wanted, message, drop = row.wanted, row.message, row.drop
-        row.busy = True
+        for each in rows.values():
+            each.busy = True
         try:
             if drop:
-                await self._store.drop(partition, [position])
+                await self._store.drop(partition, list(rows))
             elif wanted is not None and message is not None:
                 await self._store.keep(message, wanted)
         except Exception as error:
-            what = f"attempts of {partition.id} position {position} not {'dropped' if drop else 'kept'}"
+            which = f"position {position}" if len(rows) == 1 else f"position {position} and {len(rows) - 1} more"
+            what = f"attempts of {partition.id} {which} not {'dropped' if drop else 'kept'}"
             if not self._passes(error, what, pause):
+                kept.urgent.clear()
                 kept.waiting.clear()
                 return True
             # Behind the others: one that can never be written is not in the way of what can.
-            kept.waiting[position] = row
+            kept.waiting.update(rows)
             return False
         finally:
-            row.busy = False
-        if row.drop is not drop or row.wanted is not wanted:
-            kept.waiting[position] = row
-        elif drop:
-            del kept.rows[position]
-        elif message is not None:
-            row.wanted = row.message = None
-            self._engine.kept(message)
-            self._around.look_for_due()
+            for each in rows.values():
+                each.busy = False
+        for position, row in rows.items():
+            if row.drop is not drop or row.wanted is not wanted:
+                kept.put(position, row)
+            elif drop:
+                del kept.rows[position]
+            elif message is not None:
+                row.wanted = row.message = None
+                self._engine.kept(message)
+                self._around.look_for_due()
         return True
 
     def _passes(self, error: Exception, what: str, pause: float) -> bool:

@@ -46,7 +46,7 @@ _DROP: Final[LiteralString] = (
 class PostgresAttempts:
     """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 
-    Each is written in a transaction of its own, beside the handler's.
+    Each failure is written in a transaction of its own, beside the handler's; what is settled goes many at a time.
 
     ``connect``: gives a connection for a while, such as ``pool.connection`` of an ``AsyncConnectionPool``. The tables
     are those of ``migrate``. Every write is fenced by the fencing token of the partition, where it has one: that of a

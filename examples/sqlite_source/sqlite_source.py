@@ -141,9 +141,7 @@ class SqliteSource:
         await self._transact(lambda db: db.executemany(SETTLE, claims))
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        now = self._now()
-        claims = [(now + self._visibility, message.position, message.token, now) for message in messages]
-        await self._transact(lambda db: db.executemany(EXTEND, claims), None)
+        await self._transact(lambda db: self._extend(db, messages), None)
 
     async def release(self, partition: lanes.Partition) -> None:
         self._released = True  # no claim behind this one: what is claimed already is given back
@@ -172,6 +170,10 @@ class SqliteSource:
             if busy and if_busy:
                 return if_busy[0]
             raise lanes.SourceError(f"{self._path}: {error}", retryable=busy) from error
+
+    def _extend(self, db: sqlite3.Connection, messages: Sequence[Message]) -> None:
+        now = self._now()  # with the lock: what passed while the call waited for that is over
+        db.executemany(EXTEND, [(now + self._visibility, each.position, each.token, now) for each in messages])
 
     def _claim(self, db: sqlite3.Connection, room: Room) -> list[Row] | None:
         """What fits into the room, claimed; None once all that there is is with this source."""

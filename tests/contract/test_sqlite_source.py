@@ -18,6 +18,7 @@ from lanes.source import Source
 from memsource import check_files
 from memsource.contract import Ability, Check, Sample, checks
 from memsource.harness import BYTES, messages_of
+from tests.runtime.support import until
 
 ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "finish")
 
@@ -154,6 +155,22 @@ async def test_who_comes_late_changes_nothing_of_the_next_claim(harness: SqliteH
         assert values(await take(other)) == [b"a2"]
         await harness.elapse(harness.ack_wait)
         assert values(await take(one)) == [b"a1", b"a2"]
+
+
+@pytest.mark.anyio
+async def test_a_claim_that_ends_while_its_extension_waits_is_not_extended(harness: SqliteHarness) -> None:
+    await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2")])
+    async with opened(harness) as one, opened(harness) as other:
+        late = await take(one)
+        await harness.elapse(harness.ack_wait * 0.9)
+        async with anyio.create_task_group() as tasks, one._one:
+            # Asked for in time, and done behind the deadline, for the connection is taken.
+            tasks.start_soon(one.extend, late)
+            await until(lambda: one._one.statistics().tasks_waiting == 1)
+            await harness.elapse(harness.ack_wait * 0.1)
+            (again,) = await take(other, 1)
+        await settle(other, [again])
+        assert values(await take(other)) == [b"a2"], "nobody has a claim on it"
 
 
 @pytest.mark.anyio

@@ -1,0 +1,151 @@
+"""Attempts in a store: what is written first, what at once, and what a changed policy makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from lanes import Attempt, Message, Partition
+from lanes.remembering import _DROPS, _WRITERS, _Kept, _Row
+from memsource import GroupSource, MemoryAttempts, MemoryDeadLetters, MemorySource
+from tests.runtime.grouped import group_of
+from tests.runtime.support import Gated, published, started, turns, until
+from tests.runtime.test_attempts import HERE, Failing, Later, consumer_of, place
+
+HELD = Attempt(1, "held", "E")
+
+
+class Told(MemoryAttempts):
+    """One that tells its writes when they begin; they end while ``open`` is set, or raise what ``fails`` says."""
+
+    def __init__(self, known: int = 0) -> None:
+        super().__init__()
+        self.writes: list[tuple[str, list[int]]] = []
+        self.open = anyio.Event()
+        self.open.set()
+        self.fails: dict[str, Exception] = {}
+        self._rows[HERE, ""] = dict.fromkeys(range(known), (HELD, 0))
+
+    async def keep(self, message: Message, attempt: Attempt) -> bool:
+        await self._begin("keep", [message.position])
+        return await super().keep(message, attempt)
+
+    async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
+        await self._begin("drop", list(positions))
+        await super().drop(partition, positions)
+
+    async def _begin(self, what: str, positions: list[int]) -> None:
+        self.writes.append((what, positions))
+        await self.open.wait()
+        if what in self.fails:
+            raise self.fails[what]
+
+
+@pytest.mark.anyio
+async def test_a_failure_is_written_before_what_is_to_be_dropped_and_that_in_one_call() -> None:
+    known = _WRITERS + 4
+    broker, store, gates = published(*(f"k{number}" for number in range(known + 1))), Told(known), Gated()
+
+    async def handler(message: Message) -> None:
+        await gates(message)
+        if message.position == known:
+            raise Later("no")
+
+    consumer = consumer_of(MemorySource(broker), handler, store, concurrency=known + 1)
+    async with started(consumer) as run:
+        await until(lambda: gates.running == known + 1)
+        store.open = anyio.Event()
+        for position in range(known):
+            gates.let(position)
+            await until(lambda n=position: len(broker.acked()) == n + 1)  # type: ignore[misc]
+            await until(lambda n=position: len(store.writes) == min(n + 1, _WRITERS))  # type: ignore[misc]
+        gates.let(known)
+        await until(lambda: consumer.status().held == 1)
+        await turns()
+        under_way = [("drop", [position]) for position in range(_WRITERS)]
+        assert store.writes == under_way
+        store.open.set()
+        assert await run.stop() is None
+    assert store.writes == [*under_way, ("keep", [known]), ("drop", list(range(_WRITERS, known)))]
+    assert place(store) == {known: Attempt(1, "held", "Later")}
+
+
+@pytest.mark.anyio
+async def test_what_could_not_be_dropped_is_dropped_later(caplog: pytest.LogCaptureFixture) -> None:
+    group, store = group_of(["a", "b", "c"]), Told(3)
+    async with started(consumer_of(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
+        await until(lambda: group.unfinished == 0)
+        await run.stop()
+    store.fails = {"drop": OSError("the store is gone")}
+    # Of a process that died between its commit and the drop.
+    async with started(consumer_of(GroupSource(group, "a"), Failing(), store)) as run:
+        await until(lambda: store.writes == [("drop", [0, 1, 2])])
+        await turns()
+        assert place(store).keys() == {0, 1, 2}
+        store.fails.clear()
+        await until(lambda: store.kept() == {})
+        await run.stop()
+    assert store.writes == [("drop", [0, 1, 2])] * 2
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "memory/a: attempts of memory/0 position 0 and 2 more not dropped (OSError: the store is gone), again in 0.2 s"
+    ]
+
+
+@pytest.mark.anyio
+async def test_failures_that_cannot_be_written_are_not_in_the_way_of_what_can() -> None:
+    count = _WRITERS + 1
+    broker, store = published(*(f"k{number}" for number in range(count + 1))), Told(1)
+    store.fails = {"keep": OSError("not these")}
+    handler = Failing(*range(1, count + 1))
+    consumer = consumer_of(MemorySource(broker), handler, store, concurrency=count + 1)
+    async with started(consumer):
+        await until(lambda: len(handler.calls) == count + 1)
+        await until(lambda: store.kept() == {})
+        assert broker.acked() == [0]
+
+
+def test_a_full_call_of_drops_does_not_wait_for_failures() -> None:
+    kept, failed = _Kept(), _Row()
+    kept.put(0, failed)
+    for position in range(1, _DROPS + 2):
+        row = _Row()
+        row.drop = True
+        kept.put(position, row)
+    assert list(kept.take()) == list(range(1, _DROPS + 1))
+    assert kept.take() == {0: failed}
+    assert list(kept.take()) == [_DROPS + 1]
+    assert kept.take() == {}
+
+
+def test_a_row_waits_once_whatever_becomes_of_it() -> None:
+    kept, row = _Kept(), _Row()
+    for drop in (False, True, False, True):
+        row.drop = drop
+        kept.put(0, row)
+        assert (len(kept.urgent), len(kept.waiting)) == ((0, 1) if drop else (1, 0))
+    assert kept.take() == {0: row}
+    assert kept.take() == {}
+
+
+@pytest.mark.anyio
+async def test_a_message_that_was_blocked_has_no_letter_until_it_is_parked() -> None:
+    """Also where it was blocked under ``block``, and the policy archives what it blocks now."""
+    broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
+    async with started(consumer_of(MemorySource(broker), handler, store, attempts=1, poison="block")) as run:
+        await until(lambda: place(store) == {0: Attempt(1, "blocked", "ValueError")})
+        await run.stop()
+    letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(
+        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
+    )
+    async with started(consumer) as run:
+        await until(lambda: consumer.ready and consumer.status().blocked == 1)
+        await turns()
+        assert (handler.calls, broker.dead_letters) == ([(0, 1)], [])
+        assert consumer.park("a") == 1
+        await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
+        await run.stop()
+    assert [letter.position for letter in broker.dead_letters] == [0]
