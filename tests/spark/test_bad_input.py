@@ -44,6 +44,9 @@ class Uri:
     def getScheme(self) -> str:  # noqa: N802 (as Java calls it)
         return self._scheme or "file"
 
+    def getAuthority(self) -> str | None:  # noqa: N802
+        return self._path.partition("/")[0] if self._scheme else None
+
     def getPath(self) -> str:  # noqa: N802
         return self._path
 
