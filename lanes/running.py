@@ -166,9 +166,9 @@ class Running:
         if self._exhausted:
             self._stop_when_exhausted()
 
-    def confirmed(self) -> None:
-        """Commits were made: what stood at ``max_ahead`` may have moved on."""
-        if self._stalls.confirmed(self._clock()):
+    def floors_moved(self) -> None:
+        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
+        if self._stalls.moved(self._clock()):
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:

@@ -31,8 +31,8 @@ class Shell(Protocol):
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake whoever has something to do now."""
 
-    def confirmed(self) -> None:
-        """Commits were made: what stood at ``max_ahead`` may have moved on."""
+    def floors_moved(self) -> None:
+        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
 
     def overdue(self, partition: Partition) -> bool:
         """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
@@ -150,6 +150,7 @@ class Settler:
         if self._commits:
             # What has finished left the bounds: the source may have room now.
             self._shell.after()
+            self._shell.floors_moved()
         return settlements
 
     async def _commit(self, settlements: list[Settlement]) -> None:
@@ -219,7 +220,7 @@ class Settler:
         engine.settled(settlements)
         self._shell.remembering.settled(settlements)
         if self._commits:
-            self._shell.confirmed()
+            self._shell.floors_moved()
         self._shell.after()
         return True
 

@@ -26,6 +26,13 @@ class Stall(NamedTuple):
     oldest: Message | None
 
 
+class _Awaited(NamedTuple):
+    """What a partition waits for, given what is ``confirmed``: for the ``broker`` to confirm more, or for a message."""
+
+    confirmed: int
+    broker: bool
+
+
 class Stalls:
     """The partitions of one ``committer`` that stand at ``max_ahead``: each blocker is told once, when it has lasted.
 
@@ -35,8 +42,8 @@ class Stalls:
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
-        # What was confirmed when it began to stand, and when it is to be told: infinity once it was.
-        self._waits: dict[Partition, tuple[int, float]] = {}
+        # What it waits for since when it began to, and when that is to be told: infinity once it was.
+        self._waits: dict[Partition, tuple[_Awaited, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Stalls {len(self._waits)} partitions at max_ahead>"
@@ -44,14 +51,17 @@ class Stalls:
     def reached(self, partition: Partition, now: float) -> None:
         """It stands at ``max_ahead`` from now on."""
         self._forget()
-        self._waits[partition] = _confirmed(partition), now + NAMED_AFTER
+        self._waits[partition] = self._awaited(partition), now + NAMED_AFTER
 
-    def confirmed(self, now: float) -> bool:
-        """Commits were made; True when something else may hold a partition up now, and ``next_at`` has changed."""
+    def moved(self, now: float) -> bool:
+        """Something has finished, or was confirmed; True when something else may hold a partition up now, and
+        ``next_at`` has changed. Cheap while nothing stands."""
+        if not self._waits:
+            return False
         self._forget()
-        moved = [partition for partition, (before, _) in self._waits.items() if _confirmed(partition) != before]
+        moved = [partition for partition, (before, _) in self._waits.items() if self._awaited(partition) != before]
         for partition in moved:
-            self._waits[partition] = _confirmed(partition), now + NAMED_AFTER
+            self._waits[partition] = self._awaited(partition), now + NAMED_AFTER
         return bool(moved)
 
     def due(self, now: float) -> list[Stall]:
@@ -59,20 +69,24 @@ class Stalls:
         self._forget()
         stalls = []
         for partition in [partition for partition, (_, at) in self._waits.items() if at <= now]:
-            confirmed, ledger = _confirmed(partition), self._committer.partitions[partition]
-            floor = ledger.floor()
-            oldest = None if floor > confirmed else ledger.unfinished()[0]
+            awaited, ledger = self._awaited(partition), self._committer.partitions[partition]
+            oldest = None if awaited.broker else ledger.unfinished()[0]
             if oldest is not None and oldest.state == FINISHED:
                 # It is entered into the ledger in a moment, and then the floor moves.
-                self._waits[partition] = confirmed, now + NAMED_AFTER
+                self._waits[partition] = awaited, now + NAMED_AFTER
                 continue
-            self._waits[partition] = confirmed, INFINITY
-            stalls.append(Stall(partition, floor, oldest))
+            self._waits[partition] = awaited, INFINITY
+            stalls.append(Stall(partition, ledger.floor(), oldest))
         return stalls
 
     def next_at(self) -> float:
         """When ``due`` has something next; infinity while it has nothing."""
         return min((at for _, at in self._waits.values()), default=INFINITY)
+
+    def _awaited(self, partition: Partition) -> _Awaited:
+        commits = partition.commits
+        assert commits is not None, "only a partition whose source commits has a bound above the committed position"
+        return _Awaited(commits.confirmed, self._committer.partitions[partition].floor() > commits.confirmed)
 
     def _forget(self) -> None:
         # One that drains is held up by nobody: it is given back.
@@ -97,9 +111,3 @@ def report(stall: Stall, name: str, max_ahead: int, now: float) -> None:
         max_ahead,
         until,
     )
-
-
-def _confirmed(partition: Partition) -> int:
-    commits = partition.commits
-    assert commits is not None, "only a partition whose source commits has a bound above the committed position"
-    return commits.confirmed

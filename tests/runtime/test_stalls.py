@@ -43,7 +43,7 @@ def test_what_is_over_in_time_is_not_told() -> None:
     engine, partition, run, stalls = standing(0, 1, 2)
     engine.finish(run[0], ACK, 10.5)
     confirm(engine)
-    assert not stalls.confirmed(10.5)
+    assert not stalls.moved(10.5)
     assert (stalls.next_at(), told(stalls, 99.0)) == (INFINITY, [])
     deliver(engine, partition, 3, now=20.0)
     stalls.reached(partition, 20.0)
@@ -56,19 +56,33 @@ def test_a_blocker_in_place_of_another_gets_its_time_and_is_told_too() -> None:
     engine.finish(run[0], ACK, 12.0)
     confirm(engine)
     # One that waited has taken its place: it stands still.
-    assert stalls.confirmed(12.0)
+    assert stalls.moved(12.0)
     assert (stalls.next_at(), told(stalls, 12.9), told(stalls, 13.0)) == (13.0, [], [(1, 1)])
-    assert not stalls.confirmed(14.0)
+    assert not stalls.moved(14.0)
 
 
 def test_commits_that_come_in_time_put_it_off_and_others_do_not() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
     engine.finish(run[1], ACK, 10.5)
     confirm(engine)
-    assert (stalls.confirmed(10.5), stalls.next_at()) == (False, 11.0)
+    assert (stalls.moved(10.5), stalls.next_at()) == (False, 11.0)
     engine.finish(run[0], ACK, 10.7)
     confirm(engine)
-    assert (stalls.confirmed(10.7), stalls.next_at()) == (True, 11.7)
+    assert (stalls.moved(10.7), stalls.next_at()) == (True, 11.7)
+
+
+def test_a_confirmation_in_place_of_a_message_gets_its_time_and_is_told_too() -> None:
+    engine, _, run, stalls = standing(0, 1, 2, 3)
+    assert told(stalls, 11.0) == [(0, 0)]
+    engine.finish(run[0], ACK, 12.0)
+    engine.collect(12.0, everything=True)
+    assert (stalls.moved(12.0), stalls.next_at(), told(stalls, 12.9), told(stalls, 13.0)) == (
+        True,
+        13.0,
+        [],
+        [(1, None)],
+    )
+    assert (stalls.moved(14.0), stalls.next_at()) == (False, INFINITY)
 
 
 def test_a_confirmation_that_is_missing_has_no_message() -> None:
