@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from lanes.core.types import Room, Settlement
+from lanes.core.types import Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from memsource.broker import Delivery
 
-__all__ = ["Call", "CallName", "Faults"]
+__all__ = ["Call", "CallName", "Faults", "Scripted", "ScriptedSource"]
 
 CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
 
@@ -77,3 +77,51 @@ class Faults:
         yield
         if error is not None:
             raise error
+
+
+class Scripted:
+    """What a test does to the calls of anything in memory. ``calls`` is what was called so far. Nothing here blocks."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._faults = Faults()
+
+    def _changed(self) -> None:
+        """Whoever waits is to look again."""
+
+    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
+        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
+        self._faults.fail(call, error, times, done=done)
+        self._changed()
+
+    def block(self, call: CallName) -> None:
+        """Let these calls hang until ``unblock``. Idempotent."""
+        self._faults.block(call)
+        self._changed()
+
+    def unblock(self, call: CallName) -> None:
+        """Let them go on. Idempotent."""
+        self._faults.unblock(call)
+
+    def called(self, name: CallName) -> list[Call]:
+        """The calls of this name so far."""
+        return [call for call in self.calls if call.name == name]
+
+
+class ScriptedSource(Scripted):
+    """The same of a source, which owns partitions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owned: dict[int, Partition] = {}
+        self._finite = False
+
+    def finish(self) -> None:
+        """Make it finite: ``Exhausted`` follows once everything published in its own partitions is delivered."""
+        self._finite = True
+        self._changed()
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions it has announced and neither released nor reported lost."""
+        return list(self._owned)

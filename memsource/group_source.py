@@ -16,7 +16,7 @@ import anyio
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent, SourceTraits
-from memsource.calls import Call, CallName, Faults
+from memsource.calls import Call, ScriptedSource
 from memsource.group import Group, UnknownMember
 from memsource.topic import Record, RecordReader
 
@@ -25,7 +25,7 @@ __all__ = ["GroupSource"]
 _READER: Final = RecordReader()
 
 
-class GroupSource:
+class GroupSource(ScriptedSource):
     """``member`` of ``group`` as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``batch``: messages of one partition delivered at once, at most. ``revoke_timeout``: seconds that ``Revoking``
@@ -43,51 +43,18 @@ class GroupSource:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch={batch}: must be 1 or more")
+        super().__init__()
         self.group = group
         self.member = member
-        self.calls: list[Call] = []
         self._batch = batch
         self._revoke_timeout = revoke_timeout
         self._hands_over = hands_over
-        self._faults = Faults()
-        self._owned: dict[int, Partition] = {}
         self._turns: deque[int] = deque()  # owned; whose turn is next is in front
-        self._finite = False
         self._exhausted = False
         self._wake = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<GroupSource {self.member} of {self.group.name}: {len(self._owned)} partitions>"
-
-    # --- what a test does in place of a broker
-
-    def finish(self) -> None:
-        """Make it finite: ``Exhausted`` follows once everything published in its own partitions is delivered."""
-        self._finite = True
-        self._wake.set()
-
-    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
-        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
-        self._faults.fail(call, error, times, done=done)
-        self._wake.set()
-
-    def block(self, call: CallName) -> None:
-        """Let these calls hang until ``unblock``. Idempotent."""
-        self._faults.block(call)
-        self._wake.set()
-
-    def unblock(self, call: CallName) -> None:
-        """Let them go on. Idempotent."""
-        self._faults.unblock(call)
-
-    @property
-    def owned(self) -> list[int]:
-        """The partitions it has announced and neither released nor reported lost."""
-        return list(self._owned)
-
-    def called(self, name: CallName) -> list[Call]:
-        """The calls of this name so far."""
-        return [call for call in self.calls if call.name == name]
 
     # --- lanes.source.Source
 

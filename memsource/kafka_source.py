@@ -18,7 +18,7 @@ from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent, SourceTraits
-from memsource.calls import Call, CallName, Faults
+from memsource.calls import Call, ScriptedSource
 from memsource.kafka_client import Callback, Client, Commit, KafkaFailure
 from memsource.topic import Record, RecordReader
 
@@ -32,7 +32,7 @@ _OF_POLL_INTERVAL: Final = 0.8
 """What a drain may take of ``max_poll_interval``; the rest is for its commit."""
 
 
-class KafkaMemberSource:
+class KafkaMemberSource(ScriptedSource):
     """``member`` of the group of ``broker`` as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
@@ -58,55 +58,22 @@ class KafkaMemberSource:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch={batch}: must be 1 or more")
+        super().__init__()
         self.broker = broker
         self.member = member
         self.client = Client(member, clock, instance)
-        self.calls: list[Call] = []
         self.degraded = 0
         self._batch = batch
         self._limit = LIMIT
-        self._faults = Faults()
-        self._owned: dict[int, Partition] = {}
         self._turns: deque[int] = deque()  # owned; whose turn is next is in front
         self._deadlines: dict[int, float] = {}  # of what is being revoked
         self._failed: SourceError | None = None
-        self._finite = False
         self._exhausted = False
         self._waiting: set[anyio.Event] = set()
         broker.introduce(self.client)
 
     def __repr__(self) -> str:
         return f"<KafkaMemberSource {self.member} of {self.broker.topic}: {len(self._owned)} partitions>"
-
-    # --- what a test does in place of a broker
-
-    def finish(self) -> None:
-        """Make it finite: ``Exhausted`` follows once everything published in its own partitions is delivered."""
-        self._finite = True
-        self._changed()
-
-    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
-        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
-        self._faults.fail(call, error, times, done=done)
-        self._changed()
-
-    def block(self, call: CallName) -> None:
-        """Let these calls hang until ``unblock``. Idempotent."""
-        self._faults.block(call)
-        self._changed()
-
-    def unblock(self, call: CallName) -> None:
-        """Let them go on. Idempotent."""
-        self._faults.unblock(call)
-
-    @property
-    def owned(self) -> list[int]:
-        """The partitions it has announced and neither released nor reported lost."""
-        return list(self._owned)
-
-    def called(self, name: CallName) -> list[Call]:
-        """The calls of this name so far."""
-        return [call for call in self.calls if call.name == name]
 
     # --- lanes.source.Source
 

@@ -32,13 +32,13 @@ from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settl
 from lanes.dead_letter import DeadLetter
 from lanes.source import Assigned, Delivered, Exhausted, Generation, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.broker import Delivery, MemoryBroker
-from memsource.calls import Call, CallName, Faults
+from memsource.calls import Call, CallName, Scripted, ScriptedSource
 from memsource.topic import RecordReader
 
 __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
 
 
-class MemorySource:
+class MemorySource(ScriptedSource):
     """The messages of ``broker`` as a source; another one on the same broker later goes on where this one stopped.
 
     ``assigned``: the partitions it owns from the start, None = all. ``batch``: messages of one partition
@@ -62,19 +62,16 @@ class MemorySource:
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch={batch}: must be 1 or more")
+        super().__init__()
         self.broker = broker
-        self.calls: list[Call] = []
         self._name = name or broker.name
         self._initial = tuple(broker.partitions if assigned is None else assigned)
         self._batch = batch
         self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
         self._plans = plans
         self._clock = clock
-        self._faults = Faults()
-        self._owned: dict[int, Partition] = {}
         self._delivering: deque[int] = deque()  # owned and not being revoked; whose turn is next is in front
         self._ownership: deque[SourceEvent] = deque()
-        self._finite = False
         self._exhausted = False
         self._wake = anyio.Event()
 
@@ -125,34 +122,6 @@ class MemorySource:
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
         """Have messages delivered again; see ``MemoryBroker.redeliver``."""
         self.broker.redeliver(positions, partition=partition)
-
-    def finish(self) -> None:
-        """Make it finite: once everything published is delivered, ``Exhausted`` follows."""
-        self._finite = True
-        self._wake.set()
-
-    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
-        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
-        self._faults.fail(call, error, times, done=done)
-        self._wake.set()
-
-    def block(self, call: CallName) -> None:
-        """Let these calls hang until ``unblock``. Idempotent."""
-        self._faults.block(call)
-        self._wake.set()
-
-    def unblock(self, call: CallName) -> None:
-        """Let them go on. Idempotent."""
-        self._faults.unblock(call)
-
-    @property
-    def owned(self) -> list[int]:
-        """The partitions it owns: assigned, and neither released nor lost."""
-        return list(self._owned)
-
-    def called(self, name: CallName) -> list[Call]:
-        """The calls of this name so far."""
-        return [call for call in self.calls if call.name == name]
 
     # --- lanes.source.Source
 
@@ -252,32 +221,15 @@ class MemorySource:
         self._wake.set()
 
 
-class MemoryDeadLetters:
+class MemoryDeadLetters(Scripted):
     """Dead letters into ``broker.dead_letters``; ``calls`` is what was called so far."""
 
     def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__()
         self.broker = broker
-        self.calls: list[Call] = []
-        self._faults = Faults()
 
     def __repr__(self) -> str:
         return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} letters>"
-
-    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
-        """Let the next ``times`` of these calls raise ``error``: instead of their job, or when it is ``done``."""
-        self._faults.fail(call, error, times, done=done)
-
-    def block(self, call: CallName) -> None:
-        """Let these calls hang until ``unblock``. Idempotent."""
-        self._faults.block(call)
-
-    def unblock(self, call: CallName) -> None:
-        """Let them go on. Idempotent."""
-        self._faults.unblock(call)
-
-    def called(self, name: CallName) -> list[Call]:
-        """The calls of this name so far."""
-        return [call for call in self.calls if call.name == name]
 
     async def open(self) -> None:
         """See ``lanes.source.DeadLetters.open``."""
