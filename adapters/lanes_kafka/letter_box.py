@@ -23,7 +23,15 @@ from lanes.letters import REPLAYED, whole_size
 from lanes_kafka.asking import ask_topic
 from lanes_kafka.dead_letters import topic_name
 from lanes_kafka.errors import is_permanent
-from lanes_kafka.letters import Headers, Record, disposition_record, letter_parts, read_disposition, read_letter
+from lanes_kafka.letters import (
+    Headers,
+    Record,
+    disposition_record,
+    is_sendable,
+    letter_parts,
+    read_disposition,
+    read_letter,
+)
 from lanes_kafka.log_reader import LogReader, Range
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
 from lanes_kafka.reading import READER
@@ -104,6 +112,12 @@ class KafkaLetterBox:
                 f"{letter.source}/{letter.partition}, where letter {letter.id} came from, is not there: publish it "
                 "yourself, then drop the letter"
             )
+        for name, _ in letter.headers:
+            if not is_sendable(name):
+                raise SourceError(
+                    f"letter {letter.id} has a header {name[:80]!a}, a name that this client cannot send: publish "
+                    "it with another client, then drop the letter"
+                )
         nulls = set(letter.null_headers)
         headers: Headers = [
             (name, None if index in nulls else value)

@@ -17,6 +17,7 @@ __all__ = [
     "Headers",
     "Record",
     "disposition_record",
+    "is_sendable",
     "letter_parts",
     "letter_record",
     "read_disposition",
@@ -155,7 +156,7 @@ def _record(letter: DeadLetter, by_id: bool) -> Record:
 
 def _kept_name(name: str) -> str:
     """The name that an original header has in the letter."""
-    if name.lower().startswith(FIELD.lower()) or "\0" in name or not _is_unicode(name):
+    if name.lower().startswith(FIELD.lower()) or not is_sendable(name):
         return _quoted(name)
     return name
 
@@ -174,8 +175,11 @@ def _original_name(message: Message, kept: str) -> str:
     return name
 
 
-def _is_unicode(name: str) -> bool:
-    # The client ends the process with a segmentation fault over a lone surrogate.
+def is_sendable(name: str) -> bool:
+    """Whether the client can send a header of this name."""
+    # It cuts a name at a NUL, and ends the process with a segmentation fault over a lone surrogate.
+    if "\0" in name:
+        return False
     try:
         name.encode()
     except UnicodeEncodeError:

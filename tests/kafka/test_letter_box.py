@@ -247,6 +247,20 @@ async def test_an_origin_that_is_gone_is_refused_and_not_made(topic: MakeTopic) 
     assert f"{dead.name}-not" not in dead.admin.list_topics(timeout=10).topics
 
 
+@only_asyncio
+@pytest.mark.parametrize("name", ["\ud800", "a\0b"], ids=["surrogate", "NUL"])
+async def test_a_header_that_cannot_be_sent_is_refused_by_name(topic: MakeTopic, name: str) -> None:
+    orders, dead = topic(), topic()
+    sent = letter(source=orders.name, subject=orders.name, partition=0, headers=(("fine", b"1"), (name, b"2")))
+    await park(dead, sent)
+    async with opened(dead) as box:
+        # Sent as it is the first one would end the process with a segmentation fault.
+        with pytest.raises(lanes.SourceError, match=f"letter {sent.id} has a header '.*', a name that this client"):
+            await box.publish(await parked(box, sent))
+        assert await box.ids() == [sent.id]
+    assert await run_sync(records, orders) == []
+
+
 # --- what cannot be
 
 
