@@ -11,12 +11,14 @@ DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBER
 DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
 SOAK := tests.soak$(if $(filter-out file,$(origin BROKER)),_$(BROKER))
+# Its makers' word on their next version, three times a build, is not about this site.
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark test test-slow test-spark check format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark test test-slow test-spark check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,10 +40,15 @@ test-slow: environment-dev  ## the tests that take minutes, on real servers [ARG
 test-spark: environment-dev  ## all tests of Spark and PostgreSQL, the slow ones too [ARGS="-k audit"]
 	@exec .venv/bin/python -m pytest -m "slow or not slow" tests/spark tests/postgres tests/demo/test_spark*.py $(ARGS)
 
-check: environment-dev  ## lint, formatting, types
+check: environment-dev  ## lint, formatting, types, the documentation as a site
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	$(MKDOCS) build --strict
+
+docs: environment-dev  ## the documentation as a site, with the reference of the API, in .cache/site [ARGS=serve]
+	@$(MKDOCS) $(or $(ARGS),build --strict)
+	@$(if $(ARGS),,echo "open .cache/site/index.html")
 
 format: environment-dev  ## let ruff format, and mend what it can
 	.venv/bin/python -m ruff format .

@@ -18,3 +18,4 @@ def _boot_time() -> float:
 
 # Elsewhere (macOS) the monotonic clock stops during a suspend; there is no better one in the standard library.
 monotonic: Final[Clock] = _boot_time if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+"""Seconds, those of a suspended machine included where the system counts them."""

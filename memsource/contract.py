@@ -28,6 +28,7 @@ from memsource.harness import BYTES, Ability, ContractBroken, Harness, Sample, e
 __all__ = ["Ability", "Check", "ContractBroken", "Harness", "Sample", "checks"]
 
 Check = Callable[[Harness], Awaitable[None]]
+"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
 
 _CHECKS: Final[list[tuple[Check, tuple[Ability, ...]]]] = []
 

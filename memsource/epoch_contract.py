@@ -44,6 +44,7 @@ class EpochHarness(Protocol):
 
 
 EpochCheck = Callable[[EpochHarness], Awaitable[None]]
+"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
 
 
 def _start(harness: EpochHarness, sequence: int) -> int | None:

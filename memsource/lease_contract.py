@@ -35,6 +35,7 @@ class LeaseHarness(Protocol):
 
 
 LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
+"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
 
 
 async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:

@@ -76,6 +76,7 @@ __all__ = [
 ]
 
 MakeChecker = Callable[[Timeline], Checker]
+"""Makes the checker of one promise for what a history tells."""
 
 TIMED: Final = (
     CommitsInTime,

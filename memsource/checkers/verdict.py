@@ -19,6 +19,7 @@ WITNESSES: Final = 5
 _SHOWN: Final = 200
 
 Status = Literal["passed", "violated", "unproven"]
+"""What is known of a promise: ``"unproven"`` where the history does not tell enough."""
 Handler = Callable[[Segment, Row], None]
 
 

@@ -1,0 +1,1 @@
+"""How the site of the documentation is made: `mkdocs.yml` says what it calls of this."""

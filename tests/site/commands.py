@@ -1,0 +1,30 @@
+"""The page of the command line: the help of every command, as the command itself prints it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from unittest import mock
+
+from lanes.cli import app
+
+COMMAND = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def command_page() -> tuple[str, str]:
+    """Path and text of the page."""
+    return "reference/cli.md", "".join(["# The command line\n\nNeeds the extra `cli`.\n", *_described(())])
+
+
+def _described(command: tuple[str, ...]) -> Iterator[str]:
+    """What there is to say of a command, and of those below it."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), mock.patch.dict(os.environ, {"COLUMNS": "100"}):
+        app()(args=[*command, "--help"], standalone_mode=False, prog_name="lanes")
+    text = printed.getvalue().strip()
+    yield f"\n## {' '.join(['lanes', *command])}\n\n```text\n{text}\n```\n"
+    for name in COMMAND.findall(text.partition("\nCommands:\n")[2]):
+        yield from _described((*command, name))

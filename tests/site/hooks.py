@@ -1,0 +1,95 @@
+"""What mkdocs calls while it builds the site.
+
+Every page has the path that it has in the project, so mkdocs itself follows and checks the links between README.md,
+docs/, examples/ and whatever else a page points to. A file that is no page, such as an example, becomes one that shows
+it. Nothing is copied, and no link is rewritten.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+from tests.site.commands import command_page
+from tests.site.reference import reference_pages
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+IMAGES: Final = (".png", ".svg")
+LANGUAGES: Final = {".py": "python", ".sh": "sh", ".toml": "toml"}
+
+LINK: Final = re.compile(r"\]\(([^)\s#]+)")
+FENCE: Final = re.compile(r"^(\s*`{3,}[ \t]*\w+)[ \t]+.*$", re.MULTILINE)
+
+
+class Shown(File):
+    """A file that is shown as it is, on a page of its own."""
+
+    def is_documentation_page(self) -> bool:
+        return True
+
+    @property
+    def content_string(self) -> str:
+        text = (ROOT / self.src_uri).read_text()
+        return f"# {self.src_uri}\n\n````{LANGUAGES.get(Path(self.src_uri).suffix, 'text')}\n{text}\n````\n"
+
+    @content_string.setter
+    def content_string(self, value: str) -> None:
+        raise AttributeError(f"{self.src_uri} is shown as it is")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The files of the site: those of the theme, docs/ and README.md, all they link to, and the reference."""
+    wanted = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir)]
+    found: dict[str, File] = {}
+    for path in wanted:  # it grows meanwhile
+        if path in found or not (ROOT / path).is_file():
+            continue
+        found[path] = _file(path, config)
+        if path.endswith(".md"):
+            wanted += linked(path, (ROOT / path).read_text())
+    made = [*reference_pages(), command_page()]
+    return Files(
+        [
+            *(file for file in files if file.src_dir != config.docs_dir),
+            *found.values(),
+            *(File.generated(config, path, content=text) for path, text in made),
+        ]
+    )
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Leave the language alone on a fence: the other words are for the tests, which execute the block."""
+    return FENCE.sub(r"\1", markdown)
+
+
+def linked(path: str, text: str) -> Iterator[str]:
+    """The files that a page links to, by their paths in the project; what is outside it is no part of the site."""
+    for target in LINK.findall(text):
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if "://" not in target and not target.startswith(("/", "mailto:")) and not place.startswith("../"):
+            yield place
+
+
+def _file(path: str, config: MkDocsConfig) -> File:
+    """A file of the project, with its place in the site: that of the project, without ``docs/``."""
+    place = path.removeprefix("docs/")
+    if path.endswith(".md"):
+        place = re.sub(r"(README)?\.md$", lambda found: "index.html" if found[1] else ".html", place)
+        return File(path, str(ROOT), config.site_dir, config.use_directory_urls, dest_uri=place)
+    if path.endswith(IMAGES):
+        return File(path, str(ROOT), config.site_dir, config.use_directory_urls, dest_uri=place)
+    return Shown(
+        path,
+        os.fspath(ROOT),
+        config.site_dir,
+        config.use_directory_urls,
+        dest_uri=f"{place}.html",
+        inclusion=InclusionLevel.NOT_IN_NAV,
+    )
