@@ -63,6 +63,8 @@ def screen(known: Known) -> Screened:
     fenced = F.coalesce(F.col("final_n") > F.col("fence_n"), F.lit(False))
     final = F.coalesce(F.col("final_n") == last_n, F.lit(False)) & ~fenced
     settled = F.coalesce(F.col("settled_n") == last_n, F.lit(False))
+    # A letter may be confirmed before its handler has ended: whatever starts then starts beside it.
+    ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
     # A letter that was not confirmed is open, however its message ended.
     lettered = F.col("kinds").bitwiseAND(F.lit(_LETTER)) != 0
     unconfirmed = lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
@@ -79,7 +81,7 @@ def screen(known: Known) -> Screened:
             F.when(F.col("keyed") & F.col("ordered"), F.col("starts")).otherwise(0).alias("in_order"),
             (F.col("begun_mono") + F.col("shift")).alias("begun"),
             (F.col("last_mono") + F.col("shift") + F.col("slack")).alias("over"),
-            final.alias("final"),
+            (final & ended).alias("final"),
             F.when((final | settled) & ~unconfirmed, last_n).alias("closed_n"),
             in_turn.alias("plain"),
             (F.col("kinds") == _PRODUCED).alias("told"),
@@ -142,6 +144,7 @@ def _grouped(known: Known) -> DataFrame:
         F.col("key").isNotNull().alias("keyed"),
         F.coalesce(ended | (event == "dlq_confirmed"), F.lit(False)).alias("ends"),
         F.coalesce(settled, F.lit(False)).alias("settles"),
+        event.isin("ended", "zombie").alias("stops"),
     )
     kind = F.col("kind")
     acts, lasts = ~kind.isin(_DELIVERED, _ACK, _PRODUCED), ~kind.isin(_ACK, _PRODUCED)
@@ -153,6 +156,8 @@ def _grouped(known: Known) -> DataFrame:
         F.max(F.when(kind == _DELIVERED, n)).alias("delivered_n"),
         F.max(F.when(F.col("ends"), n)).alias("final_n"),
         F.max(F.when(F.col("settles"), n)).alias("settled_n"),
+        F.max(F.when(kind == _STARTED, n)).alias("started_n"),
+        F.max(F.when(F.col("stops"), n)).alias("stopped_n"),
         F.max(F.when(kind == _CONFIRMED, n)).alias("confirmed_n"),
         F.min(F.when(acts, n)).alias("begun_n"),
         F.min(F.when(acts, mono)).alias("begun_mono"),

@@ -174,6 +174,10 @@ CONTROLS: dict[str, tuple[list[Rows], dict[str, int]]] = {
         [segment(assigned(), delivered(0), letter("sent"), letter("confirmed"), sent(1))],
         {},
     ),
+    "started beside a handler whose letter was confirmed": (
+        [segment(delivered(0), delivered(1), started(0), letter("sent"), letter("confirmed"), ran(1))],
+        {"NoOverlap": 1},
+    ),
     "a letter sent behind the commit": (
         [segment(assigned(), delivered(0), ran(0), sent(1), letter("sent"), sent(1))],
         {},
