@@ -1,4 +1,5 @@
 """`python -m bench [--scale X] [--repeats N] [CASE...]`: measure, write `bench/out/<case>.json`, and print a table.
+`python -m bench plots [PLOT...]`: draw what is there as `docs/plots/<plot>.svg`; see `bench.plots`.
 
 `--scale 0.1` measures with a tenth of the messages, `--repeats 1` once: for a quick look, whose figures are rough.
 
@@ -26,12 +27,15 @@ from bench import (
     kafka_bounds,
     kafka_handlers,
     kafka_recovery,
+    plots,
     postgres,
     runtime,
+    scaling,
     simloop,
     spark,
     spark_audit,
     spark_bounds,
+    zone,
 )
 from bench.figures import OUT, Effort, Figure, table, write
 from tests.components import ComponentError
@@ -39,6 +43,8 @@ from tests.components import ComponentError
 CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
+    "zone": zone.figures,
+    "scaling": scaling.figures,
     "journal": journal.figures,
     "jetstream": jetstream.figures,
     "jetstream-faststream": jetstream_faststream.figures,
@@ -79,7 +85,12 @@ def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = O
 
 def command(arguments: Sequence[str]) -> int:
     """What the command line asks for; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench")
+    if arguments[:1] == ["plots"]:
+        return plots.command(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        epilog="`python -m bench plots` draws what has been measured; it has a --help of its own",
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all of them without any")
     parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual number of messages")
     parser.add_argument("--repeats", type=int, default=5, help="how often each is measured")

@@ -16,7 +16,7 @@ from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTrai
 SIZE: Final = 100
 ZIPF: Final = 1.1
 
-Traffic = Literal["uniform", "zipf"]
+Traffic = Literal["uniform", "zipf", "turns"]
 
 
 class NoReader:
@@ -47,7 +47,13 @@ def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = 
 
 
 def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
-    """The numbers of ``count`` keys. ``zipf``: the n-th key is drawn n**-1.1 times as often as the first."""
+    """The numbers of ``count`` keys.
+
+    ``zipf``: the n-th key is drawn n**-1.1 times as often as the first. ``turns``: one after the other, so that no key
+    has more to do than another and all of them can be busy to the end.
+    """
+    if traffic == "turns":
+        return [number % keys for number in range(count)]
     chance = random.Random(count)
     if traffic == "uniform":
         return [chance.randrange(keys) for _ in range(count)]

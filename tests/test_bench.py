@@ -12,6 +12,7 @@ import pytest
 
 from bench.__main__ import CASES, command, main
 from bench.figures import Effort, cost, interleaved, middle, pairs, rate, table
+from tests.asked_by_plots import asked_by_plots
 from tests.components import MissingComponent
 from tests.components.nats_server import find_program
 from tests.components.postgres_server import find_programs
@@ -21,6 +22,7 @@ TINY = Effort(scale=0.002, repeats=1)
 ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
 ON_SPARK = [name for name in CASES if name.startswith("spark")]
+OF_PLOTS = ["zone", "scaling"]
 NEEDED: dict[str, Callable[[], object]] = {
     **{name: find_program for name in CASES if name.startswith("jetstream")},
     "postgres": find_programs,
@@ -28,13 +30,19 @@ NEEDED: dict[str, Callable[[], object]] = {
 FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio": float}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK + OF_PLOTS])
 def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDED and not os.environ.get("CI"):
         try:
             NEEDED[name]()
         except MissingComponent as missing:
             pytest.skip(str(missing))
+    measure(name, tmp_path, capsys)
+
+
+@pytest.mark.slow  # many small measurements, some of which wait
+@pytest.mark.parametrize("name", OF_PLOTS)
+def test_a_case_for_plots_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(name, tmp_path, capsys)
 
 
@@ -77,6 +85,7 @@ def measure(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert figure["ratio"] == figure["figure"] / figure["baseline"]
         assert (figure["goal"] is None) == (figure["holds"] is None)
         assert line.startswith(figure["case"])
+    assert {asked for case, asked in asked_by_plots() if case == name} <= {figure["case"] for figure in figures}
 
 
 def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,45 @@
+"""What a message costs as keys and messages in flight become more, in microseconds of CPU. `bench.plots` draws it.
+
+``scaling run``: a whole run over an in-process source with a handler that does nothing, as `bench.runtime` has it,
+beside a plain loop that awaits the handler. ``scaling engine``: the engine alone, as `bench.engine` has it, beside its
+loop over a dict and a queue; over keys, and over messages delivered before any of them is taken.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from bench.engine import Case, in_dict_and_queue, in_engine
+from bench.figures import Effort, Figure, cost, interleaved
+from bench.runtime import MESSAGES, in_loop, in_run
+
+KEYS: Final = (1, 10, 100, 1_000, 10_000, 100_000)
+IN_FLIGHT: Final = (100, 1_000, 10_000, 100_000)
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """The cases, each interleaved with its baseline."""
+    count = effort.messages(MESSAGES)
+    made: list[Figure] = []
+    for keys in KEYS:
+        loop, run = interleaved([partial(in_loop, count, keys), partial(in_run, count, keys)], effort.repeats)
+        made.append(cost(name("run", keys, "keys"), "µs CPU/message", run, loop))
+    made += [_engine(name("engine", keys, "keys"), Case(keys=keys), effort) for keys in KEYS]
+    for number in IN_FLIGHT:
+        # A run of messages is never longer than what may be in flight.
+        case = Case(in_flight=number, batch=min(number, Case.batch))
+        made.append(_engine(name("engine", number, "in flight"), case, effort))
+    return made
+
+
+def name(what: str, number: int, of: str) -> str:
+    """The case of this with so many keys or messages in flight."""
+    return f"scaling {what}, {number:,} {of.removesuffix('s') if number == 1 else of}"
+
+
+def _engine(named: str, case: Case, effort: Effort) -> Figure:
+    bare, engine = interleaved(
+        [partial(in_dict_and_queue, case, effort), partial(in_engine, case, effort)], effort.repeats
+    )
+    return cost(named, "µs CPU/message", engine, bare)

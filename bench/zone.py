@@ -1,0 +1,140 @@
+"""Where lanes pay and where they cost: from no-op handlers to 100 ms, over 1 to 1,000 keys. `bench.plots` draws it.
+
+Messages a second, by the clock. Every handler is measured beside two things one would write without `lanes`:
+
+- a plain loop that awaits it for one message after the other. What it does in a second does not depend on keys.
+- ``…, tasks``: a bare task for each key, over a list of that key's messages made beforehand. It keeps the order of keys
+  as well; it has no bound, settles nothing, and has to know all keys before it begins.
+
+A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, beside the plain loop.
+
+Keys take turns, so all of them can be busy at once: this is the most that so many keys allow. All three run on an event
+loop whose timers are exact to 0.1 ms: the usual one, on epoll, rounds each wait up to a millisecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Final
+
+from bench.figures import Effort, Figure, Run, interleaved, rate
+from bench.runtime import nothing
+from bench.source import FiniteSource, messages_of, new_partition
+from lanes import Consumer, Settings
+from lanes.core.types import Message
+
+WAITS: Final = {"0 ms": 0.0, "0.1 ms": 0.000_1, "1 ms": 0.001, "10 ms": 0.010, "100 ms": 0.100}
+COMPUTING: Final = {"0.1 ms": 0.000_1, "1 ms": 0.001, "10 ms": 0.010}
+KEYS: Final = (1, 10, 100, 1_000)
+
+SECONDS: Final = 0.5
+"""How long a key is busy in one run, unless that is beyond one of these."""
+LEAST, MOST = 10, 50_000
+"""Messages: of a key, so that how a run begins and ends does not count for much; of all keys together."""
+BATCH: Final = 500
+# As many handlers as there are keys at most, and room for some messages of each.
+SETTINGS: Final = Settings(concurrency=1_000, max_in_flight=4_000)
+
+Handler = Callable[[Message], Awaitable[None]]
+
+
+def figures(effort: Effort) -> list[Figure]:
+    """All handler times over all numbers of keys, each time interleaved with its baselines."""
+    made: list[Figure] = []
+    for wait, seconds in WAITS.items():
+        made += _waiting(wait, seconds, effort)
+    for wait, seconds in COMPUTING.items():
+        count = effort.messages(round(SECONDS / seconds))
+        handler = _computes(seconds)
+        loop, lanes = interleaved(
+            [partial(_loop, handler, count), partial(_lanes, handler, count, KEYS[-1])], effort.repeats
+        )
+        made.append(rate(name(f"{wait} of CPU", KEYS[-1]), "messages/s", lanes, loop))
+    return made
+
+
+def name(wait: str, keys: int, beside: str = "") -> str:
+    """The case of this handler with so many keys, beside the plain loop or ``beside`` something else."""
+    return f"zone {wait}, {keys:,} key{'s' if keys > 1 else ''}{beside and f', {beside}'}"
+
+
+def _waiting(wait: str, seconds: float, effort: Effort) -> list[Figure]:
+    handler = _waits(seconds) if seconds else nothing
+    runs: list[Run] = [partial(_loop, handler, _count(seconds, 1, effort))]
+    for keys in KEYS:
+        count = _count(seconds, keys, effort)
+        runs += [partial(_lanes, handler, count, keys), partial(_tasks, handler, count, keys)]
+    loop, *others = interleaved(runs, effort.repeats)
+    made = []
+    for keys, lanes, tasks in zip(KEYS, others[::2], others[1::2], strict=True):
+        made.append(rate(name(wait, keys), "messages/s", lanes, loop))
+        made.append(rate(name(wait, keys, "tasks"), "messages/s", lanes, tasks))
+    return made
+
+
+def _count(seconds: float, keys: int, effort: Effort) -> int:
+    if not seconds:
+        return effort.messages(MOST)
+    return effort.messages(min(MOST, keys * max(LEAST, round(SECONDS / seconds))))
+
+
+def _waits(seconds: float) -> Handler:
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(seconds)
+
+    return handler
+
+
+def _computes(seconds: float) -> Handler:
+    async def handler(message: Message) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return handler
+
+
+def _lanes(handler: Handler, count: int, keys: int) -> float:
+    source = FiniteSource(count, keys, BATCH, "turns")
+    speed = _speed(Consumer(source, handler, settings=SETTINGS).run(), count)
+    assert source.settled == count
+    return speed
+
+
+def _loop(handler: Handler, count: int) -> float:
+    return _speed(_each(handler, messages_of(new_partition(), count, 1, "turns")), count)
+
+
+def _tasks(handler: Handler, count: int, keys: int) -> float:
+    queues: defaultdict[object, list[Message]] = defaultdict(list)
+    for message in messages_of(new_partition(), count, keys, "turns"):
+        queues[message.key].append(message)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for queue in queues.values():
+                tasks.create_task(_each(handler, queue))
+
+    return _speed(main(), count)
+
+
+async def _each(handler: Handler, messages: Sequence[Message]) -> None:
+    for message in messages:
+        await handler(message)
+
+
+def _speed(work: Coroutine[object, object, object], count: int) -> float:
+    """Messages a second of this."""
+    with asyncio.Runner(loop_factory=_exact_loop) as runner:
+        begin = time.perf_counter()
+        runner.run(work)
+        return count / (time.perf_counter() - begin)
+
+
+def _exact_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
