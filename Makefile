@@ -18,7 +18,7 @@ DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or ka
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark test test-slow test-spark check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark test test-slow test-spark check docs format bench fuzz soak flaky model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,10 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
 	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
+
+flaky: environment-dev  ## tests that depend on time, 30 times each on a busy machine; goes on where it was [SECONDS=600]
+	@exec .venv/bin/python -m tests.flaky $(if $(SECONDS),--seconds $(SECONDS)) $(if $(LOAD),--load $(LOAD)) \
+	  $(if $(REPEATS),--repeats $(REPEATS)) --processes $(PROCESSES) $(ARGS)
 
 model:  ## check the model of the cohort's protocol with SPIN, which has to be there: about 4 minutes
 	@exec bash docs/model/cohort.sh

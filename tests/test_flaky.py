@@ -1,0 +1,245 @@
+"""`make flaky`: which tests it chooses, what it counts, and what it runs next."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.components import wait_until
+from tests.conftest import is_gone
+from tests.flaky import __main__ as program
+from tests.flaky.choosing import LONGEST, ROOT, RULES, Seen, imports_of, rule_of
+from tests.flaky.load import load
+from tests.flaky.plugin import split
+from tests.flaky.record import MOST_AT_ONCE, REPEATS, Counted, Record, group_of
+
+pytest_plugins = ["pytester"]
+
+HERE = "tests/runtime/test_a.py::test_a"
+THERE = "tests/kafka/test_b.py::test_b[1]"
+ELSEWHERE = "tests/history/test_c.py::test_c"
+
+
+def seen(*imports: str, fixtures: tuple[str, ...] = (), coroutine: bool = False, allowed: float = 0.0) -> Seen:
+    return Seen(frozenset(fixtures), frozenset(imports), coroutine, allowed)
+
+
+def line(test: str, phase: str = "teardown", outcome: str = "passed", *, run: int = 0, seconds: float = 0.5) -> Any:
+    said = {"text": f"{test} {run} {phase} broke"} if outcome == "failed" else {}
+    return {"test": test, "run": run, "phase": phase, "outcome": outcome, "seconds": seconds, **said}
+
+
+@pytest.mark.parametrize(
+    ("test", "rule"),
+    [
+        (seen("json", "tests.core.builders"), None),
+        (seen(fixtures=("kafka", "tmp_path")), "broker"),
+        (seen("tests.components.NatsServer", coroutine=True), "broker"),
+        (seen("confluent_kafka.Consumer"), "broker"),
+        (seen("confluent_kafkaesque"), None),
+        (seen("subprocess", "threading"), "process"),
+        (seen(fixtures=("spawn",)), "process"),
+        (seen("threading"), "thread"),
+        (seen(coroutine=True), "timer"),
+        (seen("tests.components.wait_until"), "timer"),
+        (seen("threading", allowed=LONGEST), "thread"),
+        (seen("threading", allowed=LONGEST + 1), None),
+    ],
+)
+def test_a_test_is_chosen_by_the_first_rule_that_holds(test: Seen, rule: str | None) -> None:
+    found = rule_of(test)
+    assert (found and found.name) == rule
+
+
+def test_imports_are_those_of_the_helpers_too_but_not_of_the_starter(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    (tests / "components").mkdir(parents=True)
+    (tests / "test_a.py").write_text("from tests import helper\nfrom tests.components import wait_until\n")
+    (tests / "helper.py").write_text("def f():\n    from tests.other import g\n")
+    (tests / "other.py").write_text("import threading, tests.helper\n")
+    (tests / "conftest.py").write_text("import subprocess\n")
+    (tests / "components" / "starter.py").write_text("import socket\n")
+    with (tests / "other.py").open("a") as file:
+        file.write("from tests.conftest import x\nimport tests.components.starter\n")
+    found = imports_of(tests / "test_a.py", tmp_path)
+    assert {"tests.components.wait_until", "threading"} <= found
+    assert not {"subprocess", "socket"} & found
+
+
+def test_the_rules_name_what_there_is() -> None:
+    """A fixture or helper with another name would leave its tests out, and nobody would see it."""
+    fixtures = (ROOT / "tests" / "conftest.py").read_text() + (ROOT / "tests" / "spark" / "conftest.py").read_text()
+    for rule in RULES:
+        assert [name for name in rule.fixtures if f"def {name}(" not in fixtures] == []
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "kafka" / "test_losses.py"))) == RULES[0]
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "runtime" / "test_threads.py"))) == RULES[2]
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "core" / "test_engine.py"))) is None
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "expected"),
+    [
+        ("a.py::t", ("a.py::t", 0)),
+        ("a.py::t[flaky3]", ("a.py::t", 3)),
+        ("a.py::t[trio-x-flaky12]", ("a.py::t[trio-x]", 12)),
+        ("a.py::t[flaky]", ("a.py::t[flaky]", 0)),
+    ],
+)
+def test_a_run_has_the_id_of_its_test(nodeid: str, expected: tuple[str, int]) -> None:
+    assert split(nodeid) == expected
+
+
+def test_runs_are_counted_when_they_end_or_fail() -> None:
+    record = Record("c", {HERE: Counted("thread")})
+    ended, texts = record.add(
+        [
+            line(HERE, "setup"),
+            line(HERE, "call", run=1),
+            line(HERE, "teardown"),  # run 0 ended, run 1 was stopped
+            line(HERE, "call", "failed", run=2),
+            line(HERE, "teardown", "failed", run=2),
+            line(HERE, "???", "failed", run=3),  # its process died
+            line(THERE, "setup", "skipped"),
+            line(THERE, "teardown"),
+        ]
+    )
+    assert ended == 4
+    assert texts == {HERE: f"{HERE} 2 call broke"}
+    assert record.tests[HERE] == Counted("thread", runs=3, failures=2, seconds=3.0)
+    assert record.tests[THERE] == Counted("", runs=1, skipped=1, seconds=1.0)
+    assert list(record.failed()) == [HERE]
+
+
+def test_the_group_that_is_furthest_behind_is_next() -> None:
+    record = Record("c")
+    record.choose({ELSEWHERE: "process", THERE: "broker", HERE: "thread"})
+    order: list[tuple[str, dict[str, int]]] = []
+    while (piece := record.next_slice(repeats=2)) is not None:
+        order.append((piece.name, dict(piece.wanted or {})))
+        record.add(line(test, run=run) for test, runs in piece.wanted.items() for run in range(runs))  # type: ignore[union-attr]
+    groups = ["tests/runtime", "tests/kafka", "tests/history"]
+    assert order == [
+        (group, {test: 1}) for _ in range(2) for group, test in zip(groups, (HERE, THERE, ELSEWHERE), strict=True)
+    ]
+    assert all(one.runs == 2 for one in record.tests.values())
+
+
+@pytest.mark.parametrize(("seconds_a_run", "times"), [(0.01, MOST_AT_ONCE), (10.0, 5), (500.0, 1)])
+def test_a_slice_is_as_large_as_its_time(seconds_a_run: float, times: int) -> None:
+    other = HERE.replace("test_a", "test_z")
+    record = Record("c", {HERE: Counted("thread", 1, seconds=seconds_a_run), other: Counted("thread", 3, seconds=0.0)})
+    piece = record.next_slice(seconds=50.0, processes=1)
+    assert piece is not None
+    # The other is ahead, and gets what brings it to the same number.
+    wanted = {HERE: times, other: times - 2}
+    assert piece.wanted == {name: runs for name, runs in wanted.items() if runs > 0}
+
+
+def test_what_is_missing_is_asked_for_by_path() -> None:
+    record = Record(
+        "c", {HERE: Counted("thread", 29), THERE: Counted("broker"), ELSEWHERE: Counted("process", REPEATS)}
+    )
+    record.tests["tests/test_pure.py::test"] = Counted("")  # a full run has it, no rule
+    assert record.missing() == {HERE: 1, THERE: REPEATS}
+    assert record.missing(["tests/runtime"]) == {HERE: 1}
+    assert record.next_slice(["tests/history"]) is None
+    assert group_of(HERE) == "tests/runtime"
+
+
+def test_a_test_that_is_gone_is_not_waited_for() -> None:
+    record = Record("c")
+    record.choose({HERE: "thread", THERE: "broker"})
+    record.add([line(THERE)])
+    record.choose({HERE: "timer"})
+    assert record.missing() == {HERE: REPEATS}
+    assert record.tests == {HERE: Counted("timer"), THERE: Counted("", 1, seconds=0.5)}
+
+
+def test_a_record_goes_on_where_it_was_and_belongs_to_its_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = program.record_of("a" * 40, tmp_path)
+    record.choose({HERE: "thread"})
+    record.add([line(HERE, "call", "failed"), line(HERE)])
+    record.full.append(12.5)
+    record.slices.append("a slice")
+    record.write(tmp_path / "state.json")
+    (tmp_path / "failures").mkdir()
+    assert program.record_of("a" * 40, tmp_path) == record
+    assert program.record_of("b" * 40, tmp_path) == Record("b" * 40)
+    assert "begun anew, the record was of commit aaaaaaaaaaaa" in capsys.readouterr().out
+    aside = tmp_path / ("a" * 12)
+    assert {path.name for path in aside.iterdir()} == {"state.json", "failures"}
+    assert not (tmp_path / "failures").exists()
+
+
+def test_the_plugin_runs_each_test_so_often_and_writes_each_phase(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        runs = []
+
+        def test_second_fails():
+            runs.append(1)
+            assert len(runs) < 2
+
+        @pytest.mark.parametrize("x", ["a", "b"])
+        def test_each(x):
+            pass
+        """
+    )
+    wanted, results = pytester.path / "wanted.json", pytester.path / "results.jsonl"
+    wanted.write_text(json.dumps({"test_it.py::test_second_fails": 3, "test_it.py::test_each[b]": 1}))
+    options = ["-p", "tests.flaky.plugin", "-p", "no:randomly", f"--flaky-slice={wanted}", f"--flaky-results={results}"]
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=2, failed=2, deselected=5)
+    record = Record("c")
+    ended, texts = record.add(map(json.loads, results.read_text().splitlines()))
+    assert ended == 4
+    assert {name: (one.runs, one.failures) for name, one in record.tests.items()} == {
+        "test_it.py::test_second_fails": (3, 2),
+        "test_it.py::test_each[b]": (1, 0),
+    }
+    assert "assert 2 < 2" in texts["test_it.py::test_second_fails"]
+
+
+def test_the_plugin_writes_what_it_chooses(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_threads="import threading\ndef test_a():\n    pass\n", test_pure="def test_b():\n    pass\n"
+    )
+    chosen = pytester.path / "chosen.json"
+    pytester.runpytest_inprocess("-p", "tests.flaky.plugin", "--collect-only", f"--flaky-choose={chosen}")
+    assert json.loads(chosen.read_text()) == {"test_threads.py::test_a": "thread"}
+
+
+def test_the_load_ends_with_its_block() -> None:
+    with load(2) as burning:
+        assert not any(is_gone(pid) for pid in burning)
+    assert all(is_gone(pid) for pid in burning)
+
+
+def test_the_load_ends_with_a_parent_that_is_killed(spawn: Any) -> None:
+    code = "from tests.flaky.load import load\nwith load(1) as burning:\n    print(*burning, flush=True)\n    input()"
+    parent = spawn("-c", code)
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: is_gone(pid), "the load to end")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--repeats", "0"], "--repeats 0: must be 1 or more"),
+        (["--seconds", "0"], "--seconds 0.0: must be more than 0"),
+        (["--load", "-1"], "--load -1: must be 0 or more"),
+        (["tests/nowhere"], "'tests/nowhere': must be `full`, or a file or folder of the project"),
+    ],
+)
+def test_a_wrong_argument_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main(arguments)
+    assert said in capsys.readouterr().err
