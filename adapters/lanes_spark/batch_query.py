@@ -44,6 +44,7 @@ def begin_query(
     options = ranges_options(
         topic=run.source.topic,
         replay=prepared.identity,
+        unnamed=prepared.unnamed,
         spans=prepared.places,
         starts=prepared.starts,
         cap=rows_per_batch,

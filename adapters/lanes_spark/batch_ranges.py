@@ -38,8 +38,10 @@ def ranges_options(
     fixed: bool = False,
     live: str | None = None,
     begin: Positions | None = None,
+    unnamed: str = "",
 ) -> dict[str, str]:
     """The options of the source. ``replay``: tells replays apart: none goes on from another one's checkpoint.
+    ``unnamed``: what it would be if the topic had no id, "" = it has none.
     ``starts``: where a new one begins, of partitions where that is not the first position there is. ``islands``: the
     only positions that are read, None = all. ``fixed``: a partition that comes up is refused. ``live``: who is
     asked how ``spans`` are by now, see ``LiveEnds``; None = they stay. ``begin``: in front of these positions nothing
@@ -55,6 +57,7 @@ def ranges_options(
         "fixed": json.dumps(fixed),
         "live": live or "",
         "begin": json.dumps(sorted((begin or {}).items())),
+        "unnamed": unnamed,
     }
 
 
@@ -92,6 +95,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fixed: bool = json.loads(options["fixed"])
         self._live = options["live"]
         self._begin: dict[int, int] = dict(json.loads(options["begin"]))
+        self._unnamed = options["unnamed"]
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What there is was looked up before the query began."""
@@ -118,7 +122,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset({partition: end for partition, (_, end) in self._spans.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, until = self._positions(start), self._positions(end)
+        before = self._positions(start)
+        until = self._positions(end, before)
         ranges = []
         for partition, stop in until.items():
             # A partition that has come up since begins with its first position.
@@ -150,16 +155,26 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, positions: Mapping[int, int]) -> dict[str, Any]:
         return {"replay": self._replay, "positions": {str(number): at for number, at in sorted(positions.items())}}
 
-    def _positions(self, offset: Any) -> dict[int, int]:
+    def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
+        """``done``: what is in front of it was handled; None = of the offset itself."""
         # Spark hands over whatever a checkpoint has, of a query of any kind.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
                 f"{self._topic}: the checkpoint is of another query, which is no replay: give this one a checkpoint of "
                 "its own"
             )
+        at = {int(number): position for number, position in offset["positions"].items()}
+        if self._unnamed and offset.get("replay") == self._unnamed:
+            # Positions do not say whose they are: of a topic that was copied, or made anew, they are of other messages.
+            raise SourceError(
+                f"{self._topic}: the checkpoint was begun when the topic told no id, by brokers before 2.8 or as a "
+                "table, and now it has one: nobody can tell whether it is the same topic; where it is, as behind an "
+                f"upgrade in place, go on with another checkpoint and from_={at if done is None else done}, else begin "
+                "again with another one"
+            )
         if offset.get("replay") != self._replay:
             raise SourceError(
                 f"{self._topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that "
                 "was made anew since): give this one a checkpoint of its own"
             )
-        return {int(number): at for number, at in offset["positions"].items()}
+        return at

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lanes.dead_letter import error_text
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, SourceError
 from lanes_spark.journal_selection import Chosen
 from lanes_spark.plan import Eras, Plan, era_column
 from lanes_spark.positions import Span, check_incarnation, clipped
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["BatchRun", "Counts", "ReplaySource"]
+
+_PATIENCE: Final = 180.0
+"""Seconds that the brokers have behind a batch to say which topic it was of, as many as a stream has before one."""
+
+_PAUSE: Final = 1.0
+"""Seconds between two of these questions."""
 
 
 class ReplaySource(Protocol):
@@ -72,7 +80,8 @@ class Counts:
 class BatchRun:
     """A replay whose arguments are found good. ``payload``: the pickled ``TaskJob`` of that ``name``.
     ``incarnation``: of the source, as the run has found it, see ``Spans``. ``journal``: its folder. ``chosen``: by a
-    journal, None = whatever is selected otherwise. ``reports`` hears of running tasks."""
+    journal, None = whatever is selected otherwise. ``reports`` hears of running tasks. ``given_up``: set by who ends
+    the run at once, so that nobody is waited for."""
 
     source: ReplaySource
     selection: Selection
@@ -86,10 +95,11 @@ class BatchRun:
     chosen: Chosen | None = None
     reports: TaskReports | None = None
     counts: Counts = field(default_factory=Counts)
+    given_up: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
         """Handle the rows of these positions. Blocks until that is done. Raises ``SourceError`` where the source was
-        made anew, before or meanwhile: the batch is not done then."""
+        made anew, before or meanwhile, and where it does not say that for minutes: the batch is not done then."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -117,13 +127,28 @@ class BatchRun:
                 mode = "errorifexists" if batch is None else "overwrite"
                 handled.where("result IS NOT NULL").select("result.*").write.mode(mode).parquet(str(path))
         if self.incarnation:
-            # Tasks read by the name of the topic, and cannot tell: what they read was of this one, if it is there yet.
-            check_incarnation(self.source.topic, self.incarnation, self.source.spans(spark).incarnation, read=True)
+            self._check_incarnation(spark)
         self.counts.batches += 1
         for name, count in observed.get.items():
             self.counts.by_name[name] += count or 0
         if self.chosen is not None and not self.selection.by_row:
             self.counts.missing += self.chosen.count(ranges) - (observed.get["delivered"] or 0)
+
+    def _check_incarnation(self, spark: SparkSession) -> None:
+        """Tasks read by the name of the topic, and cannot tell: what they read was of this one, if it is there yet.
+
+        A pause of the brokers is waited for: else all that was handled would be handled again. That hides nothing: no
+        topic gets the id of another one, so a later answer says as much."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                now = self.source.spans(spark).incarnation
+            except SourceError as error:
+                if not error.retryable or time.monotonic() > until or self.given_up.wait(_PAUSE):
+                    raise
+            else:
+                check_incarnation(self.source.topic, self.incarnation, now, read=True)
+                return
 
     def _selected(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812

@@ -47,7 +47,8 @@ def hold(spark: SparkSession, topic: str, checkpoint: str) -> Held | None:
     """Take the checkpoint for this process; None where it is no folder of this machine's file systems, or of one that
     has no locks. Does not block.
 
-    Raises ``SourceError`` when another replay has it, ``ConfigError`` for a folder that cannot be written to.
+    Raises ``SourceError`` when another replay has it, ``ConfigError`` for a folder that cannot be written to, as where
+    the disk is full.
     """
     folder = local_folder(spark, checkpoint)
     return None if folder is None else _hold(topic, folder)
@@ -59,10 +60,7 @@ def _hold(topic: str, folder: Path) -> Held | None:
         # Not inherited: no process that is started keeps it.
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(
-            f"checkpoint={str(folder)!r}: nothing can be written there ({error.strerror}): name a folder that this "
-            "user may write to"
-        ) from error
+        raise _unwritable(folder, error) from error
     held = Held(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,12 +72,26 @@ def _hold(topic: str, folder: Path) -> Held | None:
                 f"{topic}: another replay is at the checkpoint {folder}{holder}: wait until it has ended, or stop it; "
                 "two at once would handle the same messages twice"
             ) from None
-        log.warning("%s: the checkpoint %s cannot be locked: %s", topic, folder, error.strerror)
+        why = error.strerror
+        log.warning("%s: the checkpoint %s cannot be locked (%s): let no other replay be at it", topic, folder, why)
         return None
     who = {"process": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(who).encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode(), 0)
+    except OSError as error:
+        # What cannot be written here, Spark could not write either.
+        held.release()
+        raise _unwritable(folder, error) from error
     return held
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = (
+        "free some space, or name a folder on another disk" if full else "name a folder that this user may write to"
+    )
+    return ConfigError(f"checkpoint={str(folder)!r}: nothing can be written there ({error.strerror}): {remedy}")
 
 
 def _holder(descriptor: int) -> str:

@@ -151,11 +151,14 @@ def _named(option: str, text: str) -> Any:
         found: Any = importlib.import_module(module)
     except Exception as error:
         # What a module of the user's raises is anything; it is about that module.
-        raise ConfigError(f"{option} {text!a}: {module!a} was not imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{option} {text!a}: {module!a} cannot be imported ({type(error).__name__}: {error}): correct it, or set "
+            "PYTHONPATH"
+        ) from error
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise ConfigError(f"{option} {text!a}: {module} has no {name!a}")
+        raise ConfigError(f"{option} {text!a}: {module} has no {name!a}: correct the name")
     return found
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lanes.cli import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
 from lanes.errors import ConfigError, HandlerHalted, LanesError
+from lanes.exits import EXIT_HALTED
 from lanes.letter_views import printable
 from lanes_spark.audit_command import audit_journals
 from lanes_spark.command_options import (
@@ -43,7 +44,7 @@ from lanes_spark.kafka_topic import KafkaTopic
 from lanes_spark.progress_bar import progress_bar, summary
 from lanes_spark.replay import ROWS_PER_BATCH, ReplaySource, Report
 from lanes_spark.replay import replay as replay_source
-from lanes_spark.stream_command import EXIT_HALTED, stream
+from lanes_spark.stream_command import stream
 from lanes_spark.table import ParquetTable
 
 __all__ = ["only_of", "source_of", "spark"]

@@ -7,8 +7,8 @@ import json
 import typer
 from rich.console import Console
 
-from lanes.cli import choice, command_group
-from lanes.doctor import FAILED, found_table, usable
+from lanes.cli import EXIT_UNUSABLE, choice, command_group
+from lanes.doctor import found_table, usable
 from lanes_spark.command_options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.doctor import examine
 from lanes_spark.plan import Effects
@@ -45,6 +45,6 @@ def doctor() -> typer.Typer:
             typer.echo(json.dumps(document, indent=2))
         else:
             Console(markup=False, emoji=False, highlight=False).print(found_table(checks))
-        raise typer.Exit(0 if usable(checks) else FAILED)
+        raise typer.Exit(0 if usable(checks) else EXIT_UNUSABLE)
 
     return commands

@@ -112,7 +112,7 @@ class JournalSelection:
                 positions.unpersist()
             facts, positions = found, kept.positions()
         for doubt in facts.doubts:
-            log.warning("%s: the journal may not say everything: %s", topic, doubt)
+            log.warning("%s: the journal may not say everything: %s; to be sure, leave out only=…", topic, doubt)
         islands, count = _islands(positions)
         if checkpoint is not None and count != facts.positions:
             raise SourceError(

@@ -56,10 +56,17 @@ class Prepared:
     @property
     def identity(self) -> str:
         """Tells replays apart: none goes on from another one's checkpoint."""
+        return self._identity(self.spans.incarnation)
+
+    @property
+    def unnamed(self) -> str:
+        """The same of a source that does not tell its incarnation; "" = this one does not."""
+        return self._identity("") if self.spans.incarnation else ""
+
+    def _identity(self, incarnation: str) -> str:
         text = (
             f"{self.source.topic}\n{self.selection.digest()}\n{[sorted(era.items()) for era in self.source.eras]}"
-            f"{'' if self.chosen is None else self.chosen.digest}"
-            f"{self.spans.incarnation and chr(10) + self.spans.incarnation}"
+            f"{'' if self.chosen is None else self.chosen.digest}{incarnation and chr(10) + incarnation}"
         )
         return blake3(text.encode()).hexdigest(length=8)
 
@@ -93,10 +100,7 @@ class Prepared:
 
     def close(self) -> None:
         """Forget what is in memory, and let the checkpoint go. Idempotent."""
-        if self.chosen is not None:
-            self.chosen.close()
-        if self.held is not None:
-            self.held.release()
+        _close(self.chosen, self.held)
 
 
 def prepare(
@@ -128,11 +132,18 @@ def prepare(
         found = _prepared(spark, source, settings, selection, spans, chosen, restartable, rows_per_batch, tasks)
         return replace(found, held=held)
     except BaseException:
+        _close(chosen, held)
+        raise
+
+
+def _close(chosen: Chosen | None, held: Held | None) -> None:
+    try:
         if chosen is not None:
             chosen.close()
+    finally:
+        # Also where the session is gone, and with it what was in memory.
         if held is not None:
             held.release()
-        raise
 
 
 def _prepared(

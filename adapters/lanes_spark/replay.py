@@ -221,6 +221,7 @@ def replay(
                     query.awaitTermination()
                 finally:
                     # Also when the caller is interrupted: nothing is handled behind its back.
+                    run.given_up.set()
                     query.stop()
     except LanesError:
         # Spark has made a text of what ``progress`` raised.

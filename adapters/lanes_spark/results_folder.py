@@ -7,6 +7,10 @@ own, so that it may be moved: in another folder the batches that are done would 
 
 Whoever is killed behind the first note goes on with both; while there is no second one nothing was written, and another
 folder is as good.
+
+Of two that find a folder empty in the same instant one at most takes it. In front of the first note each leaves a file
+that is called as its query, and looks then whose files are there: whoever looks last sees both. So no file system has
+to make a file for one alone, which many do not; that what was written is listed, is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.checkpoint import first_value, qualified, query_of
@@ -27,6 +31,9 @@ __all__ = ["ResultsFolder"]
 
 _NOTE: Final = "_lanes/checkpoint"
 """Where the note is. Whoever reads the table passes over folders whose names begin so."""
+
+_CLAIMS: Final = "_lanes/claims"
+"""Where the files are of those who take it."""
 
 _BOUND: Final = "results"
 """Where the note of the checkpoint is."""
@@ -66,11 +73,7 @@ class ResultsFolder:
                 )
             raise self._other(f"with results_to={was!r}", f"results_to={was!r}")
         if note is not None:
-            if note["query"] != query_of(self._spark, self._checkpoint):
-                raise self._refused(
-                    f"it is for the results of another checkpoint, begun at {note['checkpoint']}",
-                    ", or go on with that checkpoint",
-                )
+            self._check_query(note)
             self._taken = bound is not None
         elif self._has_checkpoint():
             raise ConfigError(
@@ -84,7 +87,8 @@ class ResultsFolder:
 
     def take(self) -> None:
         """Make it the folder of this checkpoint, whose query has begun; to be called in front of its first results.
-        Raises as ``check``, and ``SourceError`` where that query cannot be told. Blocks. Idempotent."""
+        Raises as ``check``, ``SourceError`` where that query cannot be told, and ``ConfigError`` where somebody else
+        takes it at the same time. Blocks. Idempotent."""
         self.check()
         if self._taken:
             return
@@ -96,8 +100,12 @@ class ResultsFolder:
                     f"checkpoint={self._checkpoint!r}: Spark has begun a query there, and {self._checkpoint}/metadata, "
                     "which names it, is not found: restore it, or name another folder for the checkpoint"
                 )
+            self._claim(query)
             note = {"query": query, "checkpoint": self._checkpoint, "folder": uuid.uuid4().hex}
             self._write(self._path, note)
+        else:
+            # It may have come since the check.
+            self._check_query(note)
         # Last: where the folder cannot be written to, another one can be named.
         if self._bound() is None:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
@@ -110,6 +118,34 @@ class ResultsFolder:
     @property
     def _bound_path(self) -> str:
         return f"{self._checkpoint}/{_BOUND}"
+
+    def _check_query(self, note: Mapping[str, str]) -> None:
+        if note["query"] != query_of(self._spark, self._checkpoint):
+            raise self._refused(
+                f"it is for the results of another checkpoint, begun at {note['checkpoint']}",
+                ", or go on with that checkpoint",
+            )
+
+    def _claim(self, query: str) -> None:
+        """Raise ``ConfigError`` where another query takes the folder, too; not on Spark Connect, which lists no files.
+        Idempotent."""
+        jvm: Any = getattr(self._spark, "_jvm", None)
+        if jvm is None:
+            return
+        session: Any = self._spark
+        claims = jvm.org.apache.hadoop.fs.Path(f"{str(self._folder).rstrip('/')}/{_CLAIMS}")
+        # With what the session says of file systems: as Spark writes there.
+        system = claims.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        mine = jvm.org.apache.hadoop.fs.Path(claims, query)
+        system.create(mine, True).close()
+        others = sorted(name for one in system.listStatus(claims) if (name := str(one.getPath().getName())) != query)
+        if others:
+            # Who is refused is in nobody's way. Who takes it leaves the file for ever, for those who look later.
+            system.delete(mine, False)
+            raise self._refused(
+                f"another replay takes it at the same time, as {self._folder}/{_CLAIMS}/{others[0]} says (if that was "
+                "killed, and its checkpoint is gone, remove the file)",
+            )
 
     def _write(self, path: str, note: Mapping[str, str]) -> None:
         from pyspark.sql import functions as F  # noqa: N812

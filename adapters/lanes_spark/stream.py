@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from lanes.config import Settings
@@ -109,14 +110,14 @@ def stream(
             tasks=tasks,
             effects=effects,
         )
-        meter = Meter(spark, progress)
-        try:
+        with ExitStack() as unless_it_runs:
+            unless_it_runs.callback(prepared.close)
+            meter = Meter(spark, progress)
+            unless_it_runs.callback(meter.close)
             run = prepared.run(job, results, results_to, meter.reports)
-            return Stream(spark, prepared, run, meter, checkpoint, rows_per_batch, float(interval))
-        except BaseException:
-            meter.close()
-            prepared.close()
-            raise
+            running = Stream(spark, prepared, run, meter, checkpoint, rows_per_batch, float(interval))
+            unless_it_runs.pop_all()
+        return running
 
 
 class Stream:
@@ -201,6 +202,7 @@ class Stream:
     def cancel(self) -> None:
         """End at once: the batch under way is handled again from its beginning when the stream goes on. Handlers may go
         on for some seconds. Blocks until the query has ended. Idempotent."""
+        self._run.given_up.set()
         with mapped_errors(self._prepared.source.topic):
             self._query.stop()
 
@@ -251,10 +253,9 @@ class Stream:
             log.debug("%r: %s: %s", self, type(error).__name__, error)
         finally:
             self._seconds = time.monotonic() - self._meter.started
-            try:
-                self._ends.close()
-                self._meter.close()
-                self._prepared.close()
-            finally:
-                # Whatever fails here, nobody waits for ever.
-                self._ended.set()
+            # Whatever fails here, the others are closed, from the last one on, and nobody waits for ever.
+            with ExitStack() as closing_all:
+                closing_all.callback(self._ended.set)
+                closing_all.callback(self._prepared.close)
+                closing_all.callback(self._meter.close)
+                closing_all.callback(self._ends.close)

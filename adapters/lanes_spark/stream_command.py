@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lanes.cli import EXIT_UNUSABLE, stop
 from lanes.errors import HandlerHalted, LanesError
+from lanes.exits import EXIT_AT_ONCE, EXIT_HALTED
 from lanes.letter_views import printable
 from lanes_spark.command_options import (
     EffectsName,
@@ -41,12 +42,7 @@ from lanes_spark.replay import ROWS_PER_BATCH
 from lanes_spark.stream import INTERVAL, Stream
 from lanes_spark.stream import stream as stream_source
 
-__all__ = ["EXIT_AT_ONCE", "EXIT_HALTED", "Signals", "stream"]
-
-EXIT_HALTED: Final = 1
-"""A message was given up under the poison policy ``exit``."""
-EXIT_AT_ONCE: Final = 4
-"""Stopped at once, by a second signal: the batch under way is handled again."""
+__all__ = ["Signals", "stream"]
 
 _LOOK: Final = 0.2
 """Seconds after which a second signal is seen."""

@@ -171,7 +171,7 @@ class _Task:
         if self._thread.is_alive():
             log.error(
                 "%s on Spark: an event loop was left behind: a handler, setup or teardown neither ends nor reacts to "
-                "its cancellation",
+                "its cancellation, and holds a thread until the worker process ends",
                 self._job.topic,
             )
 

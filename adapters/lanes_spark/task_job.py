@@ -117,4 +117,5 @@ def _end() -> None:
         job.teardown()
     except Exception as error:
         # Not raised: what it belonged to has ended, and the next job has nothing to do with it.
-        log.warning("%s on Spark: teardown failed: %s: %s", job.topic, type(error).__qualname__, error)
+        kind = type(error).__qualname__
+        log.warning("%s on Spark: teardown failed, and is not called again: %s: %s", job.topic, kind, error)

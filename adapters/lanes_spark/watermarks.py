@@ -29,9 +29,11 @@ _CLASSES: Final[Mapping[str, str]] = {
 }
 """The jars of the connector, and what each of them holds: without one of them a batch would fail, in its tasks."""
 
+_UNKNOWN: Final = "UnknownTopicOrPartitionException"
+
 _REMEDIES: Final[Mapping[str, str]] = {
     "TimeoutException": "; see that the brokers are up, and that this machine reaches them there",
-    "UnknownTopicOrPartitionException": "; see that the topic is called so, and that this user may describe it",
+    _UNKNOWN: "; see that the topic is called so, and that this user may describe it",
 }
 """What to do about some of what the client says."""
 
@@ -44,8 +46,9 @@ def read_watermarks(spark: SparkSession, topic: str, client: Mapping[str, str]) 
 
     ``client``: settings of the Java client. Blocks, about a minute at most unless its timeouts say otherwise.
 
-    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say, and for a
-    topic that is made anew meanwhile; values of secret settings are left out.
+    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say, retryable
+    where they may answer a moment later, and for a topic that is made anew meanwhile; values of secret settings are
+    left out.
     """
     committed = client.get("isolation.level") == "read_committed"
     with _asked(spark, topic, client) as asked:
@@ -163,4 +166,17 @@ def _mapped(topic: str, client: Mapping[str, str]) -> Iterator[None]:
                 said = said.replace(value, "…")
         # Not the exception itself: its text is all that the client was made with.
         remedy = _REMEDIES.get(kind, "")
-        raise SourceError(f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}") from None
+        raise SourceError(
+            f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}", retryable=_passes(cause)
+        ) from None
+
+
+def _passes(cause: Any) -> bool:
+    """Whether the brokers may answer a moment later, as the client says of its own exceptions. A topic that is not
+    there is told at once, though it calls that passing, too."""
+    kinds = []
+    kind = cause.getClass()
+    while kind is not None:
+        kinds.append(kind.getSimpleName())
+        kind = kind.getSuperclass()
+    return kinds[0] != _UNKNOWN and not {"RetriableException", "TimeoutException"}.isdisjoint(kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_a_worker_and_the_driver_die_and_nothing_is_lost_or_doubled(
         "resumed_batches": 1,
         "audit": "pass",
     }
+    # The worker that was killed leaves one at the most; how many there are is said.
+    assert re.search(r"unfinished files\W+\d", done.stdout)
     # Another reader of the same journal says the same.
     assert check_files([kept / "journal"]).status == 0
     # Nothing stays but what was to be kept.

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -77,6 +77,18 @@ def test_the_last_line_has_the_figures_and_no_other() -> None:
     }
     assert report().ok
     assert all(good for _, _, good in report().rows())
+
+
+def test_files_that_were_not_written_to_the_end_are_named_and_break_nothing() -> None:
+    from lanes.demo.spark.driver import told as said
+    from lanes_spark import Audit
+
+    audit = Audit(verdicts=(), rows=9, processes=2, duplicates={}, unfinished=1_200, findings=cast(Any, None))
+    unfinished = json.loads(json.dumps(said(audit)))["unfinished"]
+    for found, shown in ((report(unfinished=unfinished), "1,200, not judged"), (report(), "0")):
+        assert [row for row in found.rows() if row[0] == "unfinished files"] == [("unfinished files", shown, True)]
+        assert found.ok
+    assert report(unfinished=unfinished).json() == report().json()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -157,6 +158,30 @@ def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         with pytest.raises(lanes.ConfigError, match=r"checkpoint='.*file.*': nothing can be written there \(") as no:
             take(path)
         assert "name a folder that this user may write to" in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "No space left on device): free some space, or name a folder on another disk"),
+        (errno.EROFS, "Read-only file system): name a folder that this user may write to"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_told_and_nothing_stays_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(lanes.ConfigError) as no:
+            take(tmp_path)
+        assert str(no.value) == f"checkpoint={str(tmp_path)!r}: nothing can be written there ({remedy}"
+    # It was let go at once, and not with the error, which is still there.
+    held = take(tmp_path)
+    assert held is not None
+    held.release()
 
 
 def test_a_lock_is_let_go_when_nobody_has_it_any_more(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -18,6 +22,8 @@ import pytest
 import lanes
 from lanes_postgres import Positions
 from lanes_spark import ParquetTable, Progress, replay
+from lanes_spark.results_folder import ResultsFolder
+from lanes_spark.table import Spans
 from tests.components import wait_until
 from tests.conftest import PostgresFactory
 from tests.spark.fenced import Fenced
@@ -165,6 +171,97 @@ def test_a_checkpoint_of_another_kind_is_refused(spark: Any, tmp_path: Path) -> 
     with pytest.raises(lanes.SourceError, match="orders: the checkpoint is of another query, which is no replay"):
         replay(spark, table, noting(tmp_path / "journal"), checkpoint=str(checkpoint))
     assert not (tmp_path / "journal").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(ParquetTable):
+    """A table that has an id, as a topic has one whose brokers tell it."""
+
+    def spans(self, spark: Any) -> Spans:
+        return dataclasses.replace(super().spans(spark), incarnation="one")
+
+
+def test_a_checkpoint_that_was_begun_without_an_id_says_how_to_go_on_with_one(spark: Any, tmp_path: Path) -> None:
+    table, seen = write_table(tmp_path / "table", [rows(60)]), tmp_path / "seen"
+    more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 30, "tasks": 1}
+
+    def stop(at: Progress) -> None:
+        # One batch is noted as done, and the next one is not.
+        if at.batches == 2:
+            raise ConnectionError("the terminal is gone")
+
+    with pytest.raises(ConnectionError):
+        replay(spark, table, noting(seen), progress=stop, **more)
+    named = Named(path=table.path, topic=table.topic)
+    with pytest.raises(
+        lanes.SourceError, match=r"^orders: the checkpoint was begun .* from_=\{0: 10, 1: 10, 2: 10\}, "
+    ):
+        replay(spark, named, noting(tmp_path / "nothing"), **more)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(name: str) -> str:
+        # As Spark leaves it when a query has begun.
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metadata").write_text(json.dumps({"id": name}))
+        return str(tmp_path / name)
+
+    checkpoints = {name: begun(name) for name in ("one", "two")}
+    results = tmp_path / "r[1]"
+    claims = results / "_lanes" / "claims"
+
+    def take(name: str) -> None:
+        ResultsFolder(spark, str(results), checkpoints[name]).take()
+
+    def refused(name: str, why: str) -> None:
+        with pytest.raises(lanes.ConfigError, match=why):
+            take(name)
+
+    # One was killed before its note: another one is told of it, and it goes on itself.
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultsFolder, "_write", Mock(side_effect=lanes.SourceError("killed")))
+        with pytest.raises(lanes.SourceError, match="killed"):
+            take("one")
+    refused("two", r"results_to='.*': another replay takes it at the same time, as .*/_lanes/claims/one says .*remove")
+    assert [one.name for one in claims.iterdir() if not one.name.startswith(".")] == ["one"]
+    take("one")
+    take("one")
+    # Who had looked for the note before it was there, finds the claim.
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultsFolder, "_note", lambda self: None)
+        refused("two", "another replay takes it at the same time")
+    refused("two", "it is for the results of another checkpoint")
+    assert not (tmp_path / "two" / "results").exists()
+    # Both have looked for the note before any of them took it.
+    shutil.rmtree(results)
+    shutil.rmtree(tmp_path / "one" / "results")
+    looked, check = threading.Barrier(2, timeout=60), ResultsFolder.check
+
+    def wait(self: ResultsFolder) -> None:
+        check(self)
+        looked.wait()
+
+    monkeypatch.setattr(ResultsFolder, "check", wait)
+    ended: dict[str, object] = {}
+
+    def run(name: str) -> None:
+        try:
+            take(name)
+        except lanes.ConfigError as error:
+            ended[name] = error
+
+    both = [threading.Thread(target=run, args=[name]) for name in checkpoints]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    # At most one has it, and only who has it is bound to it.
+    assert ended
+    assert len(list(results.glob("_lanes/checkpoint/part-*"))) == 2 - len(ended)
+    assert {name for name in checkpoints if (tmp_path / name / "results").exists()} == checkpoints.keys() - ended.keys()
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from py4j import protocol  # type: ignore[import-untyped]
 
 import lanes
 from lanes_spark.failures import as_ours, mapped_errors
+from lanes_spark.watermarks import _mapped
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -57,10 +61,52 @@ def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], to
 
 @pytest.mark.parametrize("gone", ["Py4JError", "Py4JNetworkError", "ConnectionRefusedError"])
 def test_a_jvm_that_is_gone_is_told_with_the_remedy(gone: str) -> None:
-    from py4j import protocol  # type: ignore[import-untyped]
-
     refused = ConnectionRefusedError(111, "Connection refused")
     error = refused if gone == "ConnectionRefusedError" else getattr(protocol, gone)("no answer")
     told = rf"orders: Spark failed: {gone}: .*; the JVM of the driver does not answer"
     with pytest.raises(lanes.SourceError, match=told), mapped_errors("orders"):
         raise error
+
+
+class JavaClassOf:
+    """The class of an exception of Java, and those above it."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def getSimpleName(self) -> str:  # noqa: N802
+        return self._names[0]
+
+    def getSuperclass(self) -> JavaClassOf | None:  # noqa: N802
+        return JavaClassOf(*self._names[1:]) if self._names[1:] else None
+
+
+class FromBroker(protocol.Py4JJavaError):  # type: ignore[misc]
+    """As py4j raises it, without a JVM that it came from."""
+
+    def __init__(self, *names: str) -> None:
+        Exception.__init__(self)
+        raised = SimpleNamespace(
+            getCause=lambda: None, getMessage=lambda: "s3cret no", getClass=lambda: JavaClassOf(*names)
+        )
+        self.java_exception = raised
+
+
+@pytest.mark.parametrize(
+    ("names", "passes"),
+    [
+        (("TimeoutException", "RetriableException", "ApiException"), True),
+        (("DisconnectException", "RetriableException", "ApiException"), True),
+        (("TimeoutException", "Exception"), True),
+        (("UnknownTopicOrPartitionException", "InvalidMetadataException", "RetriableException"), False),
+        (("TopicAuthorizationException", "AuthorizationException", "ApiException"), False),
+    ],
+)
+def test_what_brokers_say_may_pass(names: tuple[str, ...], passes: bool) -> None:
+    client = {"bootstrap.servers": "h:1", "sasl.password": "s3cret"}
+    with (
+        pytest.raises(lanes.SourceError, match=f"orders: Kafka at h:1: {names[0]}: … no") as said,
+        _mapped("orders", client),
+    ):
+        raise FromBroker(*names)
+    assert said.value.retryable is passes

@@ -17,11 +17,13 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from lanes.errors import ConfigError, SourceError
+from lanes_spark import batch_run
 from lanes_spark.batch_ranges import BatchRanges, ranges_options
 from lanes_spark.batch_run import BatchRun
 from lanes_spark.live_ends import LiveEnds, ask_ends
 from lanes_spark.plan import Plan
 from lanes_spark.positions import Span, clipped, islands_of, narrowed, next_positions, wanted_count
+from lanes_spark.prepared import Prepared
 from lanes_spark.selection import Selection
 from lanes_spark.stream import Stream
 from lanes_spark.table import Spans
@@ -176,17 +178,22 @@ class Ended:
 
 
 def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> None:
-    def fail() -> None:
-        raise ValueError("cannot be closed")
+    closed: list[str] = []
+
+    def fail(what: str) -> None:
+        closed.append(what)
+        raise ValueError(f"{what} cannot be closed")
 
     running: Any = object.__new__(Stream)
     running._query, running._ended = Ended(), threading.Event()
-    running._ends = SimpleNamespace(close=fail)
-    running._meter = SimpleNamespace(started=0.0, check=lambda: None)
-    running._prepared = SimpleNamespace(source=SimpleNamespace(topic="orders"))
+    running._ends = SimpleNamespace(close=lambda: fail("ends"))
+    running._meter = SimpleNamespace(started=0.0, check=lambda: None, close=lambda: fail("meter"))
+    running._prepared = SimpleNamespace(source=SimpleNamespace(topic="orders"), close=lambda: fail("prepared"))
     with pytest.raises(ValueError, match="cannot be closed"):
         running._watch()
     assert running.join(0)
+    # The last one lets the checkpoint go.
+    assert closed == ["ends", "meter", "prepared"]
 
 
 class Asked(Exception):
@@ -198,6 +205,95 @@ class Source:
 
     def rows(self, spark: Any, ranges: Any, incarnation: str) -> Any:
         raise Asked(ranges, incarnation)
+
+
+def test_a_checkpoint_is_let_go_though_what_is_in_memory_cannot_be_forgotten() -> None:
+    def fail() -> None:
+        raise ConnectionError("the session is gone")
+
+    released: list[bool] = []
+    of: Any = {"chosen": SimpleNamespace(close=fail), "held": SimpleNamespace(release=lambda: released.append(True))}
+    with pytest.raises(ConnectionError, match="the session is gone"):
+        prepared(**of).close()
+    assert released == [True]
+
+
+def prepared(incarnation: str = "", **more: Any) -> Prepared:
+    """What a replay of a topic with two partitions has found."""
+    spans = Spans(by_partition={0: (0, 9), 1: (5, 9)}, rows=13, timed=True, cut=True, incarnation=incarnation)
+    found: dict[str, Any] = {"selected": spans.by_partition, "places": spans.by_partition, "starts": {}, "fixed": True}
+    return Prepared(
+        source=cast(Any, Source()),
+        selection=Selection.of(),
+        spans=spans,
+        plan=Plan(kind="aligned"),
+        **{**found, **more},
+    )
+
+
+def of_prepared(found: Prepared) -> Any:
+    return reader(dict(found.places), replay=found.identity, unnamed=found.unnamed)
+
+
+def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one() -> None:
+    before, now, other = prepared(), prepared("one"), prepared("two")
+    assert (before.unnamed, now.unnamed) == ("", before.identity)
+    assert len({found.identity for found in (before, now, other)}) == 3
+    begun = of_prepared(before)
+    start = begun.initialOffset()
+    end = begun.latestOffset(start, ReadMaxRows(6))
+    # As long as nobody tells an id it goes on.
+    assert of_prepared(before).partitions(start, end)
+    told = (
+        r"orders: the checkpoint was begun when the topic told no id, by .*, go on with another checkpoint and from_="
+    )
+    with pytest.raises(SourceError, match=told + r"\{0: 5, 1: 6\}, else begin again with another one$"):
+        of_prepared(now).latestOffset(end, ReadMaxRows(6))
+    # A batch that was begun and is not done, is not left out: the first one, which begins anew, and any other.
+    for first in (of_prepared(now).initialOffset(), start):
+        with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}, else"):
+            of_prepared(now).partitions(first, end)
+    # Who has noted an id knows the topic by it.
+    with pytest.raises(SourceError, match=r"of another replay .* a topic that was made anew since"):
+        of_prepared(other).latestOffset(of_prepared(now).initialOffset(), ReadMaxRows(6))
+
+
+class Pausing(Source):
+    """A topic whose brokers do not answer so many times, by such an error."""
+
+    def __init__(self, times: int, *, retryable: bool = True, incarnation: str = "one") -> None:
+        self.times, self.retryable, self.incarnation = times, retryable, incarnation
+
+    def spans(self, spark: Any) -> Spans:
+        self.times -= 1
+        if self.times >= 0:
+            raise SourceError("orders: Kafka at h:1: TimeoutException: it is away", retryable=self.retryable)
+        return Spans(by_partition={0: (0, 9)}, rows=9, timed=True, cut=True, incarnation=self.incarnation)
+
+
+def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "_PAUSE", 0.0)
+
+    def run(source: Pausing) -> BatchRun:
+        nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None}
+        return BatchRun(
+            source=cast(Any, source), selection=Selection.of(), plan=Plan(kind="aligned"), incarnation="one", **nothing
+        )
+
+    run(Pausing(3))._check_incarnation(cast(Any, None))
+    # A topic that was made anew in the pause is found as well.
+    with pytest.raises(SourceError, match=r"made anew .*, and the last batch may have had messages of the new one"):
+        run(Pausing(3, incarnation="two"))._check_incarnation(cast(Any, None))
+    # Not for ever, not for whoever has given up, and not where a later answer would be the same.
+    gone, given_up = Pausing(9, retryable=False), run(Pausing(9))
+    given_up.given_up.set()
+    for hopeless in (run(gone), given_up):
+        with pytest.raises(SourceError, match="it is away"):
+            hopeless._check_incarnation(cast(Any, None))
+        assert cast(Any, hopeless.source).times == 8
+    monkeypatch.setattr(batch_run, "_PATIENCE", -1.0)
+    with pytest.raises(SourceError, match="it is away"):
+        run(Pausing(1))._check_incarnation(cast(Any, None))
 
 
 def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import lanes
 from lanes_spark import KafkaTopic, Progress, replay
+from lanes_spark.table import Spans
 from tests.components import KafkaServer, MissingComponent, wait_until
 from tests.components.spark_connector import connector_jars
 from tests.conftest import KafkaFactory, skip_or_fail
@@ -310,6 +312,19 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
         assert report.skipped == spans.rows - len(there) > 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pausing(KafkaTopic):
+    """Something happens when it is asked for the first, second, … time what the topic has."""
+
+    asked: list[int]
+    pauses: Mapping[int, Callable[[], None]]
+
+    def spans(self, spark: Any) -> Spans:
+        self.asked.append(len(self.asked) + 1)
+        self.pauses.get(self.asked[-1], lambda: None)()
+        return super().spans(spark)
+
+
 def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
     connected: Any, fresh_kafka: KafkaFactory, tmp_path: Path
 ) -> None:
@@ -347,3 +362,13 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
     assert (report.finished, report.batches) == (COUNT * 2 // 3, 2)
     assert positions(noted(journal)) == [(partition, at) for partition in range(2) for at in range(COUNT // 2)]
     assert all(sorted(found) == found for found in by_key(noted(journal)).values())
+    # Behind a batch it is waited for: what was handled is not handled again.
+    for number in range(COUNT):
+        producer.produce("outage", b"%d" % number, b"key-%d" % (number % 7 // 2 * 2 + number % 2), partition=number % 2)
+    assert producer.flush(SECONDS) == 0
+    pausing = Pausing(
+        servers=server.url, topic="outage", options=quick, asked=[], pauses={2: server.pause, 3: server.resume}
+    )
+    report = replay(connected, pausing, noting(journal), checkpoint=more["checkpoint"])
+    assert (report.finished, report.batches, len(pausing.asked)) == (COUNT, 1, 3)
+    assert positions(noted(journal)) == [(partition, at) for partition in range(2) for at in range(COUNT)]

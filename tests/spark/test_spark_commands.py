@@ -15,6 +15,7 @@ import pytest
 
 import lanes
 from lanes import cli
+from lanes.exits import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
 from lanes_spark.command_options import bound, load, numbers, pairs, settings_of, spark_session
 from lanes_spark.commands import source_of
@@ -230,5 +231,5 @@ def test_a_table_is_replayed_by_the_command(tmp_path: Path) -> None:
     assert journaled.status == 0, journaled.text
     assert "messages: 100," in journaled.text
     halted = run("--handler", "shop:charge")
-    assert halted.returncode == 1, halted.stdout + halted.stderr
+    assert halted.returncode == EXIT_HALTED, halted.stdout + halted.stderr
     assert "ValueError: no such customer" in halted.stderr.splitlines()[-1]

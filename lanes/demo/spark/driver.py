@@ -58,6 +58,7 @@ def told(found: Audit) -> dict[str, Any]:
         "rows": found.rows,
         "processes": found.processes,
         "duplicates": dict(found.duplicates),
+        "unfinished": found.unfinished,
         "verdicts": [
             [each.name, each.status, each.violations, [*each.witnesses, *each.reasons][:_SAID_LIMIT]]
             for each in found.verdicts

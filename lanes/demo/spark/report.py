@@ -29,7 +29,8 @@ class SparkReport:
     task and of a batch; ``missed``: kills that were asked for and not made. ``tried_again``: attempts of tasks that
     Spark made after another one had failed. ``interrupted``: batches that the kill of a driver interrupted,
     ``resumed``: those of them that were finished. ``rss_mb``: of a worker. ``audit``: the word for it,
-    ``duplicates``: by cause, as the audit counts them. ``failure``: what ended the run early.
+    ``duplicates``: by cause, as the audit counts them. ``unfinished``: files of the journal that were not written to
+    the end, as those of a worker that was killed; no verdict speaks of them. ``failure``: what ended the run early.
     """
 
     events: int
@@ -49,6 +50,7 @@ class SparkReport:
     audit: str
     verdicts: Sequence[Verdict] = ()
     duplicates: Mapping[str, int] = field(default_factory=dict)
+    unfinished: int = 0
     failure: str | None = None
 
     @property
@@ -145,4 +147,5 @@ class SparkReport:
                 f"{self.audit}: {held} of {len(self.verdicts)} promises held",
                 self.audit == AUDIT[0],
             ),
+            ("unfinished files", f"{self.unfinished:,}{', not judged' if self.unfinished else ''}", True),
         ]

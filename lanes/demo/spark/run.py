@@ -163,6 +163,7 @@ async def _report(
             for name, status, violations, said in found.get("verdicts", [])
         ],
         duplicates=found.get("duplicates", {}),
+        unfinished=found.get("unfinished", 0),
         failure=drivers.failure,
     )
 
