@@ -35,7 +35,7 @@ _KEEP: Final[LiteralString] = (
     "VALUES (%s, %s, %s, %s, %s, %s, %s::bigint) ON CONFLICT (topic, partition, position) DO UPDATE "
     "SET attempts = excluded.attempts, state = excluded.state, error_type = excluded.error_type, "
     "epoch = greatest(kept.epoch, excluded.epoch) "
-    "WHERE kept.attempts <= excluded.attempts AND (kept.epoch <= excluded.epoch) IS NOT FALSE RETURNING 1"
+    "WHERE kept.attempts <= excluded.attempts AND (kept.epoch <= excluded.epoch) IS NOT FALSE"
 )
 _DROP: Final[LiteralString] = (
     "DELETE FROM {schema}.lanes_attempts WHERE topic = %s AND partition = %s AND position = ANY(%s::bigint[]) "
@@ -74,12 +74,12 @@ class PostgresAttempts:
         """What former owners have kept of a partition, by position; for the moment it is assigned."""
         return await self._perform(self._loading(partition))
 
-    async def keep(self, message: Message, attempt: Attempt) -> bool:
-        """Keep that a message has failed so often; False when a newer owner or attempt has been kept."""
+    async def keep(self, message: Message, attempt: Attempt) -> None:
+        """Keep that a message has failed so often, unless a newer owner or attempt has been kept."""
         states = get_args(AttemptState)
         if attempt.state not in states:
             raise ConfigError(f"state={attempt.state!r} is unknown: use {', '.join(map(repr, states))}")
-        return await self._perform(self._keeping(message, attempt))
+        await self._perform(self._keeping(message, attempt))
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
         """Forget messages of a partition that are finished: handled after all, or parked."""
@@ -104,15 +104,14 @@ class PostgresAttempts:
             for position, attempts, state, error_type in zip(*found, strict=True)
         }
 
-    def _keeping(self, message: Message, attempt: Attempt) -> Steps[bool]:
+    def _keeping(self, message: Message, attempt: Attempt) -> Steps[None]:
         partition = message.partition
         topic = yield from self._topic_of(partition)
         # A name is the user's, and may hold what a text cannot.
         name = attempt.error_type.replace("\0", "").encode(errors="backslashreplace").decode()[:_ERROR_TYPE_LIMIT]
         place = (topic, Int8(partition.id.number), Int8(message.position))
         values = (Int4(attempt.attempts), attempt.state, name, _epoch(partition))
-        kept = yield Statement(self._keep, (*place, *values))
-        return kept is not None
+        yield Statement(self._keep, (*place, *values))
 
     def _dropping(self, partition: Partition, positions: Sequence[int]) -> Steps[None]:
         topic = yield from self._topic_of(partition)

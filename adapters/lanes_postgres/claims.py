@@ -156,7 +156,7 @@ class Claims:
                 f"{text}, although this process owns the partition: epochs have begun anew, as after the loss of a "
                 "cohort's bucket. When no former owner is left, call Positions.unfence"
             )
-        return SourceError(f"{text}: another process owns the partition now, and handles the message")
+        return SourceError(f"{text}: another process owns the partition now, and handles the message: leave it to that")
 
 
 def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:

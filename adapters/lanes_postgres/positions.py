@@ -34,6 +34,10 @@ _UNFENCE: Final[LiteralString] = (
     "WHERE lanes_positions.topic = of.id AND of.subscription = %s AND of.topic = %s AND epoch IS NOT NULL RETURNING 1) "
     "SELECT count(*) FROM open"
 )
+_UNFENCE_ATTEMPTS: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_attempts SET epoch = NULL FROM {schema}.lanes_topics AS of "
+    "WHERE lanes_attempts.topic = of.id AND of.subscription = %s AND of.topic = %s AND epoch IS NOT NULL"
+)
 
 
 class Positions:
@@ -173,7 +177,7 @@ class Positions:
     def unfence(self, connection: Connection[Any], topic: str) -> int: ...
 
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
-        """Forget the epochs of a topic, and no position; returns in how many rows.
+        """Forget the epochs of a topic, and no position; returns in how many rows. Those of kept attempts, too.
 
         For epochs that begin anew. Effects stay exactly once: positions alone see to that. Idempotent.
         """
@@ -191,6 +195,7 @@ class Positions:
 
     def _unfencing(self, topic: str) -> Steps[int]:
         count = yield Statement(compose(_UNFENCE, self._schema), (self._subscription, topic))
+        yield Statement(compose(_UNFENCE_ATTEMPTS, self._schema), (self._subscription, topic))
         return 0 if count is None else int(count[0])
 
     @property

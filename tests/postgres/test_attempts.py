@@ -16,6 +16,7 @@ from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError, SourceError
 from lanes_postgres import Positions, PostgresAttempts
 from memsource import MemoryBroker, MemorySource
+from memsource.attempts_contract import ATTEMPTS_CHECKS, AttemptsCheck
 from tests.postgres.tables import Effects, message, partition
 from tests.runtime.support import until
 
@@ -28,6 +29,12 @@ async def store(effects: Effects) -> AsyncIterator[PostgresAttempts]:
         yield PostgresAttempts(pool.connection, "books", schema=effects.schema)
 
 
+@pytest.mark.parametrize("check", ATTEMPTS_CHECKS, ids=lambda check: check.__name__)
+async def test_it_keeps_the_contract(check: AttemptsCheck, effects: Effects) -> None:
+    async with AsyncConnectionPool(effects.url, min_size=1, max_size=4) as pool:
+        await check(lambda: PostgresAttempts(pool.connection, "books", schema=effects.schema))
+
+
 def failed(position: int, attempts: int, of: Partition, state: AttemptState, error: str) -> tuple[Message, Attempt]:
     return message(position, b"k", of), Attempt(attempts, state, error)
 
@@ -35,9 +42,9 @@ def failed(position: int, attempts: int, of: Partition, state: AttemptState, err
 async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
     owned = partition()
     assert await store.load(owned) == {}
-    assert await store.keep(*failed(5, 1, owned, "held", "ValueError"))
-    assert await store.keep(*failed(5, 2, owned, "blocked", "KeyError"))
-    assert await store.keep(*failed(7, 3, owned, "parking", "Term"))
+    await store.keep(*failed(5, 1, owned, "held", "ValueError"))
+    await store.keep(*failed(5, 2, owned, "blocked", "KeyError"))
+    await store.keep(*failed(7, 3, owned, "parking", "Term"))
     kept = {5: Attempt(2, "blocked", "KeyError"), 7: Attempt(3, "parking", "Term")}
     assert await store.load(partition()) == kept
     assert await store.load(partition(1)) == {}
@@ -49,11 +56,14 @@ async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
 async def test_every_call_may_be_repeated(store: PostgresAttempts) -> None:
     owned = partition(epoch=1)
     for _ in range(2):
-        assert await store.keep(*failed(5, 2, owned, "held", "ValueError"))
+        await store.keep(*failed(5, 2, owned, "held", "ValueError"))
     assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
     # One that was on its way for long does not count down.
-    assert not await store.keep(*failed(5, 1, owned, "held", "ValueError"))
-    assert await store.keep(*failed(5, 2, owned, "blocked", "ValueError")), "the state may change between attempts"
+    await store.keep(*failed(5, 1, owned, "held", "ValueError"))
+    assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
+    # The state may change between attempts.
+    await store.keep(*failed(5, 2, owned, "blocked", "ValueError"))
+    assert await store.load(owned) == {5: Attempt(2, "blocked", "ValueError")}
     for _ in range(2):
         await store.drop(owned, [5])
     assert await store.load(owned) == {}
@@ -61,13 +71,26 @@ async def test_every_call_may_be_repeated(store: PostgresAttempts) -> None:
 
 async def test_a_former_owner_changes_nothing(store: PostgresAttempts) -> None:
     former, owner = partition(epoch=1), partition(epoch=2)
-    assert await store.keep(*failed(5, 2, former, "held", "ValueError"))
-    assert await store.keep(*failed(5, 2, owner, "blocked", "ValueError"))
-    assert not await store.keep(*failed(5, 9, former, "held", "ValueError"))
+    await store.keep(*failed(5, 2, former, "held", "ValueError"))
+    await store.keep(*failed(5, 2, owner, "blocked", "ValueError"))
+    await store.keep(*failed(5, 9, former, "held", "ValueError"))
     await store.drop(former, [5])
     assert await store.load(owner) == {5: Attempt(2, "blocked", "ValueError")}
     await store.drop(owner, [5])
     assert await store.load(owner) == {}
+
+
+async def test_epochs_that_begin_anew_count_once_unfenced(store: PostgresAttempts, effects: Effects) -> None:
+    before, anew = partition(epoch=7), partition(epoch=1)
+    await store.keep(*failed(5, 1, before, "held", "ValueError"))
+    await store.keep(*failed(5, 2, anew, "held", "ValueError"))
+    assert await store.load(anew) == {5: Attempt(1, "held", "ValueError")}
+    async with await psycopg.AsyncConnection.connect(effects.url) as connection:
+        await Positions("books", schema=effects.schema).unfence(connection, "orders")
+    await store.keep(*failed(5, 2, anew, "held", "ValueError"))
+    assert await store.load(anew) == {5: Attempt(2, "held", "ValueError")}
+    await store.drop(anew, [5])
+    assert await store.load(anew) == {}
 
 
 async def test_names_progress_independently_and_any_error_has_a_name(effects: Effects) -> None:
