@@ -27,21 +27,25 @@ class Attempts(Protocol):
 
     All calls come from one event loop, several of them at once, never two about one message. Each is cancel-safe (it
     has happened or not) and idempotent. Any exception is taken for one that will pass, and the call is repeated for as
-    long as it takes; but ``ConfigError``, and ``SourceError`` that is not retryable, stop the consumer in order.
+    long as it takes; but a ``SourceError`` that is not retryable, and any other error of ``lanes``, such as
+    ``ConfigError``, stop the consumer in order.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
         """What former owners have kept of a partition that was assigned just now, by position."""
 
-    async def keep(self, message: Message, attempt: Attempt) -> bool:
+    async def keep(self, message: Message, attempt: Attempt) -> None:
         """Keep that a message has failed; durable when it returns.
 
-        False = something newer is there: of an owner with a higher fencing token, or more attempts. Then nothing was
-        changed.
+        Changes nothing where something newer is there: of an owner with a higher fencing token, or more attempts. Who
+        owns a partition is for the source to say, so nobody is told.
         """
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Forget messages of a partition that are finished and settled: one position, or some hundred."""
+        """Forget messages of a partition that are finished and settled: one position, or some hundred.
+
+        What an owner with a higher fencing token has kept stays.
+        """
 
 
 class GivenUpBefore(MessageError):

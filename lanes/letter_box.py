@@ -59,13 +59,18 @@ class LetterBox(Protocol):
         """The letters of these ids, whole: they are all in memory. Raises ``SourceError``."""
 
     async def dispose(self, parked: Parked, how: Disposition) -> None:
-        """Have the letter listed no more, confirmed by the broker. Idempotent. Raises ``SourceError``."""
+        """Have the letter listed no more, nor any copy of it, confirmed by the broker.
+
+        ``parked``: as ``find`` of this box gave it. Idempotent. Raises ``SourceError``.
+        """
 
     async def publish(self, parked: Parked) -> str:
         """Publish the original message at the end of where it came from, with the header ``Lanes-Dead-Letter``.
 
-        Returns where it is now, when the broker has confirmed that. Does not dispose of the letter. Raises
-        ``SourceError``.
+        Headers that the broker would act on are left out: they were meant for the first time. Returns where it is now,
+        when the broker has confirmed that. Does not dispose of the letter. Raises ``SourceError``, also for a letter
+        whose origin is not there or is no name, and for a header that the client cannot send: a letter is anybody's
+        text.
         """
 
     async def aclose(self) -> None:

@@ -6,21 +6,17 @@ import dataclasses
 import json
 import re
 from typing import Any, Final
-from urllib.parse import quote
 
 import nats.errors
 from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
-from lanes.letters import ORIGIN, TRUNCATED, letter_fields
+from lanes.letters import fitting
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
-from lanes_jetstream.letters import ID, RESERVED
+from lanes_jetstream.letters import WIRE
 
-__all__ = ["HEADER_NAME", "JetStreamDeadLetters", "header_text", "letter_headers", "letters_subject", "publish"]
-
-HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A header name that any client sends: a token of RFC 9110."""
+__all__ = ["JetStreamDeadLetters", "header_text", "letter_headers", "letters_subject", "publish"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -32,8 +28,8 @@ class JetStreamDeadLetters:
     duplicate window. Body and headers are the original's; the origin and the reason stand in ``Lanes-…``
     headers: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text
     (percent-encoded), Epoch, Time (seconds since the epoch). An original header whose name starts with ``Nats-``
-    or ``Lanes-`` is kept as ``Lanes-Origin-<name>``: left as it was it could change how the letter is stored.
-    ``read_letter`` makes a record of such a message again.
+    or ``Lanes-``, or that no client sends, is kept as ``Lanes-Origin-<name>``, percent-encoded: left as it was it could
+    change how the letter is stored. ``read_letter`` makes a record of such a message again.
     """
 
     def __init__(self, where: Where, subject: str) -> None:
@@ -72,8 +68,9 @@ class JetStreamDeadLetters:
         if client.is_closed and self._connection.own:
             await self._connection.reopen()
             client = self._connection.client
-        body, headers = fitting(letter, client.max_payload)
-        await publish(client, self._subject, body, headers, "dead letter")
+        # The server's limit counts headers and body; it hangs up on more.
+        kept, whole = fitting(letter, client.max_payload, _size)
+        await publish(client, self._subject, kept.value, letter_headers(kept, whole), "dead letter")
 
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
@@ -95,43 +92,25 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
     except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
         raise SourceError(f"{what} not confirmed by {subject}: {type(error).__name__}", retryable=True) from error
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
-        refusal = confirmation.get("error", "no stream") if isinstance(confirmation, dict) else "no stream"
-        raise SourceError(f"{what} refused by {subject}: {refusal}", retryable=True)
+        why = confirmation.get("error") if isinstance(confirmation, dict) else None
+        refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream took it"
+        raise SourceError(
+            f"{what} refused by {subject}: {refusal}: see the limits of the stream that captures it", retryable=True
+        )
     return confirmation
 
 
-def fitting(letter: DeadLetter, max_payload: int) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a letter within the server's limit, which counts both; it hangs up on more.
-
-    What does not fit goes in this order: the original headers, then the end of the body; ``Lanes-Truncated`` says how
-    many bytes the original had. Stream and sequence lead to the whole of it.
-    """
-    headers = letter_headers(letter)
-    if len(letter.value) + _size(headers) <= max_payload:
-        return letter.value, headers
-    headers = letter_headers(dataclasses.replace(letter, headers=()))
-    headers[TRUNCATED] = str(len(letter.value))
-    room = max(0, max_payload - _size(headers))
-    return letter.value[:room], headers
-
-
-def _size(headers: dict[str, str]) -> int:
-    # "NATS/1.0", each "name: value", an empty line; CRLF behind every line.
-    return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
-
-
-def letter_headers(letter: DeadLetter) -> dict[str, str]:
-    """The headers of a letter on the wire. Texts that a sender controls are percent-encoded."""
-    headers: dict[str, str] = {}
-    for name, value in letter.headers:
-        if not HEADER_NAME.fullmatch(name):
-            # The client refuses to send such a name, and a letter that cannot be sent would park its lane for ever.
-            kept = ORIGIN + quote(name, safe="")
-        else:
-            kept = ORIGIN + name if name.lower().startswith(RESERVED) else name
-        headers[kept] = header_text(value)
+def letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
+    """The headers of a letter on the wire. ``whole``: bytes its value had, where it was cut."""
+    headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
     # Two original headers of one name are one here, so that indices of them would name others.
-    return headers | {ID: letter.id} | letter_fields(dataclasses.replace(letter, null_headers=()))
+    return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
+
+
+def _size(letter: DeadLetter, whole: int | None) -> int:
+    # "NATS/1.0", each "name: value", an empty line; CRLF behind every line.
+    headers = letter_headers(letter, whole)
+    return len(letter.value) + 12 + sum(len(name.encode()) + len(text.encode()) + 4 for name, text in headers.items())
 
 
 def header_text(value: bytes) -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes.letter_box import Disposition, Found, Parked
-from lanes.letters import REPLAYED, whole_size
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, Where
-from lanes_jetstream.dead_letters import HEADER_NAME, header_text, letters_subject, publish
-from lanes_jetstream.letters import ID, RESERVED, letter_parts, read_letter
+from lanes_jetstream.dead_letters import header_text, letters_subject, publish
+from lanes_jetstream.letters import ID, WIRE, read_whole
 
 _NOTHING_THERE: Final = (10037, 10043)
-"""What the server answers to a request for a message, or for its deletion, that it does not have."""
+"""What the server answers to a request for a message that it does not have."""
+
+_SUBJECT: Final = re.compile(r"(?!\$(?:JS|SYS)\.)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
+"""A subject that a message can have: no pattern, and no command to the server."""
 
 _VERSION: Final = b"NATS/1.0"
 
@@ -75,8 +78,7 @@ class JetStreamLetterBox:
         """Connect, and find the stream that captures the subject. Raises ``ConfigError`` or ``SourceError``."""
         await self._connection.open()
         try:
-            found = await self._api("STREAM.NAMES", {"subject": self._subject})
-            streams = found.get("streams") or []
+            streams = await self._streams(self._subject)
             if not streams:
                 raise ConfigError(f"no stream captures the dead-letter subject {self._subject!r}: correct the subject")
             self._stream = streams[0]
@@ -121,7 +123,8 @@ class JetStreamLetterBox:
             try:
                 await self._api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})
             except ApiError as error:
-                if error.err_code not in _NOTHING_THERE:
+                # For one that somebody else has deleted there are several answers.
+                if await self._get({"seq": sequence}) is not None:
                     raise SourceError(
                         f"{how} letter {parked.letter.id} cannot be deleted: {self._stream} sequence {sequence}: "
                         f"{error}; allow deletion in the stream's configuration, or purge the subject"
@@ -131,13 +134,14 @@ class JetStreamLetterBox:
     async def publish(self, parked: Parked) -> str:
         """See ``lanes.letter_box.LetterBox.publish``. Its ``Nats-Msg-Id`` is made of the letter's id."""
         letter = parked.letter
-        headers = {
-            name: header_text(value)
-            for name, value in letter.headers
-            # What the server would act on was meant for the first time.
-            if HEADER_NAME.fullmatch(name) and not name.lower().startswith(RESERVED)
-        }
-        headers |= {REPLAYED: letter.id, ID: f"{letter.id}-replayed"}
+        # A letter is anybody's text, and a request to the API of the server is a message too.
+        if not _SUBJECT.fullmatch(letter.subject) or not await self._streams(letter.subject):
+            raise SourceError(
+                f"no stream captures {letter.subject[:80]!a}, where letter {letter.id} came from: publish it yourself, "
+                "then drop the letter"
+            )
+        headers = {name: header_text(value or b"") for name, value in WIRE.again(letter)}
+        headers[ID] = f"{letter.id}-replayed"
         confirmation = await publish(self._connection.client, letter.subject, letter.value, headers, "message")
         return f"{confirmation['stream']} sequence {confirmation.get('seq')}"
 
@@ -148,11 +152,18 @@ class JetStreamLetterBox:
     def _parked(self, stored: _Stored) -> Parked | None:
         message = Message(Partition(PartitionId(self._stream, 0), _READER), stored.sequence, None, 0, stored, None)
         try:
-            letter = read_letter(message)
-            fields, _ = letter_parts(message)
+            letter, whole = read_whole(message)
         except MessageError:
             return None
-        return Parked(letter=letter, place=f"{self._stream} sequence {stored.sequence}", whole_size=whole_size(fields))
+        return Parked(letter=letter, place=f"{self._stream} sequence {stored.sequence}", whole_size=whole)
+
+    async def _streams(self, subject: str) -> Sequence[str]:
+        """The streams that capture a subject."""
+        try:
+            found = await self._api("STREAM.NAMES", {"subject": subject})
+        except ApiError as error:
+            raise SourceError(f"subject {subject!r}: {error}", retryable=error.temporary) from None
+        return found.get("streams") or []
 
     async def _get(self, request: dict[str, object]) -> _Stored | None:
         try:
@@ -170,7 +181,9 @@ class JetStreamLetterBox:
                 base64.b64decode(message.get("data", "")),
             )
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise SourceError(f"the answer to a request for a message of {self._stream} is none") from error
+            raise SourceError(
+                f"a message of {self._stream} came in a form that cannot be read: see that it is a nats-server"
+            ) from error
 
     async def _api(self, subject: str, request: dict[str, object]) -> dict[str, Any]:
         try:

@@ -15,7 +15,7 @@ from lanes_kafka.letters import Record, letter_record
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
 from lanes_kafka.setting_names import redacted
 
-__all__ = ["KafkaDeadLetters", "topic_name"]
+__all__ = ["KafkaDeadLetters", "is_topic", "topic_name"]
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
@@ -44,10 +44,11 @@ class KafkaDeadLetters:
     Source, Partition, Position, Subject, Attempts, Error, Error-Text (percent-encoded), Epoch, Time and Timestamp
     (seconds since the epoch; when it was given up, and when it was published), Tombstone where there was no value,
     Null-Headers where headers had none, Key and Record-Key (percent-encoded) where the key of the record does not say
-    it. An original header whose name starts with ``Lanes-`` is kept as ``Lanes-Origin-<name>``. A letter that is too
-    large for the topic loses its original headers, then the end of its value; ``Lanes-Truncated`` says how many bytes
-    that had. In a topic that is compacted the key of the record is the letter's id, or letters of one key would
-    replace each other. ``read_letter`` makes a record of such a message again.
+    it. An original header whose name starts with ``Lanes-``, or that the client cannot send, is kept as
+    ``Lanes-Origin-<name>``, percent-encoded. A letter that is too large for the topic loses its original headers, then
+    the end of its value; ``Lanes-Truncated`` says how many bytes that had. In a topic that is compacted the key of the
+    record is the letter's id, or letters of one key would replace each other. ``read_letter`` makes a record of such a
+    message again.
 
     Runs on asyncio and on trio. Raises ``ConfigError`` for settings that would lose letters.
     """
@@ -135,8 +136,13 @@ class KafkaDeadLetters:
         await self._producer.aclose()
 
 
+def is_topic(name: str) -> bool:
+    """Whether a topic can have this name."""
+    return _TOPIC.fullmatch(name) is not None
+
+
 def topic_name(topic: object) -> str:
     """A topic's name; raises ``ConfigError`` for what can be none."""
-    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
+    if not isinstance(topic, str) or not is_topic(topic):
         raise ConfigError(f"dead-letter topic {topic!r}: must be letters, digits, '.', '_' and '-', 249 at most")
     return topic

@@ -19,19 +19,10 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes.letter_box import Disposition, Found, Parked
-from lanes.letters import REPLAYED, whole_size
 from lanes_kafka.asking import ask_topic
-from lanes_kafka.dead_letters import topic_name
+from lanes_kafka.dead_letters import is_topic, topic_name
 from lanes_kafka.errors import is_permanent
-from lanes_kafka.letters import (
-    Headers,
-    Record,
-    disposition_record,
-    is_sendable,
-    letter_parts,
-    read_disposition,
-    read_letter,
-)
+from lanes_kafka.letters import WIRE, Record, disposition_record, read_disposition, read_letter, read_whole
 from lanes_kafka.log_reader import LogReader, Range
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
 from lanes_kafka.reading import READER
@@ -91,9 +82,14 @@ class KafkaLetterBox:
         """See ``lanes.letter_box.LetterBox.find``."""
         await self._producer.call(self._read_on)
         found: dict[str, Parked | Disposition] = {one: self._disposed[one] for one in ids if one in self._disposed}
-        places = {self._parked[one][1][0]: one for one in ids if one in self._parked and one not in found}
-        fetched = await self._producer.call(functools.partial(self._fetch, sorted(places)))
-        return found | {places[place]: parked for place, parked in fetched.items()}
+        copies = {one: list(self._parked[one][1]) for one in ids if one in self._parked and one not in found}
+        while copies:
+            places = {left.pop(0): one for one, left in copies.items()}
+            fetched = await self._producer.call(functools.partial(self._fetch, sorted(places)))
+            found |= {places[place]: parked for place, parked in fetched.items()}
+            # Of a letter that was parked twice one copy may be gone, as where the topic is compacted.
+            copies = {one: left for one, left in copies.items() if left and one not in found}
+        return found
 
     async def dispose(self, parked: Parked, how: Disposition) -> None:
         """See ``lanes.letter_box.LetterBox.dispose``. The first disposition of a letter counts."""
@@ -106,27 +102,17 @@ class KafkaLetterBox:
     async def publish(self, parked: Parked) -> str:
         """See ``lanes.letter_box.LetterBox.publish``. It goes to the partition it came from."""
         letter = parked.letter
-        facts = await self._producer.call(lambda wanted: ask_topic(self._settings, letter.source, wanted))
+        # A letter is anybody's text, and the client takes what stands in front of a NUL for the name.
+        facts = None
+        if is_topic(letter.source):
+            facts = await self._producer.call(lambda wanted: ask_topic(self._settings, letter.source, wanted))
         if facts is None or letter.partition >= facts.partitions:
             raise SourceError(
                 f"{letter.source}/{letter.partition}, where letter {letter.id} came from, is not there: publish it "
                 "yourself, then drop the letter"
             )
-        for name, _ in letter.headers:
-            if not is_sendable(name):
-                raise SourceError(
-                    f"letter {letter.id} has a header {name[:80]!a}, a name that this client cannot send: publish "
-                    "it with another client, then drop the letter"
-                )
-        nulls = set(letter.null_headers)
-        headers: Headers = [
-            (name, None if index in nulls else value)
-            for index, (name, value) in enumerate(letter.headers)
-            if name != REPLAYED
-        ]
-        headers.append((REPLAYED, letter.id.encode()))
         key = letter.key if letter.record_key is None else letter.record_key
-        record = Record(key, None if letter.tombstone else letter.value, headers)
+        record = Record(key, None if letter.tombstone else letter.value, [*WIRE.again(letter)])
         number, offset = await self._send(letter.source, record, letter.partition)
         return f"{letter.source}/{number} offset {offset}"
 
@@ -190,12 +176,9 @@ class KafkaLetterBox:
             for raw in self._opened().read(ranges, wanted):
                 place = place_of(raw)
                 if place in wanted_places:
-                    message = message_at(self._topic, raw)
-                    found[place] = Parked(
-                        letter=read_letter(message),
-                        place=f"{self._topic}/{place[0]} offset {place[1]}",
-                        whole_size=whole_size(letter_parts(message)[0]),
-                    )
+                    letter, whole = read_whole(message_at(self._topic, raw))
+                    at = f"{self._topic}/{place[0]} offset {place[1]}"
+                    found[place] = Parked(letter=letter, place=at, whole_size=whole)
         return found
 
     def _opened(self) -> LogReader:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote
 
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter, DetailedReader
-from lanes.errors import MessageError
 from lanes.letter_box import Disposition
-from lanes.letters import FIELD, ORIGIN, TRUNCATED, letter_fields, letter_of, refusal
+from lanes.letters import Letter, Wire, fitting
 
-__all__ = [
-    "Headers",
-    "Record",
-    "disposition_record",
-    "is_sendable",
-    "letter_parts",
-    "letter_record",
-    "read_disposition",
-    "read_letter",
-]
+__all__ = ["WIRE", "Record", "disposition_record", "letter_record", "read_disposition", "read_letter", "read_whole"]
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -33,7 +21,6 @@ DISPOSITION: Final = "Lanes-Disposition"
 """The header of a record that says what became of a letter."""
 
 _KEYS: Final = ("Lanes-Key", "Lanes-Record-Key")
-_READABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _OVERHEAD: Final = 128
 _OVERHEAD_OF_HEADER: Final = 10
 """More bytes than a batch of one record, and a header of it, take beside what is in them."""
@@ -59,16 +46,10 @@ def letter_record(letter: DeadLetter, *, by_id: bool = False, limit: int | None 
     """The record of a letter, of at most ``limit`` bytes if it can be cut to that.
 
     Its key is that of the original record; where there was none, that of the lane. ``by_id``: for a topic that is
-    compacted, its key is the letter's id, because two letters of one key would be one, and it is no tombstone. What
-    does not fit goes in this order: the original headers, then the end of the value.
+    compacted, its key is the letter's id, because two letters of one key would be one, and it is no tombstone.
     """
-    record = _record(letter, by_id)
-    if limit is None or record.size <= limit:
-        return record
-    record = _record(dataclasses.replace(letter, headers=(), null_headers=()), by_id)
-    record.headers.append((TRUNCATED, str(len(letter.value)).encode()))
-    room = max(0, limit - record.size + len(letter.value))
-    return record if record.value is None else record._replace(value=record.value[:room])
+    letter, whole = fitting(letter, limit, lambda letter, whole: _record(letter, by_id, whole).size)
+    return _record(letter, by_id, whole)
 
 
 def disposition_record(letter_id: str, how: Disposition, wall_time: float) -> Record:
@@ -91,14 +72,19 @@ def read_letter(message: Message) -> DeadLetter:
     Raises ``MessageError`` naming the header that is missing, there twice, or no such value: anybody may produce to
     the topic. So it does for what ``read_disposition`` reads.
     """
-    fields, origin = letter_parts(message)
-    if DISPOSITION in fields:
-        raise _refusal(message, f"has the header {DISPOSITION}: it says what became of a letter")
-    letter = letter_of(fields, lambda what: _refusal(message, what), id_field=ID, value=message.value, headers=origin)
+    return read_whole(message).letter
+
+
+def read_whole(message: Message) -> Letter:
+    """What ``read_letter`` reads, and how long its value was. Raises ``MessageError``."""
+    parts = WIRE.parts(message)
+    if DISPOSITION in parts.fields:
+        raise WIRE.refusal(message, f"has the header {DISPOSITION}: it says what became of a letter")
+    letter, whole = WIRE.letter(message, parts)
     kept = _kept_key(message)
-    if any(name in fields for name in _KEYS) or kept is None or kept == letter.id.encode():
-        return letter
-    return dataclasses.replace(letter, key=kept, record_key=kept)
+    if not any(name in parts.fields for name in _KEYS) and kept is not None and kept != letter.id.encode():
+        letter = dataclasses.replace(letter, key=kept, record_key=kept)
+    return Letter(letter, whole)
 
 
 def read_disposition(message: Message) -> tuple[str, Disposition] | None:
@@ -106,38 +92,19 @@ def read_disposition(message: Message) -> tuple[str, Disposition] | None:
 
     Raises ``MessageError`` for a record that looks like one and is none. Neither blocks nor changes the message.
     """
-    fields, _ = letter_parts(message)
+    fields = WIRE.parts(message).fields
     how = fields.get(DISPOSITION)
     if how is None:
         return None
     letter_id = fields.get(ID, "")
     if how not in ("replayed", "dropped") or not letter_id:
-        raise _refusal(message, f"has a header {DISPOSITION} or {ID} that lanes does not write: {how[:80]!r}")
+        raise WIRE.refusal(message, f"has a header {DISPOSITION} or {ID} that lanes does not write")
     return letter_id, "replayed" if how == "replayed" else "dropped"
 
 
-def letter_parts(message: Message) -> tuple[dict[str, str], Sequence[tuple[str, bytes]]]:
-    """The headers of the letter, and those of the original message under their own names.
-
-    Raises ``MessageError`` for one that is there twice, or a name that is not what ``lanes`` writes.
-    """
-    fields: dict[str, str] = {}
-    origin: list[tuple[str, bytes]] = []
-    for name, value in message.headers:
-        if name.startswith(ORIGIN):
-            origin.append((_original_name(message, name), value))
-        elif name.startswith(FIELD):
-            if name in fields:
-                raise _refusal(message, f"has the header {name} twice")
-            fields[name] = value.decode("utf-8", "replace")
-        else:
-            origin.append((name, value))
-    return fields, tuple(origin)
-
-
-def _record(letter: DeadLetter, by_id: bool) -> Record:
+def _record(letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
     key = letter.key if letter.record_key is None else letter.record_key
-    fields = letter_fields(letter)
+    fields = WIRE.fields(letter, whole)
     if by_id:
         key = letter.id.encode()
     elif letter.key == letter.record_key and key != letter.id.encode():
@@ -146,38 +113,16 @@ def _record(letter: DeadLetter, by_id: bool) -> Record:
             fields.pop(name, None)
     without = set(letter.null_headers)
     headers: Headers = [
-        (_kept_name(name), None if index in without else value) for index, (name, value) in enumerate(letter.headers)
+        (WIRE.kept_name(name), None if index in without else value)
+        for index, (name, value) in enumerate(letter.headers)
     ]
-    headers.append((ID, letter.id.encode()))
     headers += ((name, text.encode()) for name, text in fields.items())
     # A tombstone would take its own key out of a compacted topic.
     return Record(key, None if letter.tombstone and not by_id else letter.value, headers)
 
 
-def _kept_name(name: str) -> str:
-    """The name that an original header has in the letter."""
-    if name.lower().startswith(FIELD.lower()) or not is_sendable(name):
-        return _quoted(name)
-    return name
-
-
-def _quoted(name: str) -> str:
-    return ORIGIN + quote(name, safe=_READABLE, errors="surrogatepass")
-
-
-def _original_name(message: Message, kept: str) -> str:
-    try:
-        name = unquote(kept[len(ORIGIN) :], errors="surrogatepass")
-    except UnicodeDecodeError:
-        name = ""
-    if _quoted(name) != kept:
-        raise _refusal(message, f"has a header {kept[:80]!r}, a name that lanes does not write")
-    return name
-
-
-def is_sendable(name: str) -> bool:
-    """Whether the client can send a header of this name."""
-    # It cuts a name at a NUL, and ends the process with a segmentation fault over a lone surrogate.
+def _is_sendable(name: str) -> bool:
+    # The client cuts a name at a NUL, and ends the process with a segmentation fault over a lone surrogate.
     if "\0" in name:
         return False
     try:
@@ -187,11 +132,13 @@ def is_sendable(name: str) -> bool:
     return True
 
 
+WIRE: Final = Wire(
+    writer="KafkaDeadLetters", remedy="and give its topic to nobody else", id_field=ID, sendable=_is_sendable
+)
+"""How letters are written to a topic."""
+
+
 def _kept_key(message: Message) -> bytes | None:
     # A consumer of the letters may take the keys of its lanes from elsewhere.
     reader = message.partition.reader
     return reader.details(message.raw).record_key if isinstance(reader, DetailedReader) else message.key
-
-
-def _refusal(message: Message, what: str) -> MessageError:
-    return refusal(message, what, "KafkaDeadLetters", "and give its topic to nobody else")

@@ -1,0 +1,142 @@
+"""Dead letters in JetStream keep the contract of dead letters, on real servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from nats.aio.client import Client
+
+from lanes.dead_letter import DeadLetter
+from lanes.letter_box import LetterBox, Parked
+from lanes.source import DeadLetters
+from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream.dead_letters import letter_headers
+from lanes_jetstream.letter_box import JetStreamLetterBox
+from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from tests.components import NatsServer
+from tests.jetstream.conftest import connect
+from tests.jetstream.workload import Stream
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = 20_000
+
+
+class JetStreamHarness:
+    """Two streams. ``server``: what is killed in an outage."""
+
+    limit = LIMIT
+
+    def __init__(self, stream: Stream, can: Collection[LetterAbility], server: NatsServer | None = None) -> None:
+        self.can = can
+        self.origin = Origin(stream.name, 0, f"{stream.name}.a")
+        self._stream, self._dead, self._server = stream, f"{stream.name}dead", server
+
+    @contextlib.asynccontextmanager
+    async def made(self) -> AsyncIterator[None]:
+        """While the stream of the letters is there."""
+        jetstream = self._stream.client.jetstream()
+        await jetstream.add_stream(name=self._dead, subjects=[f"{self._dead}.x"], duplicate_window=0.1)
+        yield
+        await jetstream.delete_stream(self._dead)
+
+    def letters(self) -> DeadLetters:
+        return JetStreamDeadLetters(self._stream.url, f"{self._dead}.x")
+
+    async def stored(self) -> Sequence[DeadLetter]:
+        box = JetStreamLetterBox(self._stream.client, f"{self._dead}.x")
+        await box.open()
+        found = await box.find(await box.ids())
+        return [one.letter for one in found.values() if isinstance(one, Parked)]
+
+    def box(self) -> LetterBox:
+        return JetStreamLetterBox(self._stream.url, f"{self._dead}.x")
+
+    async def copy(self, letter: DeadLetter) -> None:
+        jetstream = self._stream.client.jetstream()
+        with anyio.fail_after(10):
+            while (await jetstream.publish(f"{self._dead}.x", letter.value, headers=letter_headers(letter))).duplicate:
+                await anyio.sleep(0.01)
+
+    async def lose(self, letter_id: str) -> None:
+        jetstream = self._stream.client.jetstream()
+        state = (await jetstream.stream_info(self._dead)).state
+        for sequence in range(state.first_seq, state.last_seq + 1):
+            message = await jetstream.get_msg(self._dead, sequence)
+            if (message.headers or {}).get("Nats-Msg-Id") == letter_id:
+                await jetstream.delete_msg(self._dead, sequence)
+                return
+
+    async def stranger(self) -> None:
+        await self._stream.client.jetstream().publish(f"{self._dead}.x", b"anything")
+
+    async def published(self) -> Sequence[Published]:
+        jetstream = self._stream.client.jetstream()
+        last = (await jetstream.stream_info(self._stream.name)).state.last_seq
+        found = [await jetstream.get_msg(self._stream.name, sequence) for sequence in range(1, last + 1)]
+        return [
+            Published(one.data or b"", [(name, text.encode()) for name, text in (one.headers or {}).items()])
+            for one in found
+        ]
+
+    def acted_on(self, name: str) -> bool:
+        return name.lower().startswith("nats-")
+
+    def forged(self) -> Sequence[Origin]:
+        name = self._stream.name
+        subjects = [f"{name}gone.a", f"{name}.*", f"{name}.>", ">", f"{name}.a b", f"{name}.a\tb", f"{name}..a", "é é"]
+        return [Origin(name, 0, subject) for subject in [*subjects, f"$JS.API.STREAM.PURGE.{name}"]]
+
+    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+        subject = f"{self._dead}nowhere.x"
+        return JetStreamDeadLetters(self._stream.url, subject), JetStreamLetterBox(self._stream.url, subject)
+
+    def own(self) -> Origin:
+        return Origin(self._dead, 0, f"{self._dead}.x")
+
+    @contextlib.asynccontextmanager
+    async def outage(self) -> AsyncIterator[None]:
+        assert self._server is not None
+        await run_sync(self._server.kill)
+        yield
+        await run_sync(self._server.start)
+
+    async def hang_up(self, letters: DeadLetters) -> None:
+        assert isinstance(letters, JetStreamDeadLetters)
+        # As behind a message that is above the server's limit.
+        await letters._connection.client.close()
+
+
+ON_THE_SHARED: tuple[LetterAbility, ...] = ("box", "place")
+ON_ITS_OWN: tuple[LetterAbility, ...] = ("box", "limit", "outage")
+
+
+@pytest.mark.parametrize("check", letter_checks(ON_THE_SHARED), ids=lambda check: check.__name__)
+async def test_on_a_server(check: LetterCheck, stream: Stream) -> None:
+    harness = JetStreamHarness(stream, ON_THE_SHARED)
+    kept: LetterHarness = harness
+    async with harness.made():
+        await check(kept)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in letter_checks(ON_ITS_OWN) if check not in letter_checks(ON_THE_SHARED)],
+    ids=lambda check: check.__name__,
+)
+async def test_on_a_server_with_a_limit_that_is_killed(
+    check: LetterCheck, fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    server = fresh_nats(config=f"max_payload: {LIMIT}")
+    client: Client = await connect(server.url)
+    stream = Stream(server.url, client, "BIG")
+    await stream.create()
+    harness = JetStreamHarness(stream, ON_ITS_OWN, server)
+    async with harness.made():
+        await check(harness)
+    await client.close()

@@ -1,0 +1,155 @@
+"""Dead letters in Kafka keep the contract of dead letters: on the mock cluster, and on a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from functools import partial
+
+import pytest
+from anyio.to_thread import run_sync
+from confluent_kafka import Producer, TopicPartition
+
+from lanes.dead_letter import DeadLetter
+from lanes.errors import MessageError
+from lanes.letter_box import LetterBox
+from lanes.source import DeadLetters
+from lanes_kafka import KafkaDeadLetters, read_letter
+from lanes_kafka.letter_box import KafkaLetterBox, message_at
+from lanes_kafka.letters import letter_record
+from lanes_kafka.reading import READER
+from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.letters import records
+from tests.kafka.mock_cluster import MockCluster
+from tests.kafka.workload import QUIET, Topic
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = 20_000
+
+
+class KafkaHarness:
+    """Two topics. ``server``: what is killed in an outage."""
+
+    limit = LIMIT
+
+    def __init__(
+        self, orders: Topic, dead: Topic, can: Collection[LetterAbility], server: KafkaServer | None = None
+    ) -> None:
+        self.can = can
+        self.origin = Origin(orders.name, 0, orders.name)
+        self._orders, self._dead, self._server = orders, dead, server
+        self._config = {"bootstrap.servers": dead.url, "message.timeout.ms": 2_000}
+
+    def letters(self) -> DeadLetters:
+        return KafkaDeadLetters(self._config, self._dead.name)
+
+    async def stored(self) -> Sequence[DeadLetter]:
+        found = []
+        for raw in await run_sync(records, self._dead):
+            with contextlib.suppress(MessageError):
+                found.append(read_letter(message_at(self._dead.name, raw)))
+        return found
+
+    def box(self) -> LetterBox:
+        return KafkaLetterBox(self._config, self._dead.name)
+
+    async def copy(self, letter: DeadLetter) -> None:
+        key, value, headers = letter_record(letter)
+        await run_sync(partial(self._write, value, key=key, headers=headers))
+
+    async def lose(self, letter_id: str) -> None:
+        await run_sync(self._lose, letter_id)
+
+    async def stranger(self) -> None:
+        await run_sync(self._write, b"anything")
+
+    async def published(self) -> Sequence[Published]:
+        found = await run_sync(records, self._orders)
+        return [Published(one.value() or b"", READER.headers(one)) for one in found]
+
+    def acted_on(self, name: str) -> bool:
+        return False
+
+    def forged(self) -> Sequence[Origin]:
+        there = self._orders.name
+        names = [f"{there}\0x", f"{there}-not", "a b", "..", "x" * 300, "é"]
+        return [*(Origin(name, 0, there) for name in names), Origin(there, 1, there), Origin(there, 10**19, there)]
+
+    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+        name = f"{self._dead.name}-not"
+        return KafkaDeadLetters(self._config, name), KafkaLetterBox(self._config, name)
+
+    def own(self) -> Origin:
+        return Origin(self._dead.name, 0, self._dead.name)
+
+    @contextlib.asynccontextmanager
+    async def outage(self) -> AsyncIterator[None]:
+        assert self._server is not None
+        await run_sync(self._server.kill)
+        yield
+        await run_sync(self._server.start)
+
+    async def hang_up(self, letters: DeadLetters) -> None:
+        """The client comes back by itself."""
+
+    def _write(self, value: bytes | None, **more: object) -> None:
+        producer = Producer({**QUIET, "bootstrap.servers": self._dead.url})
+        producer.produce(self._dead.name, value, **more)  # type: ignore[arg-type]
+        assert producer.flush(20) == 0
+
+    def _lose(self, letter_id: str) -> None:
+        first = next(
+            raw for raw in records(self._dead) if dict(raw.headers() or []).get("Lanes-Id") == letter_id.encode()
+        )
+        offset = first.offset()
+        assert offset is not None
+        # All before it goes too.
+        for done in self._dead.admin.delete_records([TopicPartition(self._dead.name, 0, offset + 1)]).values():
+            done.result(20)
+
+
+ON_THE_MOCK: tuple[LetterAbility, ...] = ("place", "headers")
+ON_A_BROKER: tuple[LetterAbility, ...] = ("place", "headers", "box", "limit")
+"""It can lose copies, and has a limit."""
+
+
+@pytest.mark.parametrize("check", letter_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
+async def test_on_the_mock_cluster(check: LetterCheck, cluster: MockCluster, name: str) -> None:
+    orders, dead = (Topic(cluster.url, f"{name}-{which}", 1) for which in ("orders", "dead"))
+    for one in (orders, dead):
+        cluster.create(one.name, 1)
+    harness: LetterHarness = KafkaHarness(orders, dead, ON_THE_MOCK)
+    await check(harness)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        # What the mock cluster has shown already is slow here.
+        pytest.param(check, marks=pytest.mark.slow if check in letter_checks(ON_THE_MOCK) else ())
+        for check in letter_checks(ON_A_BROKER)
+    ],
+    ids=lambda check: check.__name__,
+)
+async def test_on_a_broker(check: LetterCheck, topic: MakeTopic) -> None:
+    await check(KafkaHarness(topic(), topic(config={"max.message.bytes": str(LIMIT)}), ON_A_BROKER))
+
+
+@pytest.fixture
+def private(kafka_prepared: None) -> Iterator[KafkaServer]:
+    """A broker that the test may kill."""
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check",
+    [check for check in letter_checks(["outage"]) if check not in letter_checks([])],
+    ids=lambda check: check.__name__,
+)
+async def test_on_a_broker_that_is_killed(check: LetterCheck, private: KafkaServer, topic: MakeTopic) -> None:
+    await check(KafkaHarness(topic(on=private), topic(on=private), ["outage"], private))
