@@ -38,15 +38,13 @@ class MemoryAttempts:
         await self._reach("load attempts")
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}
 
-    async def keep(self, message: Message, attempt: Attempt) -> bool:
-        """Keep that a message has failed so often; False when a newer owner or attempt has been kept."""
+    async def keep(self, message: Message, attempt: Attempt) -> None:
+        """Keep that a message has failed so often, unless a newer owner or attempt has been kept."""
         await self._reach("keep an attempt")
         rows, token = self._of(message.partition), message.partition.fencing_token or 0
         before = rows.get(message.position)
-        if before is not None and (before[0].attempts > attempt.attempts or before[1] > token):
-            return False
-        rows[message.position] = attempt, token
-        return True
+        if before is None or (before[0].attempts <= attempt.attempts and before[1] <= token):
+            rows[message.position] = attempt, token
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
         """Forget messages of a partition that are finished."""

@@ -13,13 +13,13 @@ and a simulation. Its rules are those of a broker with individual acknowledgemen
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lanes.core.types import PartitionKey
-from lanes.dead_letter import DeadLetter
+from memsource.dead_letters import KeepsLetters
 from memsource.topic import Record, Topic
-from memsource.watchers import Watchers
+from memsource.watchers import Watched
 
 __all__ = ["Delivery", "MemoryBroker"]
 
@@ -48,7 +48,7 @@ class _Log:
         self.counts: Counter[int] = Counter()
 
 
-class MemoryBroker:
+class MemoryBroker(Watched, KeepsLetters):
     """``partitions`` numbered from 0 of one topic called ``name``.
 
     ``ack_wait``: seconds a delivery may stay unacknowledged. ``max_unacked``: how many messages of all partitions
@@ -59,6 +59,7 @@ class MemoryBroker:
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", ack_wait: float = 30.0, max_unacked: int | None = None
     ) -> None:
+        super().__init__()
         if not ack_wait > 0:
             raise ValueError(f"ack_wait={ack_wait}: must be more than 0 seconds")
         if max_unacked is not None and max_unacked < 1:
@@ -67,11 +68,9 @@ class MemoryBroker:
         self.ack_wait = ack_wait
         self.max_unacked = max_unacked
         self.stale = 0
-        self._letters: dict[str, DeadLetter] = {}
         self._topic = Topic(partitions, name)
         self._logs = [_Log(log.records) for log in self._topic.logs]
         self._tokens: dict[int, Record] = {}
-        self._watchers: Watchers[[]] = Watchers()
 
     def __repr__(self) -> str:
         return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {self._topic.published} messages>"
@@ -208,28 +207,6 @@ class MemoryBroker:
     def unfinished(self) -> int:
         """How many messages of all partitions are not acknowledged, delivered or not."""
         return sum(len(log.records) - len(log.acked) for log in self._logs)
-
-    # --- dead letters and watchers
-
-    def write(self, letter: DeadLetter) -> None:
-        """Keep a dead letter; one whose id is known already is dropped."""
-        self._letters.setdefault(letter.id, letter)
-
-    @property
-    def dead_letters(self) -> list[DeadLetter]:
-        """What was written, in order."""
-        return list(self._letters.values())
-
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` from now on whenever there may be something new to deliver. Idempotent."""
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
-        self._watchers.remove(watcher)
-
-    def _changed(self) -> None:
-        self._watchers.call()
 
     def _newest(self, token: int) -> Delivery | None:
         """The delivery of this token while it counts."""

@@ -15,9 +15,9 @@ from lanes.clock import Clock, monotonic
 from lanes.core.cohort.records import CohortConfig, drain_key, encode
 from lanes.core.cohort.records import Drain as Wish
 from lanes.core.types import Partition, PartitionKey
-from lanes.dead_letter import DeadLetter
 from lanes.membership import CohortSettings
 from memsource.cohort_source import CohortMemberSource
+from memsource.dead_letters import KeepsLetters
 from memsource.epoch_consumers import Durable, EpochStream, Retention
 from memsource.lease_store import Bucket
 from memsource.pull_consumer import ConsumerSettings
@@ -33,7 +33,7 @@ Before = Callable[[str, bool], Awaitable[Fate | None]]
 """Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Way``."""
 
 
-class CohortBroker:
+class CohortBroker(KeepsLetters):
     """``partitions`` numbered from 0, a stream of this ``retention``, and a cohort on it.
 
     ``cohort``: the settings of its members. ``drift``: by how much a member's clock is too fast, for each that comes,
@@ -48,6 +48,7 @@ class CohortBroker:
     """
 
     name: PersonalityName = "jetstream"
+    takes_in_at_once = True
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class CohortBroker:
         in_flight: int = 1000,
         before: Before | None = None,
     ) -> None:
+        super().__init__()
         self.stream = EpochStream(partitions, retention=retention, name=name, settings=settings)
         self.bucket = Bucket(seed=seed, markers=markers, first=self.stream.server_ms(0.0))
         self.cohort = cohort or CohortSettings()
@@ -88,7 +90,6 @@ class CohortBroker:
         self.owned: list[tuple[int, int, str]] = []
         self._drifts = list(drift)
         self._latencies = list(latency)
-        self._letters: dict[str, DeadLetter] = {}
         self._later: list[tuple[float, int, Callable[[float], None]]] = []
         self._asked = 0
         self._redelivered = 0
@@ -231,16 +232,7 @@ class CohortBroker:
         """When the next timer is due; infinity = there is none."""
         return min(self.bucket.next_at(), self.stream.next_at(), self._later[0][0] if self._later else math.inf)
 
-    # --- dead letters and durables
-
-    def write_letter(self, letter: DeadLetter) -> None:
-        """Keep a dead letter; one whose id is known already is dropped."""
-        self._letters.setdefault(letter.id, letter)
-
-    @property
-    def letters(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
-        return list(self._letters.values())
+    # --- durables
 
     def loses_delivery(self, name: Durable) -> bool:
         """Whether the next delivery of a durable is lost on its way; each such loss once."""

@@ -11,35 +11,31 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import anyio.lowlevel
 
 from lanes.clock import Clock
 from lanes.core.cohort.actions import Lost as TenureLost
 from lanes.core.cohort.actions import Owned, Released, Revoked
-from lanes.core.cohort.ledger import DONE, DeliveryLedger
+from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import SourceError
 from lanes.membership import Membership
-from lanes.source import Assigned, Delivered, Exhausted, Generation, Lost, Revoking, SourceEvent, SourceTraits
+from lanes.source import Assigned, Delivered, Generation, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.background import Background
 from memsource.broker import Delivery
+from memsource.calls import Call
 from memsource.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.lease_store import MemoryLeaseStore
-from memsource.topic import RecordReader
+from memsource.topic import Record
+from memsource.turns import READER, Turns, delivered
 
 if TYPE_CHECKING:
     from memsource.cohort_broker import CohortBroker
 
 __all__ = ["CohortMemberSource", "Token"]
-
-_READER: Final = RecordReader()
-
-_BATCH: Final = 100
-"""Messages of one partition delivered at once, at most."""
 
 
 class Token(NamedTuple):
@@ -65,16 +61,17 @@ class _Slot:
         self.gone = anyio.Event()
 
 
-class CohortMemberSource:
+class CohortMemberSource(Turns):
     """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``clock``: seconds, the time in which the broker is advanced; the member's own clock is faster by ``drift``, 0.1 is
     a tenth. ``number`` tells it from others that had its name. Tokens are ``Token`` values. ``announced``: the
     assignments so far, by their number and fencing token; ``released``: those of them that were given back, or known to
-    be lost.
+    be lost. ``calls`` is what was called so far.
     """
 
     def __init__(self, broker: CohortBroker, member: str, clock: Clock, *, number: int = 0, drift: float = 0.0) -> None:
+        super().__init__()
         self.broker = broker
         self.member = member
         self.announced: dict[tuple[int, int], Partition] = {}
@@ -89,30 +86,21 @@ class CohortMemberSource:
             broker.config,
             member=member,
             settings=broker.cohort,
-            changed=self._changed,
+            changed=self._take_in,
             clock=lambda: clock() * self._pace,
             wall=lambda: broker.stream.server_ms(clock()) / 1000,
             nonce=lambda: f"{self._random.getrandbits(64):016x}",
         )
         self._background: Background | None = None
         self._slots: dict[int, _Slot] = {}
-        self._turns: deque[int] = deque()  # whose turn is next is in front
         self._events: deque[SourceEvent] = deque()
         self._withheld: dict[int, list[SourceEvent]] = {}  # while a release is under way
         self._generation = (0, False)
         self._restarts = broker.restarts
         self._giving_up = False
-        self._finite = False
-        self._exhausted = False
-        self._wake = anyio.Event()
 
     def __repr__(self) -> str:
-        return f"<CohortMemberSource {self.member} of {self.broker.stream.topic.name}: {len(self._slots)} partitions>"
-
-    def finish(self) -> None:
-        """Make it finite: ``Exhausted`` follows once everything published in its own partitions is delivered."""
-        self._finite = True
-        self.poke()
+        return f"<CohortMemberSource {self.member} of {self.broker.stream.topic.name}: {len(self._owned)} partitions>"
 
     def sever(self) -> None:
         """Its process is gone. Idempotent."""
@@ -121,85 +109,67 @@ class CohortMemberSource:
 
     def poke(self) -> None:
         """Have it look again."""
-        self._wake.set()
+        self._changed()
 
     @property
     def alive(self) -> bool:
         """Whether it is a member that was not severed."""
         return self._background is not None and not self._background.ended.is_set() and not self.way.severed
 
-    @property
-    def owned(self) -> list[int]:
-        """The partitions it has announced and neither released nor reported lost."""
-        return list(self._slots)
-
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
         """Join the cohort; see ``lanes.source.Source.open``."""
-        await self._reach()
+        self.calls.append(Call("open"))
         broker = self.broker
-        broker.stream.watch(self.poke)
-        if broker.hints:
-            broker.bucket.watch(self.membership.hint)
-        self._restarts = broker.restarts
-        self._background = Background(self.membership.run, self._changed)
+        async with self._faults.meet("open"):
+            self._alive()
+            broker.stream.watch(self.poke)
+            if broker.hints:
+                broker.bucket.watch(self.membership.hint)
+            self._restarts = broker.restarts
+            self._background = Background(self.membership.run, self._take_in)
         while not self.membership.joined.is_set():
-            self._wake = anyio.Event()
             self._raise_failure()
-            if not self.membership.joined.is_set():
-                await self._wake.wait()
+            await self._change()
         return SourceTraits(
             name=f"{broker.stream.topic.name}/{self.member}",
             system="nats",
             extend_interval=broker.stream.settings.wait(0) / 3,
             max_in_flight=broker.stream.settings.max_ack_pending,
-            redelivers=True,
             partitions=len(broker.partitions),
             plans=True,
             remembers=True,
         )
 
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for events; see ``lanes.source.Source.receive``."""
-        while True:
-            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
-            self._wake = anyio.Event()
-            await self._reach()
-            self._raise_failure()
-            # Alone, so that no message comes before the event that its partition begins with.
-            if self._events:
-                return [self._heard(self._events.popleft())]
-            events = self._delivered(room)
-            if events:
-                return events
-            await self._wake.wait()
-
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
         owned = [(slot, each) for each in settlements if (slot := self._slot(each.partition)) is not None]
         done = [(slot, message) for slot, each in owned for message in each.messages]
+        self.calls.append(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done)))
         for slot, message in done:
             slot.ledger.settled(message.position)  # whoever is next is told, also where the broker is not in time
-        await self._reach()
-        for slot, message in done:
-            if self._slot(message.partition) is slot:
-                self._settled(slot, message)
+        async with self._faults.meet("settle"):
+            self._alive()
+            for slot, message in done:
+                if self._slot(message.partition) is slot:
+                    self._settled(slot, message)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
-        await self._reach()
-        for message in messages:
-            if self._slot(message.partition) is not None and not self.way.cut:
-                token = message.token
-                assert isinstance(token, Token)
-                self.broker.stream.extend(token.durable, message.position, self._clock())
+        self.calls.append(Call("extend", deliveries=tuple(_token(message).delivery for message in messages)))
+        async with self._faults.meet("extend"):
+            self._alive()
+            for message in messages:
+                if self._slot(message.partition) is not None and not self.way.cut:
+                    self.broker.stream.extend(_token(message).durable, message.position, self._clock())
 
     async def release(self, partition: Partition) -> None:
         """Give a partition back to the cohort; see ``lanes.source.Source.release``.
 
         It is given up before this suspends, whoever waits. Nobody does where something runs: then its lease runs out.
         """
+        self.calls.append(Call("release", partition=partition.id.number))
         if self.way.severed:
             return
         slot = self._slots.get(partition.id.number)
@@ -216,36 +186,36 @@ class CohortMemberSource:
                 self.membership.stop()
             ended = not partition.unended
             self.membership.drained(number, slot.ledger.snapshot(), ended=ended)
-            if ended:
-                await slot.gone.wait()
+            async with self._faults.meet("release"):
+                if ended:
+                    await slot.gone.wait()
             if any(isinstance(event, Lost) for event in self._withheld.get(number, ())):
                 raise SourceError(f"partition {number} was lost before it was released")
         finally:
             self._events.extend(self._withheld.pop(number, ()))
-            self._wake.set()
+            self._changed()
 
     async def aclose(self) -> None:
         """Leave the cohort; see ``lanes.source.Source.aclose``."""
-        await anyio.lowlevel.checkpoint()
-        background = self._background
-        if background is not None and not self.way.severed:
-            self.membership.stop()
-            for number, slot in list(self._slots.items()):
-                self._silence(number)
-                self.membership.drained(number, slot.ledger.snapshot())
-            while self._events:
-                self._heard(self._events.popleft())
-            try:
-                await background.ended.wait()
-            finally:
-                background.cancel()
-        self._unwatch()
+        self.calls.append(Call("aclose"))
+        async with self._faults.meet("aclose"):
+            background = self._background
+            if background is not None and not self.way.severed:
+                self.membership.stop()
+                for number, slot in list(self._slots.items()):
+                    self._silence(number)
+                    self.membership.drained(number, slot.ledger.snapshot())
+                while self._events:
+                    self._heard(self._events.popleft())
+                try:
+                    await background.ended.wait()
+                finally:
+                    background.cancel()
+            self._unwatch()
 
     # --- in
 
-    async def _reach(self) -> None:
-        """Suspend once, as every call to a broker may."""
-        await anyio.lowlevel.checkpoint()
+    def _alive(self) -> None:
         if self.way.severed:
             raise SourceError(f"member {self.member} has crashed: make a new source")
 
@@ -253,6 +223,18 @@ class CohortMemberSource:
         background = self._background
         if background is not None and background.failure is not None:
             raise background.failure
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        self._alive()
+        self._raise_failure()
+        # Alone, so that no message comes before the event that its partition begins with.
+        if self._events:
+            return [self._heard(self._events.popleft())]
+        if self._restarts != self.broker.restarts:
+            self._restarts = self.broker.restarts
+            for number in list(self._turns):
+                self._take_over(number)
+        return self._dealt(room)
 
     def _heard(self, event: SourceEvent) -> SourceEvent:
         """The engine has it, or nobody asks any more: what a zombie runs of a loss keeps its lane, wherever it ends."""
@@ -268,11 +250,11 @@ class CohortMemberSource:
     def _emit(self, number: int, event: SourceEvent) -> None:
         self._withheld.get(number, self._events).append(event)
 
-    def _changed(self) -> None:
+    def _take_in(self) -> None:
         """The membership has something new: take it over at once, whoever is receiving."""
         for number, event in self.membership.take():
             if isinstance(event, Owned):
-                self._owned(number, event)
+                self._begin(number, event)
             elif isinstance(event, Revoked):
                 slot = self._slots[number]
                 slot.revoked = True
@@ -282,9 +264,7 @@ class CohortMemberSource:
                 self._emit(number, Revoking(slot.partition, within))
             elif isinstance(event, Released | TenureLost):
                 slot = self._slots[number]
-                self._silence(number)
-                del self._slots[number]
-                self.released.add(slot.partition)
+                self.released.add(self._forget(number))
                 slot.gone.set()
                 if isinstance(event, TenureLost):
                     self._emit(number, Lost(slot.partition, event.reason))
@@ -295,15 +275,17 @@ class CohortMemberSource:
                 slot.partition.deadline = deadline
             elif slot.partition.deadline <= self._clock() < deadline and not self._giving_up:
                 self._giving_up = True  # It calls this again.
-                self.membership.gone(number, "the lease was believed to have run out")
-                self._giving_up = False
+                try:
+                    self.membership.gone(number, "the lease was believed to have run out")
+                finally:
+                    self._giving_up = False
         generation = self.membership.generation, self.membership.standby
         if generation != self._generation:
             self._generation = generation
             self._events.append(Generation(*generation))
-        self._wake.set()
+        self._changed()
 
-    def _owned(self, number: int, event: Owned) -> None:
+    def _begin(self, number: int, event: Owned) -> None:
         durable = Durable(number, event.epoch, event.sub)
         if event.again:
             slot = self._slots[number]
@@ -311,46 +293,30 @@ class CohortMemberSource:
             return
         partition = Partition(
             PartitionId(self.broker.stream.topic.name, number),
-            _READER,
+            READER,
             deadline=self.membership.deadline(number) / self._pace,
             fencing_token=event.token,
         )
-        self.announced[number, event.token] = partition
+        self.announced[number, event.token] = self._owned[number] = partition
         self.broker.owned.append((number, event.token, self.member))
         self._slots[number] = _Slot(partition, event.token, DeliveryLedger(event.done), durable)
         self._emit(number, Assigned(partition))
 
-    def _delivered(self, room: Room) -> list[SourceEvent]:
-        if self._restarts != self.broker.restarts:
-            self._restarts = self.broker.restarts
-            for number in list(self._turns):
-                self._take_over(number)
-        events: list[SourceEvent] = []
-        messages, size = room.messages, room.bytes
-        for number in [] if self.way.cut else list(self._turns):
-            slot = self._slots[number]
-            alive = self._clock() < slot.partition.deadline
-            if alive and slot.durable is not None and slot.partition not in room.paused and messages > 0 and size > 0:
-                run = self._pull(number, slot, slot.durable, min(messages, _BATCH), size)
-                if run:
-                    event = Delivered(slot.partition, run, sum(message.size for message in run))
-                    messages -= len(run)
-                    size -= event.size
-                    events.append(event)
-        self._turns.rotate(-1)
-        if not events and room.messages > 0 and self._finite and not self._exhausted and self._at_the_end():
-            self._exhausted = True
-            events.append(Exhausted())
-        return events
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
+        slot = self._slots[number]
+        if not self.way.cut and slot.durable is not None and self._clock() < slot.partition.deadline:
+            records = self._pull(number, slot, slot.durable, messages, size)
+            if records:
+                yield delivered(slot.partition, records)
 
-    def _pull(self, number: int, slot: _Slot, durable: Durable, messages: int, size: int) -> list[Message]:
+    def _pull(self, number: int, slot: _Slot, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
         """What the durable has, as far as nothing is missing; what is done already is acknowledged again."""
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
             self.membership.gone(number, f"its durable {durable} is gone")
             return []
-        run: list[Message] = []
+        run: list[tuple[Record, Token]] = []
         for delivery in deliveries:
             if self.broker.loses_delivery(durable):
                 continue
@@ -360,11 +326,10 @@ class CohortMemberSource:
                 self._take_over(number)
                 break
             record = delivery.record
-            if slot.ledger.delivered(record.position) == DONE:
+            if not slot.ledger.delivered(record.position):
                 stream.ack(durable, record.position, self._clock())
             else:
-                token = Token(durable, delivery)
-                run.append(Message(slot.partition, record.position, record.key, record.size, record, token))
+                run.append((record, Token(durable, delivery)))
         return run
 
     def _take_over(self, number: int) -> None:
@@ -389,8 +354,7 @@ class CohortMemberSource:
         return slot
 
     def _settled(self, slot: _Slot, message: Message) -> None:
-        token = message.token
-        assert isinstance(token, Token)
+        token = _token(message)
         number = message.partition.id.number
         if not self.way.cut and not self._ack(token) and token.durable == slot.durable:
             self.membership.gone(number, f"its durable {token.durable} took no acknowledgement")
@@ -406,14 +370,19 @@ class CohortMemberSource:
             return True
         return stream.ack(token.durable, position, self._clock())
 
-    def _silence(self, number: int) -> None:
-        """Nothing more of a partition is delivered. Idempotent."""
-        if number in self._turns:
-            self._turns.remove(number)
+    def _forget(self, number: int) -> Partition:
+        partition = super()._forget(number)
+        del self._slots[number]
+        return partition
 
     def _unwatch(self) -> None:
         self.broker.stream.unwatch(self.poke)
         self.broker.bucket.unwatch(self.membership.hint)
+
+
+def _token(message: Message) -> Token:
+    assert isinstance(message.token, Token)
+    return message.token
 
 
 def _late_ack(broker: CohortBroker, token: Token, now: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from lanes.core.types import PartitionKey
@@ -22,7 +22,7 @@ from lanes.leases import ConsumerExists, EpochConsumer
 from memsource.broker import Delivery
 from memsource.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.topic import Log, Record, Topic
-from memsource.watchers import Watchers
+from memsource.watchers import Watched
 from memsource.way import Way
 
 __all__ = ["Durable", "EpochStream", "MemoryEpochConsumers", "Retention"]
@@ -61,7 +61,7 @@ class _Made:
         return max(self.begin - 1, self.log.positions[-1] if self.log.positions else 0)
 
 
-class EpochStream:
+class EpochStream(Watched):
     """A stream with cohort ``partitions`` numbered from 0, called ``name``. ``settings``: of all durables.
 
     Sequences are the stream's own and begin at 1; they are shared by all partitions. ``created`` notes every durable
@@ -77,6 +77,7 @@ class EpochStream:
         name: str = "memory",
         settings: ConsumerSettings | None = None,
     ) -> None:
+        super().__init__()
         self.topic = Topic(partitions, name)
         self.retention = retention
         self.settings = settings or ConsumerSettings()
@@ -86,7 +87,6 @@ class EpochStream:
         self.set_back = 0.0
         self._made: dict[Durable, _Made] = {}
         self._gone: set[tuple[int, int]] = set()
-        self._watchers: Watchers[[]] = Watchers()
         self._end(1)
 
     def __repr__(self) -> str:
@@ -227,14 +227,6 @@ class EpochStream:
         for made in self._made.values():
             made.consumer.advance(now)
 
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` whenever there may be something new to deliver. Idempotent."""
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
-        self._watchers.remove(watcher)
-
     # --- inside
 
     def _of(self, partition: int) -> list[_Made]:
@@ -251,9 +243,6 @@ class EpochStream:
     def _end(self, end: int) -> None:
         for log in self.topic.logs:
             log.end = max(log.end, end)
-
-    def _changed(self) -> None:
-        self._watchers.call()
 
 
 class MemoryEpochConsumers:

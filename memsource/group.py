@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lanes.core.types import PartitionKey
 from memsource.topic import Record, Topic, TopicState
-from memsource.watchers import Watchers
+from memsource.watchers import Watched
 
 __all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMember", "plan"]
 
@@ -75,7 +75,7 @@ class _Member:
         self.held = dict(held)
 
 
-class Group:
+class Group(Watched):
     """``partitions`` numbered from 0 of one topic called ``name``, and the members that share them.
 
     ``cooperative``: how a rebalance goes, see above. ``assignor`` says who is to own what, from the owners and the
@@ -88,6 +88,7 @@ class Group:
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False, assignor: Assignor | None = None
     ) -> None:
+        super().__init__()
         self.topic = Topic(partitions, name)
         self.name = name
         self.cooperative = cooperative
@@ -97,7 +98,6 @@ class Group:
         self._owners: list[str | None] = [None] * partitions
         self._asked: set[int] = set()
         self._members: dict[str, _Member] = {}
-        self._watchers: Watchers[[]] = Watchers()
 
     def __repr__(self) -> str:
         return (
@@ -327,14 +327,6 @@ class Group:
         self._members = {name: _Member(notices, held) for name, notices, held in state.members}
         self._changed()
 
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` from now on whenever there may be something new for a member. Idempotent."""
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
-        self._watchers.remove(watcher)
-
     # --- inside
 
     def _member(self, member: str) -> _Member:
@@ -370,9 +362,6 @@ class Group:
         self._owners[partition] = member
         self._members[member].notices.append(Notice("assigned", partition))
         self._changed()
-
-    def _changed(self) -> None:
-        self._watchers.call()
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:

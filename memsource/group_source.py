@@ -7,25 +7,19 @@ of the group (``rebalance``, ``lose``, ``crash``) or of the source (``fail``, ``
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import Final
-
-import anyio
+from collections.abc import Iterator, Sequence
 
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ContractError, SourceError
-from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent, SourceTraits
-from memsource.calls import Call, ScriptedSource
+from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from memsource.calls import Call
 from memsource.group import Group, UnknownMember
-from memsource.topic import Record, RecordReader
+from memsource.turns import BATCH, READER, Turns, delivered
 
 __all__ = ["GroupSource"]
 
-_READER: Final = RecordReader()
 
-
-class GroupSource(ScriptedSource):
+class GroupSource(Turns):
     """``member`` of ``group`` as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``batch``: messages of one partition delivered at once, at most. ``revoke_timeout``: seconds that ``Revoking``
@@ -39,19 +33,13 @@ class GroupSource(ScriptedSource):
     """
 
     def __init__(
-        self, group: Group, member: str, *, batch: int = 100, revoke_timeout: float = 30.0, hands_over: bool = True
+        self, group: Group, member: str, *, batch: int = BATCH, revoke_timeout: float = 30.0, hands_over: bool = True
     ) -> None:
-        if batch < 1:
-            raise ValueError(f"batch={batch}: must be 1 or more")
-        super().__init__()
+        super().__init__(batch)
         self.group = group
         self.member = member
-        self._batch = batch
         self._revoke_timeout = revoke_timeout
         self._hands_over = hands_over
-        self._turns: deque[int] = deque()  # owned; whose turn is next is in front
-        self._exhausted = False
-        self._wake = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<GroupSource {self.member} of {self.group.name}: {len(self._owned)} partitions>"
@@ -70,18 +58,6 @@ class GroupSource(ScriptedSource):
                 settles="cumulative",
                 hands_over=self._hands_over,
             )
-
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for events; see ``lanes.source.Source.receive``."""
-        self.calls.append(Call("receive", room))
-        while True:
-            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
-            self._wake = anyio.Event()
-            async with self._faults.meet("receive"):
-                events = self._next(room)
-            if events:
-                return events
-            await self._wake.wait()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor."""
@@ -112,30 +88,25 @@ class GroupSource(ScriptedSource):
         async with self._faults.meet("aclose"):
             self.group.unwatch(self._changed)
             self.group.leave(self.member)
-            self._owned.clear()
-            self._turns.clear()
+            self._forget_all()
 
     # --- in
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self.member not in self.group.members:
-            lost = [
-                Lost(partition, "the group does not know this member any more") for partition in self._owned.values()
-            ]
-            self._owned.clear()
-            self._turns.clear()
+            lost = self._forget_all()
             self.group.join(self.member)
             if lost:
-                return list(lost)
+                return [Lost(partition, "the group does not know this member any more") for partition in lost]
         # Alone, so that no message comes before the event that its partition begins with.
-        return self._noticed() or self._fetched(room)
+        return self._noticed() or self._dealt(room)
 
     def _noticed(self) -> list[SourceEvent]:
         events: list[SourceEvent] = []
         for kind, number in self.group.poll(self.member):
             if kind == "assigned":
                 offset, completed = self.group.committed(number)
-                owned = Partition(PartitionId(self.group.name, number), _READER, floor=offset, completed=completed)
+                owned = Partition(PartitionId(self.group.name, number), READER, floor=offset, completed=completed)
                 self._owned[number] = owned
                 self._turns.append(number)
                 events.append(Assigned(owned))
@@ -145,30 +116,14 @@ class GroupSource(ScriptedSource):
                 events.append(Lost(self._forget(number), "the group gave it to another member"))
         return events
 
-    def _fetched(self, room: Room) -> list[SourceEvent]:
-        events: list[SourceEvent] = []
-        messages, size = room.messages, room.bytes
-        for _ in range(len(self._turns)):
-            number = self._turns[0]
-            self._turns.rotate(-1)
-            partition = self._owned[number]
-            if partition in room.paused or messages <= 0 or size <= 0:
-                continue
-            before = self.group.position(self.member, number)
-            records = self.group.fetch(self.member, number, min(messages, self._batch), size)
-            if records:
-                event = _delivered(partition, records)
-                messages -= len(event.run)
-                size -= event.size
-                before = records[-1].position + 1
-                events.append(event)
-            position = self.group.position(self.member, number)
-            if position > before:
-                events.append(Progressed(partition, position))
-        if not events and room.messages > 0 and self._finite and not self._exhausted and self._at_the_end():
-            self._exhausted = True
-            events.append(Exhausted())
-        return events
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
+        partition, position = self._owned[number], self.group.position(self.member, number)
+        records = self.group.fetch(self.member, number, messages, size)
+        if records:
+            position = records[-1].position + 1
+            yield delivered(partition, [(record, None) for record in records])
+        if self.group.position(self.member, number) > position:
+            yield Progressed(partition, self.group.position(self.member, number))
 
     def _at_the_end(self) -> bool:
         ends = (self.group.topic.log(number).end for number in self._turns)
@@ -180,24 +135,12 @@ class GroupSource(ScriptedSource):
     def _commit(self, settlement: Settlement) -> None:
         number = settlement.partition.id.number
         if settlement.floor is None:
-            raise ContractError(f"a settlement of partition {number} has no floor: this source commits positions")
+            raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
         completed = settlement.completed if self._hands_over else ()
         try:
             self.group.commit(self.member, number, settlement.floor, completed)
         except UnknownMember as error:
-            self._wake.set()
+            self._changed()
             raise SourceError(
                 f"position {settlement.floor} of partition {number} was not committed: {error}", retryable=True
             ) from error
-
-    def _forget(self, number: int) -> Partition:
-        self._turns.remove(number)
-        return self._owned.pop(number)
-
-    def _changed(self) -> None:
-        self._wake.set()
-
-
-def _delivered(partition: Partition, records: Sequence[Record]) -> Delivered:
-    run = [Message(partition, record.position, record.key, record.size, record, None) for record in records]
-    return Delivered(partition, run, sum(message.size for message in run))

@@ -23,12 +23,13 @@ __all__ = [
     "messages_of",
     "numbered",
     "opened",
+    "rising",
 ]
 
-Ability = Literal["ack wait", "revoke", "lose", "finish", "commits"]
+Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over"]
 """``ack wait``: the broker delivers again what is not settled in time. ``revoke``, ``lose``: the harness can have
 partitions taken away. ``finish``: the source may have an end. ``commits``: the source commits one position a
-partition, and hands over what is completed above it."""
+partition; ``hands over``: and with it what is completed above."""
 
 TIMEOUT: Final = 20.0
 """Seconds within which a broker does what is expected of it."""
@@ -144,7 +145,7 @@ class Session:
     """An open source, and what it has announced. Every event is looked at as it comes.
 
     Of a source that commits it keeps what an engine keeps: ``ledgers`` say how far each partition is, ``committed``
-    is what was committed of it last.
+    is what was committed of it last. ``plans``: what the source has said of its group's plan.
     """
 
     def __init__(self, harness: Harness, source: Source, traits: SourceTraits) -> None:
@@ -153,6 +154,7 @@ class Session:
         self.partitions: list[Partition] = []
         self.ledgers: dict[Partition, Committing] = {}
         self.committed: dict[PartitionId, Settlement] = {}
+        self.plans: list[Generation] = []
         self._harness = harness
 
     async def receive(self, room: Room, *, otherwise: str = "") -> Sequence[SourceEvent]:
@@ -163,6 +165,7 @@ class Session:
             while received and not events:
                 # What the plan of a group is may be said at any time.
                 received = await self.source.receive(room)
+                self.plans += [event for event in received if isinstance(event, Generation)]
                 events = [event for event in received if not isinstance(event, Generation)]
         expect(len(events) > 0, f"receive({room}) brought no event within {TIMEOUT:g} s{otherwise}")
         for event in events:
@@ -245,6 +248,11 @@ class Session:
             ]
         )
 
+    def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
+        """The ``chosen`` ones; as many from the beginning where what is finished behind a gap is not kept."""
+        keeps = self.traits.settles == "individual" or self.traits.hands_over
+        return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
+
     def commit_of(self, partition: Partition) -> Settlement:
         """What is to be committed of a partition now; the caller does."""
         ledger = self.ledgers[partition]
@@ -288,6 +296,15 @@ def numbered(count: int) -> list[Sample]:
 def messages_of(events: Sequence[SourceEvent]) -> list[Message]:
     """The messages of some events, in their order."""
     return [message for event in events if isinstance(event, Delivered) for message in event.run]
+
+
+def rising(messages: Sequence[Message]) -> None:
+    """Positions of a partition rise."""
+    highest: dict[Partition, int] = {}
+    for message in messages:
+        last = highest.get(message.partition, -1)
+        expect(message.position > last, f"position {message.position} came behind position {last}")
+        highest[message.partition] = message.position
 
 
 def expect(condition: bool, otherwise: str) -> None:

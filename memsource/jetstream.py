@@ -7,22 +7,22 @@ orders a takeover is left to the sources, see ``memsource.jetstream_takeover``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from lanes.clock import Clock, monotonic
 from lanes.core.types import Partition, PartitionKey
-from lanes.dead_letter import DeadLetter
 from memsource.cohort import Cohort
+from memsource.dead_letters import KeepsLetters
 from memsource.jetstream_source import JetStreamMemberSource
 from memsource.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.sim.plan import PersonalityName
 from memsource.topic import Record, Topic
-from memsource.watchers import Watchers
+from memsource.watchers import Watched
 
 __all__ = ["JetStreamBroker"]
 
 
-class JetStreamBroker:
+class JetStreamBroker(Watched, KeepsLetters):
     """``partitions`` numbered from 0 of one stream called ``topic``, each with a durable of its own.
 
     Positions are sequences of the stream: from 1 on, and those of a partition have gaps where other partitions have
@@ -32,6 +32,7 @@ class JetStreamBroker:
     """
 
     name: PersonalityName = "jetstream"
+    takes_in_at_once = False
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class JetStreamBroker:
         lease: float = 10.0,
         revoke_timeout: float = 30.0,
     ) -> None:
+        super().__init__()
         self.topic = Topic(partitions, topic)
         self.settings = settings or ConsumerSettings()
         self.restarts = 0
@@ -53,8 +55,6 @@ class JetStreamBroker:
         self._by_lease: dict[str, JetStreamMemberSource] = {}
         self._incarnations = 0
         self._wakes: set[float] = set()
-        self._letters: dict[str, DeadLetter] = {}
-        self._watchers: Watchers[[]] = Watchers()
         self._lost_acks = 0
 
     def __repr__(self) -> str:
@@ -189,25 +189,3 @@ class JetStreamBroker:
     def wake_at(self, at: float) -> None:
         """Call the watchers at ``at``. Idempotent."""
         self._wakes.add(at)
-
-    # --- dead letters and watchers
-
-    def write_letter(self, letter: DeadLetter) -> None:
-        """Keep a dead letter; one whose id is known already is dropped."""
-        self._letters.setdefault(letter.id, letter)
-
-    @property
-    def letters(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
-        return list(self._letters.values())
-
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` from now on whenever there may be something new for a source. Idempotent."""
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
-        self._watchers.remove(watcher)
-
-    def _changed(self) -> None:
-        self._watchers.call()

@@ -22,27 +22,27 @@ Nothing blocks, and time is an argument: ``advance`` acts on what is due. Times 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import decode
 from lanes.core.types import Partition, PartitionKey
-from lanes.dead_letter import DeadLetter
+from memsource.dead_letters import KeepsLetters
 from memsource.group import Group
 from memsource.kafka_client import NEVER, Callback, Client, Commit, Held, KafkaFailure
 from memsource.kafka_group import Coordinator, KafkaSettings
 from memsource.kafka_source import KafkaMemberSource
 from memsource.sim.plan import PersonalityName
 from memsource.topic import Record
-from memsource.watchers import Watchers
+from memsource.watchers import Watched
 
 __all__ = ["Commit", "KafkaBroker", "KafkaSettings"]
 
 _ALL: Final = 1 << 62
 
 
-class KafkaBroker:
+class KafkaBroker(Watched, KeepsLetters):
     """``partitions`` numbered from 0 of one ``topic``; see ``memsource.sim.personality.Personality``.
 
     ``settings``: see ``KafkaSettings``. ``hands_over``: whether its sources commit what is completed above the
@@ -51,6 +51,7 @@ class KafkaBroker:
     """
 
     name: PersonalityName = "kafka"
+    takes_in_at_once = False
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class KafkaBroker:
         settings: KafkaSettings | None = None,
         hands_over: bool = True,
     ) -> None:
+        super().__init__()
         self.topic = topic
         self.settings = settings or KafkaSettings()
         self.hands_over = hands_over
@@ -68,9 +70,7 @@ class KafkaBroker:
         self._starts = [0] * partitions
         self._incarnation = 1
         self._clients: dict[str, Client] = {}
-        self._letters: dict[str, DeadLetter] = {}
         self._waits: list[float] = []
-        self._watchers: Watchers[[]] = Watchers()
         self.group.watch(self._changed)
 
     def __repr__(self) -> str:
@@ -180,15 +180,6 @@ class KafkaBroker:
     def next_at(self) -> float:
         """When the next timer is due; infinity = there is none."""
         return min(min(at for at, _ in self.coordinator.timers()), min(self._waits, default=NEVER))
-
-    def write_letter(self, letter: DeadLetter) -> None:
-        """Keep a dead letter; one whose id is known already is dropped."""
-        self._letters.setdefault(letter.id, letter)
-
-    @property
-    def letters(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
-        return list(self._letters.values())
 
     # --- what else may happen to a broker
 
@@ -349,14 +340,6 @@ class KafkaBroker:
         """Somebody waits for this moment: ``watch``ers are called then."""
         self._waits.append(at)
 
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` from now on whenever there may be something new for a client. Idempotent."""
-        self._watchers.add(watcher)
-
-    def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
-        self._watchers.remove(watcher)
-
     # --- inside
 
     def _at(self, now: float) -> None:
@@ -412,6 +395,3 @@ class KafkaBroker:
         completed = decode(commit.metadata, commit.offset, ahead) or ()
         self.group.commit(client.id, partition, commit.offset, completed)
         self._commits[partition] = commit
-
-    def _changed(self) -> None:
-        self._watchers.call()

@@ -6,33 +6,29 @@ timer of the broker has acted, and whoever owns the broker calls that.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
-
-import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ContractError, SourceError
-from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent, SourceTraits
-from memsource.calls import Call, ScriptedSource
+from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from memsource.calls import Call
 from memsource.kafka_client import Callback, Client, Commit, KafkaFailure
-from memsource.topic import Record, RecordReader
+from memsource.turns import BATCH, READER, Turns, delivered
 
 if TYPE_CHECKING:
     from memsource.kafka import KafkaBroker
 
 __all__ = ["KafkaMemberSource"]
 
-_READER: Final = RecordReader()
 _OF_POLL_INTERVAL: Final = 0.8
-"""What a drain may take of ``max_poll_interval``; the rest is for its commit."""
+"""What a drain may take of ``max_poll_interval``, with its last commit and its release; the rest is a margin."""
 
 
-class KafkaMemberSource(ScriptedSource):
+class KafkaMemberSource(Turns):
     """``member`` of the group of ``broker`` as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
@@ -53,23 +49,17 @@ class KafkaMemberSource(ScriptedSource):
         member: str,
         clock: Clock = monotonic,
         *,
-        batch: int = 100,
+        batch: int = BATCH,
         instance: str | None = None,
     ) -> None:
-        if batch < 1:
-            raise ValueError(f"batch={batch}: must be 1 or more")
-        super().__init__()
+        super().__init__(batch)
         self.broker = broker
         self.member = member
         self.client = Client(member, clock, instance)
         self.degraded = 0
-        self._batch = batch
         self._limit = LIMIT
-        self._turns: deque[int] = deque()  # owned; whose turn is next is in front
         self._deadlines: dict[int, float] = {}  # of what is being revoked
         self._failed: SourceError | None = None
-        self._exhausted = False
-        self._waiting: set[anyio.Event] = set()
         broker.introduce(self.client)
 
     def __repr__(self) -> str:
@@ -97,15 +87,8 @@ class KafkaMemberSource(ScriptedSource):
         Raises ``SourceError`` for good when the client has failed for good, when a partition has nowhere to begin, and
         when the topic was deleted and created anew under the partitions it owns.
         """
-        self.calls.append(Call("receive", room))
         with self._polling():
-            while True:
-                # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
-                async with self._faults.meet("receive"):
-                    events = self._next(room)
-                if events:
-                    return events
-                await self._change()
+            return await super().receive(room)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor, and
@@ -151,9 +134,7 @@ class KafkaMemberSource(ScriptedSource):
                 await self._change()
             self.broker.unwatch(self._changed)
             self.broker.end_close(client, client.clock())
-            self._owned.clear()
-            self._turns.clear()
-            self._deadlines.clear()
+            self._forget_all()
 
     # --- in
 
@@ -182,7 +163,8 @@ class KafkaMemberSource(ScriptedSource):
             self._same_topic(self._owned)
         if self._failed is not None:
             raise self._failed
-        return self._fetched(room)
+        self._pause(room)
+        return self._dealt(room)
 
     def _told(self, callback: Callback | KafkaFailure) -> Iterator[SourceEvent]:
         if isinstance(callback, KafkaFailure):
@@ -218,7 +200,7 @@ class KafkaMemberSource(ScriptedSource):
         # Foreign metadata is normal, and says nothing; so does that of another floor, after a reset.
         completed = None if commit is None else decode(commit.metadata, floor, max(0, end - floor))
         owned = Partition(
-            PartitionId(broker.topic, number), _READER, broker.topic_id or "", floor=floor, completed=completed or ()
+            PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
         )
         self._owned[number] = self.client.held[number].partition = owned
         self._turns.append(number)
@@ -256,31 +238,15 @@ class KafkaMemberSource(ScriptedSource):
             "positions mean other messages. Nothing more is committed; start again when it is decided where to begin"
         )
 
-    def _fetched(self, room: Room) -> list[SourceEvent]:
-        events: list[SourceEvent] = []
-        messages, size = room.messages, room.bytes
-        self._pause(room)
-        for _ in range(len(self._turns)):
-            number = self._turns[0]
-            self._turns.rotate(-1)
-            partition = self._owned[number]
-            if partition in room.paused or messages <= 0 or size <= 0:
-                continue
-            held = self.client.held[number]
-            before = held.position
-            records = self.broker.fetch(self.client, number, min(messages, self._batch), size)
-            if records:
-                event = _delivered(partition, records)
-                messages -= len(event.run)
-                size -= event.size
-                before = records[-1].position + 1
-                events.append(event)
-            if held.position > before:
-                events.append(Progressed(partition, held.position))
-        if not events and room.messages > 0 and self._finite and not self._exhausted and self._at_the_end():
-            self._exhausted = True
-            events.append(Exhausted())
-        return events
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
+        partition, held = self._owned[number], self.client.held[number]
+        position = held.position
+        records = self.broker.fetch(self.client, number, messages, size)
+        if records:
+            position = records[-1].position + 1
+            yield delivered(partition, [(record, None) for record in records])
+        if held.position > position:
+            yield Progressed(partition, held.position)
 
     def _pause(self, room: Room) -> None:
         """Pause exactly what is to be paused. A partition may come paused: its former assignment was."""
@@ -320,7 +286,7 @@ class KafkaMemberSource(ScriptedSource):
         for settlement in settlements:
             number = settlement.partition.id.number
             if settlement.floor is None:
-                raise ContractError(f"a settlement of partition {number} has no floor: this source commits positions")
+                raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
             before, now = settlement.partition.incarnation, self.broker.topic_id
             if now is not None and now != before:
                 raise self._recreated(before, now)
@@ -363,23 +329,5 @@ class KafkaMemberSource(ScriptedSource):
             raise SourceError(f"{self._name}: its process is gone, and nothing it does counts")
 
     def _forget(self, number: int) -> Partition:
-        self._turns.remove(number)
         self._deadlines.pop(number, None)
-        return self._owned.pop(number)
-
-    async def _change(self) -> None:
-        event = anyio.Event()
-        self._waiting.add(event)
-        try:
-            await event.wait()
-        finally:
-            self._waiting.discard(event)
-
-    def _changed(self) -> None:
-        for event in self._waiting:
-            event.set()
-
-
-def _delivered(partition: Partition, records: Sequence[Record]) -> Delivered:
-    run = [Message(partition, record.position, record.key, record.size, record, None) for record in records]
-    return Delivered(partition, run, sum(message.size for message in run))
+        return super()._forget(number)

@@ -22,23 +22,20 @@ by itself, a test does here by a call: give partitions, revoke them, lose them, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final
-
-import anyio
+from collections.abc import Iterable, Iterator, Sequence
 
 from lanes.clock import Clock, monotonic
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
-from lanes.source import Assigned, Delivered, Exhausted, Generation, Lost, Revoking, SourceEvent, SourceTraits
-from memsource.broker import Delivery, MemoryBroker
-from memsource.calls import Call, CallName, Scripted, ScriptedSource
-from memsource.topic import RecordReader
+from lanes.source import Assigned, Delivered, Generation, Lost, Revoking, SourceEvent, SourceTraits
+from memsource.broker import MemoryBroker
+from memsource.calls import Call, CallName, Scripted
+from memsource.turns import BATCH, READER, Turns, delivered, delivery
 
 __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
 
 
-class MemorySource(ScriptedSource):
+class MemorySource(Turns):
     """The messages of ``broker`` as a source; another one on the same broker later goes on where this one stopped.
 
     ``assigned``: the partitions it owns from the start, None = all. ``batch``: messages of one partition
@@ -55,25 +52,19 @@ class MemorySource(ScriptedSource):
         *,
         name: str | None = None,
         assigned: Iterable[int] | None = None,
-        batch: int = 100,
+        batch: int = BATCH,
         extend_interval: float | None = None,
         plans: bool = False,
         clock: Clock = monotonic,
     ) -> None:
-        if batch < 1:
-            raise ValueError(f"batch={batch}: must be 1 or more")
-        super().__init__()
+        super().__init__(batch)
         self.broker = broker
         self._name = name or broker.name
         self._initial = tuple(broker.partitions if assigned is None else assigned)
-        self._batch = batch
         self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
         self._plans = plans
         self._clock = clock
-        self._delivering: deque[int] = deque()  # owned and not being revoked; whose turn is next is in front
         self._ownership: deque[SourceEvent] = deque()
-        self._exhausted = False
-        self._wake = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<MemorySource {self._name}: {len(self._owned)} of {len(self.broker.partitions)} partitions>"
@@ -89,9 +80,9 @@ class MemorySource(ScriptedSource):
             raise ValueError(f"partition {partition} is owned: wait for its release, or lose() it, first")
         self.broker.requeue(partition)
         identity = PartitionId(self.broker.name, partition)
-        owned = Partition(identity, _READER, deadline=deadline, fencing_token=fencing_token)
+        owned = Partition(identity, READER, deadline=deadline, fencing_token=fencing_token)
         self._owned[partition] = owned
-        self._delivering.append(partition)
+        self._turns.append(partition)
         self._tell(Assigned(owned))
 
     def renew(self, partition: int, deadline: float) -> None:
@@ -108,16 +99,12 @@ class MemorySource(ScriptedSource):
         Raises ``KeyError`` when it does not own it.
         """
         owned = self._owned[partition]
-        if partition in self._delivering:
-            self._delivering.remove(partition)
+        self._silence(partition)
         self._tell(Revoking(owned, timeout))
 
     def lose(self, partition: int, reason: str = "lost by the test") -> None:
         """Take a partition away without asking. Raises ``KeyError`` when it does not own it."""
-        owned = self._owned.pop(partition)
-        if partition in self._delivering:
-            self._delivering.remove(partition)
-        self._tell(Lost(owned, reason))
+        self._tell(Lost(self._forget(partition), reason))
 
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
         """Have messages delivered again; see ``MemoryBroker.redeliver``."""
@@ -137,36 +124,23 @@ class MemorySource(ScriptedSource):
                 system="memory",
                 extend_interval=self._extend_interval,
                 max_in_flight=self.broker.max_unacked,
-                redelivers=True,
                 plans=self._plans,
             )
-
-    async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for events; see ``lanes.source.Source.receive``."""
-        self.calls.append(Call("receive", room))
-        while True:
-            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
-            self._wake = anyio.Event()
-            async with self._faults.meet("receive"):
-                events = self._next(room)
-            if events:
-                return events
-            await self._wake.wait()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``."""
         messages = [message for settlement in settlements for message in settlement.messages]
-        self.calls.append(Call("settle", deliveries=tuple(map(_delivery, messages))))
+        self.calls.append(Call("settle", deliveries=tuple(map(delivery, messages))))
         async with self._faults.meet("settle"):
             for message in messages:
-                self.broker.ack(_delivery(message).token)
+                self.broker.ack(delivery(message).token)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend", deliveries=tuple(map(_delivery, messages))))
+        self.calls.append(Call("extend", deliveries=tuple(map(delivery, messages))))
         async with self._faults.meet("extend"):
             for message in messages:
-                self.broker.extend(_delivery(message).token, self._clock())
+                self.broker.extend(delivery(message).token, self._clock())
 
     async def release(self, partition: Partition) -> None:
         """Give a partition up; see ``lanes.source.Source.release``."""
@@ -174,17 +148,14 @@ class MemorySource(ScriptedSource):
         self.calls.append(Call("release", partition=number))
         async with self._faults.meet("release"):
             if self._owned.get(number) is partition:
-                del self._owned[number]
-                if number in self._delivering:
-                    self._delivering.remove(number)
+                self._forget(number)
 
     async def aclose(self) -> None:
         """Own nothing any more; see ``lanes.source.Source.aclose``."""
         self.calls.append(Call("aclose"))
         async with self._faults.meet("aclose"):
             self.broker.unwatch(self._changed)
-            self._owned.clear()
-            self._delivering.clear()
+            self._forget_all()
 
     # --- in
 
@@ -194,31 +165,19 @@ class MemorySource(ScriptedSource):
             events = list(self._ownership)
             self._ownership.clear()
             return events
-        events = []
-        messages, size = room.messages, room.bytes
-        for _ in range(len(self._delivering)):
-            number = self._delivering[0]
-            self._delivering.rotate(-1)
-            deliveries = self.broker.deliver(number, min(messages, self._batch), size, self._clock())
-            if deliveries:
-                event = _delivered(self._owned[number], deliveries)
-                messages -= len(event.run)
-                size -= event.size
-                events.append(event)
-        if not events and messages > 0 and self._finite and not self._exhausted and not self._left():
-            self._exhausted = True
-            events.append(Exhausted())
-        return events
+        return self._dealt(room)
 
-    def _left(self) -> bool:
-        return any(self.broker.waiting(number) for number in self._delivering)
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
+        deliveries = self.broker.deliver(number, messages, size, self._clock())
+        if deliveries:
+            yield delivered(self._owned[number], [(each.record, each) for each in deliveries])
+
+    def _at_the_end(self) -> bool:
+        return not any(self.broker.waiting(number) for number in self._turns)
 
     def _tell(self, event: SourceEvent) -> None:
         self._ownership.append(event)
-        self._wake.set()
-
-    def _changed(self) -> None:
-        self._wake.set()
+        self._changed()
 
 
 class MemoryDeadLetters(Scripted):
@@ -241,28 +200,10 @@ class MemoryDeadLetters(Scripted):
         """Write a letter, once however often it is put; see ``lanes.source.DeadLetters.put``."""
         self.calls.append(Call("put", letter=letter))
         async with self._faults.meet("put"):
-            self.broker.write(letter)
+            self.broker.write_letter(letter)
 
     async def aclose(self) -> None:
         """See ``lanes.source.DeadLetters.aclose``."""
         self.calls.append(Call("aclose"))
         async with self._faults.meet("aclose"):
             pass
-
-
-_READER: Final = RecordReader()
-
-
-def _delivery(message: Message) -> Delivery:
-    assert isinstance(message.token, Delivery)
-    return message.token
-
-
-def _delivered(partition: Partition, deliveries: Sequence[Delivery]) -> Delivered:
-    run = []
-    size = 0
-    for delivery in deliveries:
-        record = delivery.record
-        size += record.size
-        run.append(Message(partition, record.position, record.key, record.size, record, delivery))
-    return Delivered(partition, run, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, ParamSpec
 
-__all__ = ["Watchers"]
+__all__ = ["Watched", "Watchers"]
 
 P = ParamSpec("P")
 
@@ -33,3 +33,22 @@ class Watchers(Generic[P]):
         """Call all of them."""
         for watcher in list(self._watchers):
             watcher(*args, **kwargs)
+
+
+class Watched:
+    """What has watchers, which are called whenever there may be something new for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watchers: Watchers[[]] = Watchers()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call ``watcher`` from now on whenever there may be something new for it. Idempotent."""
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call it no more. Idempotent."""
+        self._watchers.remove(watcher)
+
+    def _changed(self) -> None:
+        self._watchers.call()

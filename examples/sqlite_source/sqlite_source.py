@@ -118,7 +118,7 @@ class SqliteSource:
         incarnation = await anyio.to_thread.run_sync(self._connect, limiter=self._one)
         self._partition = lanes.Partition(lanes.PartitionId("queue", 0), Rows(), incarnation)
         every = self._visibility / 3  # so that one may fail
-        return SourceTraits(name=self._path.name, extend_interval=every, redelivers=True, partitions=1, exclusive=False)
+        return SourceTraits(name=self._path.name, extend_interval=every, partitions=1, exclusive=False)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         if not self._assigned:

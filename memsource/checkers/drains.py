@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
+from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from memsource.checkers.assignments import Assignments, closes_prefix
 from memsource.checkers.deadlines import MARGIN, Deadlines, Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import Findings, Handler, Verdict
@@ -13,9 +15,12 @@ from memsource.timeline import Assignment, Timeline
 
 __all__ = ["DrainInTime", "DrainStartsNothing", "DrainWaitsForRunning", "HandedOverAfterDrain"]
 
+_HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
+
 
 class DrainInTime:
-    """A drain takes its timeout and one grace at most, and the hand-over behind it two more (38, 39).
+    """A drain takes its timeout and the grace at most, and the hand-over behind it as long as settling and releasing
+    may (38, 39).
 
     Not where the partition is lost meanwhile, or the whole run is cancelled. ``margin``: seconds it may be late.
     """
@@ -52,16 +57,15 @@ class DrainInTime:
             state.begin(row.mono, timeout)
 
     def _drained(self, segment: Segment, row: Row) -> None:
-        self._judge(segment, row, self._assignments.known(segment, row), graces=1)
+        self._judge(segment, row, self._assignments.known(segment, row), "drained")
 
     def _revoked(self, segment: Segment, row: Row) -> None:
-        self._judge(segment, row, self._assignments.end(segment, row), graces=3)
+        self._judge(segment, row, self._assignments.end(segment, row), "handed over", _HAND_OVER)
 
-    def _judge(self, segment: Segment, row: Row, state: Drain | None, *, graces: int) -> None:
+    def _judge(self, segment: Segment, row: Row, state: Drain | None, what: str, more: float = 0.0) -> None:
         grace = segment.rules.grace
         if state is not None and state.since is not None and grace is not None:
-            deadline = state.deadline + graces * grace
-            self._deadlines.check(segment, row, deadline, "drained" if graces == 1 else "handed over")
+            self._deadlines.check(segment, row, state.deadline + grace + more, what)
 
     def _lost(self, segment: Segment, row: Row) -> None:
         self._assignments.end(segment, row)
@@ -72,7 +76,7 @@ class DrainInTime:
     def _over(self, segment: Segment, row: Row) -> None:
         for state in self._assignments.drop(segment):
             if segment.crashed:
-                self._judge(segment, row, state, graces=3)
+                self._judge(segment, row, state, "handed over", _HAND_OVER)
 
 
 class _Closing(Drain):

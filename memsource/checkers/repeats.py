@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from lanes.config import SETTLE_WITHIN
 from memsource.checkers.assignments import Assignments, closes_prefix
 from memsource.checkers.deadlines import Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
@@ -195,11 +196,11 @@ class _Done(NamedTuple):
 class NoDuplicateCleanly:
     """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
 
-    Clean is: drained and handed over, with every commit confirmed, in less than its grace, and not after the broker had
-    taken it. Where the completed set cannot be handed over, what lies above the committed floor is repeated when a
-    message below it waited or ran on, could not start in the time there was for it, or because a handler of an earlier
-    assignment was still running. What is below it nobody delivers again, as ``EpochOrder`` says. An acknowledged
-    message that comes again was forgotten by its broker, which is no fault of the hand-over.
+    Clean is: drained and handed over, with every commit confirmed, in less than settling may take, and not after the
+    broker had taken it. Where the completed set cannot be handed over, what lies above the committed floor is repeated
+    when a message below it waited or ran on, could not start in the time there was for it, or because a handler of an
+    earlier assignment was still running. What is below it nobody delivers again, as ``EpochOrder`` says. An
+    acknowledged message that comes again was forgotten by its broker, which is no fault of the hand-over.
     """
 
     name = "NoDuplicateCleanly"
@@ -350,11 +351,10 @@ class NoDuplicateCleanly:
         if state.unsure or state.sent is not None:
             self._disturb(row.partition)
             return
-        grace = segment.rules.grace
-        if grace is None or state.drain.since is None:
-            self._findings.unsaid(segment, "drain_timeout and grace")
+        if state.drain.since is None:
+            self._findings.unsaid(segment, "drain_timeout")
             return
-        if state.drained is None or well_nigh(row.mono - state.drained, grace):
+        if state.drained is None or well_nigh(row.mono - state.drained, SETTLE_WITHIN):
             return
         self._findings.checked += 1
         if (segment, row.partition, row.epoch) in self._committing:

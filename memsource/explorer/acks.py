@@ -17,7 +17,7 @@ from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, RUNNING, SETTLED
 from lanes.core.ledger import AckLedger
 from lanes.core.snapshot import EngineState, MessageId, message_id, restore, snapshot
-from lanes.core.types import ACK, Failure, Message, Partition, PartitionId, Settlement
+from lanes.core.types import ACK, NEVER, Failure, Message, Partition, PartitionId, Settlement
 from memsource.explorer import invariants
 from memsource.explorer.member import SOURCE
 from memsource.explorer.scope import Scope
@@ -120,7 +120,7 @@ class AckWorld:
             yield f"ends well: {name.position}", False, partial(self._ends, state, name)
             if running.partition.live and state.failures < self._scope.failures:
                 yield f"fails: {name.position}", True, partial(self._fails, state, name)
-        if engine.next_due() is not None:
+        if engine.next_due() != NEVER:
             yield "time passes", False, partial(self._due, state)
         if state.sent:
             yield "acknowledged", False, partial(self._answered, state, arrived=True, known=True)
@@ -179,7 +179,7 @@ class AckWorld:
 
     def _due(self, state: AckState) -> AckState:
         engine = restore(state.engine)
-        engine.due(engine.next_due() or 0.0)
+        engine.due(engine.next_due())
         return self._after(state, engine)
 
     def _settle(self, state: AckState) -> AckState:
@@ -229,7 +229,7 @@ def _owned(engine: Engine) -> Partition:
 
 
 def _running(engine: Engine) -> list[Message]:
-    held = [m for m in _owned(engine).ledger.unfinished() if m.state == RUNNING]
+    held = [m for m in _owned(engine).ledger.in_flight() if m.state == RUNNING]
     return held + sorted(engine.chains.fenced, key=message_id)
 
 
@@ -240,7 +240,7 @@ def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
         # Of an assignment that was lost meanwhile.
         partition = Partition(partition.id, _READER)
         partition.ledger = AckLedger()
-    held = {} if partition.epoch == 0 else {m.position: m for m in partition.ledger.unfinished()}
+    held = {} if partition.epoch == 0 else {m.position: m for m in partition.ledger.in_flight()}
     messages = []
     for one in sent:
         message = held.get(one.message.position)

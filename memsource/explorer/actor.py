@@ -13,7 +13,7 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import RUNNING
 from lanes.core.snapshot import EngineState, MessageId, restore, snapshot
-from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
+from lanes.core.types import ABANDON, ACK, NEVER, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from memsource.explorer import invariants
 from memsource.explorer.invariants import Commit, covered
 from memsource.explorer.member import HANDLER, SOURCE, Assignment, Event, Member, OnWay, Output, Published
@@ -36,6 +36,7 @@ _OUTCOMES: Final[dict[object, Outcome]] = {
 _NOTES: Final[dict[type[fx.Effect], str]] = {
     fx.Held: "held for a retry",
     fx.DeadLetterDue: "given to the dead letters",
+    fx.Interrupted: "failed while it was drained",
     fx.Abandoned: "abandoned behind an interrupted handler",
     fx.Drained: "drained",
     fx.Redelivered: "finished on arrival",
@@ -136,7 +137,7 @@ class _Actor:
                 self._drained(effect.partition)
 
     def _drained(self, partition: Partition) -> None:
-        running = [m.position for m in partition.ledger.unfinished() if m.state == RUNNING]
+        running = [m.position for m in partition.ledger.in_flight() if m.state == RUNNING]
         self._check(invariants.drained_when_nothing_runs, running)
         self.outputs.append(Output("drained", partition.id.number))
         self.engine.fence(partition)
@@ -208,7 +209,7 @@ class _Actor:
 
     def _time_passes(self) -> None:
         at = self.engine.next_due()
-        assert at is not None, "something is held"
+        assert at != NEVER, "something is held"
         self.engine.due(at)
 
     # --- commits
@@ -355,7 +356,7 @@ class _Actor:
         return self.engine.partitions[PartitionId(SOURCE, number)]
 
     def _running(self, epoch: int, position: int) -> Message:
-        everything = [m for p in self.engine.partitions.values() for m in p.ledger.unfinished()]
+        everything = [m for p in self.engine.partitions.values() for m in p.ledger.in_flight()]
         everything += self.engine.chains.fenced
         return next(m for m in everything if (m.partition.epoch, m.position, m.state) == (epoch, position, RUNNING))
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from lanes.core.lane import PARKING
 from lanes.core.snapshot import EngineState, restore
-from lanes.core.types import PartitionId
+from lanes.core.types import NEVER, PartitionId
 from memsource.explorer.invariants import Commit, running_of
 from memsource.explorer.scope import Scope
 
@@ -94,7 +94,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
                 ways += ["is cancelled"] if shell.late else ["fails", "gives up"]
             found += [Event(way, state.id.number, state.epoch, position) for way in ways]
         found += [Event("parked", state.id.number, state.epoch, m.position) for m in state.held if m.state == PARKING]
-    if engine.next_due() is not None:
+    if engine.next_due() != NEVER:
         found.append(Event("time passes"))
     if engine.dirty and scope.settles:
         found.append(Event("settles"))

@@ -22,6 +22,8 @@ class Personality(Protocol):
     """A broker with one topic, a coordinator of its members, and the members' progress. Times are in seconds."""
 
     name: PersonalityName
+    takes_in_at_once: bool
+    """Whether its sources take in what is finished or given up before they suspend, however slow the way is."""
 
     def publish(
         self, value: bytes, *, key: PartitionKey | None, headers: Iterable[tuple[str, bytes]], partition: int | None
@@ -81,5 +83,5 @@ class Personality(Protocol):
         """Keep a dead letter; one whose id is known already is dropped."""
 
     @property
-    def letters(self) -> list[DeadLetter]:
+    def dead_letters(self) -> list[DeadLetter]:
         """The dead letters, in order."""

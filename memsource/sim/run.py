@@ -269,7 +269,7 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
     }
     numbers = {partition: int(partition.rpartition("/")[2]) for partition, _ in done}
     handled = {(numbers[partition], position) for partition, position in done}
-    parked = {(letter.partition, letter.position) for letter in world.broker.letters}
+    parked = {(letter.partition, letter.position) for letter in world.broker.dead_letters}
     lost = [
         record
         for record in world.broker.records

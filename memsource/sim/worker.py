@@ -19,7 +19,6 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.handlers import Decode, Handler, is_async
 from lanes.source import Source, SourceEvent, SourceTraits
-from memsource.cohort_source import CohortMemberSource
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.outcomes import is_finding, notable
 from memsource.sim.recording import MemoryHistory
@@ -38,8 +37,8 @@ class App:
     """What each worker runs: the user's ``handler`` with the user's ``settings``.
 
     ``decode``: see ``lanes.Consumer``. ``dead_letters``: whether it is given dead letters, which are then in
-    ``World.letters``. ``attempts``: the store of attempts of all processes, such as a ``MemoryAttempts``; give all apps
-    the same. Settings that need a clock or threads are checked when a world starts the worker.
+    ``World.dead_letters``. ``attempts``: the store of attempts of all processes, such as a ``MemoryAttempts``; give all
+    apps the same. Settings that need a clock or threads are checked when a world starts the worker.
     """
 
     handler: Handler
@@ -136,8 +135,8 @@ class Worker:
     def stop_limit(self) -> float:
         """Virtual seconds from now on in which it has stopped, if it is told to."""
         settings = self.app.settings or Settings()
-        # A drain and its three graces, and the three things that are closed, 5 s each at most. Twice, to be sure.
-        waits = 2 * (settings.drain_timeout + 3 * settings.grace + 15.0)
+        # A drain, and the three things that are closed, 5 s each at most. Twice, to be sure.
+        waits = 2 * (settings.longest_drain + 15.0)
         return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
@@ -163,9 +162,9 @@ class _Link:
             await anyio.sleep(self._worker.slow)
 
     async def _begin_within(self) -> None:
-        """A member of a cohort takes in what is finished or given up within the process, however slow the way is: that
-        shows in what is written then."""
-        if isinstance(self._inner, CohortMemberSource):
+        """A source that takes in at once what is finished or given up does so however slow the way is: that shows in
+        what it writes then."""
+        if self._worker.world.broker.takes_in_at_once:
             await self._worker.reach()
         else:
             await self._begin()

@@ -214,9 +214,9 @@ class World:
         self.states.append(copied(state))
 
     @property
-    def letters(self) -> list[DeadLetter]:
+    def dead_letters(self) -> list[DeadLetter]:
         """The dead letters, in order."""
-        return self.broker.letters
+        return self.broker.dead_letters
 
     @property
     def now(self) -> float:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from lanes import ConfigError, Retry, Settings, SourceError
+from lanes.core.cohort.phases import IllegalInput
 from lanes.core.cohort.records import (
     CONFIG_KEY,
     LEASE_PREFIX,
@@ -353,16 +354,36 @@ def test_what_no_member_has_written_stops_it_with_the_key(key: str, said: str) -
     virtual(test)
 
 
+def test_a_bug_in_the_machine_of_a_partition_is_not_named_as_one_of_its_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def illegal(*given: object) -> None:
+        raise IllegalInput("a bug of lanes")
+
+    monkeypatch.setattr("lanes.core.cohort.tenure.Tenure.apply", illegal)
+
+    async def test() -> None:
+        with pytest.raises(IllegalInput, match="a bug of lanes"):
+            await Servers().member("a").run()
+
+    virtual(test)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lease": 2.0}, "lease=2.0: must be whole seconds, 3 or more"),
+        ({"lease": 2.0}, "lease=2.0: must be a finite number of seconds, 3 or more"),
+        ({"lease": "10"}, "lease='10': must be a finite number"),
+        ({"lease": True}, "lease=True: must be a finite number"),
         ({"lease": 3.5}, r"lease=3.5: must be whole seconds"),
         ({"lease": float("inf")}, "lease=inf"),
         ({"weight": 0}, "weight=0: must be a whole number, 1 or more"),
         ({"target": 0}, "target=0: must be a whole number, 1 or more"),
         ({"drain_within": 0.0}, "drain_within=0.0: must be more than 0 seconds"),
-        ({"overdue": "never"}, 'overdue=\'never\': use "keep" or "force"'),
+        ({"drain_within": None}, "drain_within=None: must be a finite number"),
+        ({"drain_within": "5"}, "drain_within='5': must be a finite number"),
+        ({"drain_within": True}, "drain_within=True: must be a finite number"),
+        ({"overdue": "never"}, 'overdue=\'never\' is unknown: use "keep" or "force"'),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:

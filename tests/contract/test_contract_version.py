@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import Any, ClassVar, Final, cast, get_args
 
 import anyio
 import pytest
 
 import lanes.source
+import memsource.commit_contract
+import memsource.contract
+import memsource.harness
+import memsource.room_contract
 from lanes.core.types import Room
 from lanes.source import CONTRACT_VERSION, Source, SourceEvent, SourceTraits
-from memsource.contract import Ability, Check, ContractBroken, checks
+from memsource.contract import NOT_CHECKED, Ability, Check, ContractBroken, checks
 from memsource.source import MemorySource
 from tests.contract.test_memory import EVERYTHING, MemoryHarness
 
@@ -113,6 +118,64 @@ async def test_a_source_with_a_timer_has_to_be_checked_for_it() -> None:
     harness.can = tuple(each for each in EVERYTHING if each != "ack wait")
     with pytest.raises(ContractBroken, match=r"extend_interval is .* can needs 'ack wait'"):
         await check(harness)
+
+
+def test_every_trait_is_checked_or_it_is_said_why_not() -> None:
+    read = {
+        node.attr
+        for module in (memsource.contract, memsource.commit_contract, memsource.room_contract, memsource.harness)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("traits")
+    }
+    assert sorted([*read, *NOT_CHECKED]) == sorted(each.name for each in fields(SourceTraits))
+    assert all(NOT_CHECKED.values())
+
+
+class SaysOther(MemorySource):
+    said: ClassVar[dict[str, Any]] = {}
+
+    async def open(self) -> SourceTraits:
+        return replace(await super().open(), **self.said)
+
+
+class SaysOtherHarness(MemoryHarness):
+    def source(self) -> Source:
+        self._newest = SaysOther(self.broker)
+        return self._newest
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"settles": "cumulative"}, "settles is 'cumulative', and can is"),
+        ({"partitions": 2}, "3 were assigned, partitions is 2"),
+        ({"plans": True}, "plans is True, Generation came 0x"),
+        ({"revoke_limit": 0.0}, "revoke_limit is 0.0"),
+        ({"system": ""}, "no system"),
+    ],
+)
+async def test_a_trait_that_is_not_so_is_found(
+    said: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SaysOther, "said", said)
+    (check,) = (check for check in checks(()) if name_of(check) == "traits_can_be_kept")
+    with pytest.raises(ContractBroken, match=found):
+        await check(SaysOtherHarness(partitions=3))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_revocation_that_gives_more_time_than_the_broker_does_is_found(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SaysOther, "said", {"revoke_limit": 30.0 if kept else 29.0})
+    (check,) = (check for check in checks(["revoke"]) if name_of(check) == "revoke_is_told_without_room")
+    if kept:
+        await check(SaysOtherHarness())
+    else:
+        with pytest.raises(ContractBroken, match="more time than revoke_limit"):
+            await check(SaysOtherHarness())
 
 
 class KeepsForTheDead(MemoryHarness):

@@ -16,21 +16,27 @@ from memsource.contract import Ability, Check, ContractBroken, Sample, checks
 from memsource.group import Committed
 from tests.contract.passing_on import PassesOn, name_of
 
-ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
+ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits", "hands over")
+POSITIONS_ALONE: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
 ROOM: Final = Room(100, 1 << 20)
 
 
 class GroupHarness:
     """A group with one member at a time."""
 
-    can: Collection[Ability] = ABILITIES
     # Whatever comes, comes within a few turns of the loop.
     patience = 0.005
     ack_wait = 0.0
 
     def __init__(
-        self, partitions: int = 1, wrap: Callable[[GroupSource], Source] | None = None, *, cooperative: bool = False
+        self,
+        partitions: int = 1,
+        wrap: Callable[[GroupSource], Source] | None = None,
+        *,
+        cooperative: bool = False,
+        can: Collection[Ability] = ABILITIES,
     ) -> None:
+        self.can = can
         self.group = Group(partitions, cooperative=cooperative)
         self._wrap = wrap
         self._members = 0
@@ -44,7 +50,7 @@ class GroupHarness:
 
     def source(self) -> Source:
         self._members += 1
-        self._newest = GroupSource(self.group, f"m-{self._members}")
+        self._newest = GroupSource(self.group, f"m-{self._members}", hands_over="hands over" in self.can)
         return self._newest if self._wrap is None else self._wrap(self._newest)
 
     async def unsettled(self) -> int:
@@ -69,6 +75,13 @@ class GroupHarness:
 @pytest.mark.parametrize("check", checks(ABILITIES), ids=name_of)
 async def test_the_group_source_keeps_the_contract(check: Check, partitions: int, cooperative: bool) -> None:
     await check(GroupHarness(partitions, cooperative=cooperative))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("check", checks(POSITIONS_ALONE), ids=name_of)
+async def test_a_source_that_hands_nothing_over_keeps_the_contract(check: Check, partitions: int) -> None:
+    await check(GroupHarness(partitions, can=POSITIONS_ALONE))
 
 
 Broken = PassesOn[GroupSource]

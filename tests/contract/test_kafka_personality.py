@@ -17,7 +17,7 @@ from memsource.kafka_client import RebalanceProtocol
 from memsource.kafka_source import KafkaMemberSource
 from tests.contract.passing_on import name_of
 
-ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
+ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits", "hands over")
 PROTOCOLS: Final = get_args(RebalanceProtocol)
 
 

@@ -12,6 +12,7 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Delivered, Source, SourceEvent
 from memsource.broker import MemoryBroker
 from memsource.contract import Ability, Check, ContractBroken, Sample, checks
+from memsource.harness import messages_of
 from memsource.source import MemorySource
 from tests.contract.passing_on import PassesOn, name_of
 
@@ -66,12 +67,30 @@ async def test_the_memory_source_keeps_the_contract(check: Check, partitions: in
     await check(MemoryHarness(partitions))
 
 
+@pytest.mark.anyio
+async def test_partitions_take_turns_where_there_is_little_room() -> None:
+    broker = MemoryBroker(2)
+    for number in range(6):
+        broker.publish(partition=number % 2)
+    source = MemorySource(broker)
+    await source.open()
+    await source.receive(Room(0, 0))
+    came = [message for _ in range(6) for message in messages_of(await source.receive(Room(1, 1 << 20)))]
+    assert sorted(message.partition.id.number for message in came[:2]) == [0, 1]
+    assert len(came) == 6
+
+
 Broken = PassesOn[MemorySource]
 
 
 class IgnoresRoom(Broken):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         return await self.inner.receive(Room(room.messages + 1, room.bytes))
+
+
+class IgnoresPaused(Broken):
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        return await self.inner.receive(room._replace(paused=frozenset()))
 
 
 class LosesWhatItTookWhenCancelled(Broken):
@@ -144,6 +163,7 @@ class ForgetsWhoOwnedIt(Broken):
     ("broken", "finder"),
     [
         (IgnoresRoom, "room_is_respected"),
+        (IgnoresPaused, "paused_partitions_are_left_out"),
         (LosesWhatItTookWhenCancelled, "receive_is_cancel_safe"),
         (DeliversBackwards, "delivers_everything_in_order"),
         (SettlesEverythingUpToThere, "unsettled_comes_back"),

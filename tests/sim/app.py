@@ -218,7 +218,7 @@ class _Application:
 
     def state(self) -> dict[str, Any]:
         """What was done, whoever did it and in which order."""
-        parked = {(letter.partition, letter.position) for letter in self.world.letters}
+        parked = {(letter.partition, letter.position) for letter in self.world.dead_letters}
         done = parked | set(self.handled)
         return {
             "done": sorted(done),
@@ -368,7 +368,7 @@ class _Application:
         if message.key is None or self.case.settings.order == "none":
             return
         number = message.partition.id.number
-        parked = {letter.position for letter in self.world.letters if letter.partition == number}
+        parked = {letter.position for letter in self.world.dead_letters if letter.partition == number}
         before = [
             position
             for position in self.positions[number, message.key]

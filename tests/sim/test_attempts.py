@@ -73,9 +73,9 @@ def test_a_message_has_its_attempts_once_and_one_more_for_each_crash(personality
             assert attempts[-1] <= ATTEMPTS
             assert len(attempts) <= ATTEMPTS + crashes
             went_on += len(attempts) > len(set(attempts))
-        given_up = {letter.position for letter in world.letters}
+        given_up = {letter.position for letter in world.dead_letters}
         assert all(position % POISONED == 0 for position in given_up), "what succeeds with its last attempt is not lost"
-        world.check(state=lambda: sorted({(letter.partition, letter.position) for letter in world.letters}))
+        world.check(state=lambda: sorted({(letter.partition, letter.position) for letter in world.dead_letters}))
 
     test()
     assert crashed > 8

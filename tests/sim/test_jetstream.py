@@ -371,4 +371,4 @@ def test_a_dead_letter_is_kept_once() -> None:
     letters = [DeadLetter(id=name, value=value, **fields) for name, value in (("1", b"a"), ("2", b"b"), ("1", b"c"))]
     for letter in letters:
         broker.write_letter(letter)
-    assert broker.letters == letters[:2]
+    assert broker.dead_letters == letters[:2]

@@ -89,7 +89,7 @@ def test_a_dead_letter_is_kept_once() -> None:
     broker = KafkaBroker()
     broker.write_letter(letter)
     broker.write_letter(letter)
-    assert broker.letters == [letter]
+    assert broker.dead_letters == [letter]
     assert not broker.redeliver(0, 0.0)
 
 

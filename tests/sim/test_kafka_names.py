@@ -220,7 +220,7 @@ def test_poison_skip(protocol: RebalanceProtocol) -> None:
         desk = Desk(bad="c")
         poisoned(world, "skip", desk)
         await world.settled()
-        assert [(letter.position, letter.attempts) for letter in world.letters] == [(2, 2), (6, 2), (10, 2)]
+        assert [(letter.position, letter.attempts) for letter in world.dead_letters] == [(2, 2), (6, 2), (10, 2)]
         assert len(desk.done) == 9 and committed(world)[0] == 12
 
     simulated(test, protocol)
@@ -249,13 +249,13 @@ def test_poison_block_and_dlq(protocol: RebalanceProtocol) -> None:
         desk = Desk(bad="c")
         worker = poisoned(world, "block_and_dlq", desk)
         await anyio.sleep(10.0)
-        assert [letter.position for letter in world.letters] == [2]
+        assert [letter.position for letter in world.dead_letters] == [2]
         assert (len(desk.done), of_bad(desk), committed(world)[0]) == (9, {2: 2}, 2)
         desk.bad = b""
         with worker.acting():
             assert worker.consumer.unblock(b"c") == 1
         await world.settled()
-        assert len(world.letters) == 1 and len(desk.done) == 12
+        assert len(world.dead_letters) == 1 and len(desk.done) == 12
 
     simulated(test, protocol)
 
@@ -372,9 +372,9 @@ def test_dead_letter_outage_parks_only_its_lane(protocol: RebalanceProtocol, mon
         desk = Desk(bad="c")
         worker = poisoned(world, "skip", desk)
         await anyio.sleep(10.0)
-        assert (len(desk.done), of_bad(desk), world.letters) == (9, {2: 2}, [])
+        assert (len(desk.done), of_bad(desk), world.dead_letters) == (9, {2: 2}, [])
         assert (committed(world)[0], worker.consumer.status().parking) == (2, 1)
         await world.settled()
-        assert [letter.position for letter in world.letters] == [2, 6, 10] and committed(world)[0] == 12
+        assert [letter.position for letter in world.dead_letters] == [2, 6, 10] and committed(world)[0] == 12
 
     simulated(test, protocol)

@@ -90,7 +90,7 @@ async def test_without_hand_over_the_floor_alone_is_committed() -> None:
     stand.broker.hands_over = False
     source = KafkaMemberSource(stand.broker, "one", lambda: stand.now)
     traits = await source.open()
-    assert (traits.hands_over, traits.settles, traits.redelivers) == (False, "cumulative", False)
+    assert (traits.hands_over, traits.settles) == (False, "cumulative")
     (event,) = await source.receive(Room(0, 0))
     assert isinstance(event, Assigned)
     await source.settle([Settlement(event.partition, [], 3, [(4, 6)])])

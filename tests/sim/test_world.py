@@ -173,7 +173,7 @@ def test_a_letter_that_fails_is_written_later(personality: PersonalityName) -> N
         world.produce("orders", 3)
         world.workers(1, App(handler=handler, settings=Settings(retry=Retry(attempts=1)), dead_letters=True))
         await world.settled()
-        assert len(world.letters) == 3
+        assert len(world.dead_letters) == 3
 
     run = run_plan(Plan(personality, faults=(Fault(5, "letter_fails"),)), Conditions(test=test))
     assert (run.findings, run.happened["dlq_confirmed"]) == ({}, 3)
