@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 
 from lanes.clock import Clock, monotonic
+from lanes.config import check_more_than_none, check_one_of, check_seconds, check_whole
 from lanes.core.cohort.actions import TenureEvent
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
@@ -34,6 +35,9 @@ __all__ = ["CohortSettings", "Happened", "Membership"]
 log = logging.getLogger("lanes")
 
 TTL_LEAST: Final = 3.0
+
+_DIGITS: Final = 20
+"""No sequence has more."""
 
 _PAUSE: Final = 0.1
 """Seconds between two tries where the first was not answered, however fast that came out."""
@@ -57,18 +61,17 @@ class CohortSettings:
     overdue: Literal["keep", "force"] = "keep"
 
     def __post_init__(self) -> None:
-        if isinstance(self.lease, bool) or self.lease != self.lease // 1 or not TTL_LEAST <= self.lease < math.inf:
+        check_seconds("lease", self.lease, TTL_LEAST)
+        if self.lease != int(self.lease):
             raise ConfigError(
-                f"lease={self.lease}: must be whole seconds, {TTL_LEAST:g} or more: a server rounds a fraction down, "
-                "and the owner would believe in its lease for too long"
+                f"lease={self.lease}: must be whole seconds: a server rounds a fraction down, and the owner would "
+                "believe in its lease for too long"
             )
-        for name, count in (("weight", self.weight), ("target", self.target)):
-            if count is not None and (type(count) is not int or count < 1):
-                raise ConfigError(f"{name}={count!r}: must be a whole number, 1 or more")
-        if not self.drain_within > 0:
-            raise ConfigError(f"drain_within={self.drain_within}: must be more than 0 seconds")
-        if self.overdue not in ("keep", "force"):
-            raise ConfigError(f'overdue={self.overdue!r}: use "keep" or "force"')
+        check_whole("weight", self.weight, 1)
+        if self.target is not None:
+            check_whole("target", self.target, 1)
+        check_more_than_none("drain_within", self.drain_within)
+        check_one_of("overdue", self.overdue, ("keep", "force"))
 
 
 class Happened(NamedTuple):
@@ -142,7 +145,7 @@ class Membership:
                 nonce=nonce,
                 patience=patience_of(ttl),
                 drain_within=self.settings.drain_within,
-                force=self.settings.overdue == "force",
+                overdue=self._overdue,
             )
             for partition in range(config.partitions)
         ]
@@ -203,6 +206,12 @@ class Membership:
     def deadline(self, partition: int) -> float:
         """Until when a partition is certainly this member's, by its clock; minus infinity = it is not."""
         return self._tenants[partition].tenure.deadline
+
+    @property
+    def first(self) -> int:
+        """The sequence that the cohort was told to begin with when it was set up; 0 = none was named."""
+        begun = self._roster.begun
+        return int(begun) if begun.isdecimal() and len(begun) <= _DIGITS else 0
 
     @property
     def generation(self) -> int:
@@ -298,6 +307,15 @@ class Membership:
             for tenant, owner in zip(self._tenants, plan.owners, strict=True):
                 tenant.planned(mine=owner == self.member)
             self._changed()
+
+    def _overdue(self, partition: int) -> None:
+        log.warning(
+            "%s: partition %d is to move and is not drained after %g s; %s",
+            self._name,
+            partition,
+            self.settings.drain_within,
+            "what runs of it is cancelled" if self.settings.overdue == "force" else "whoever is to get it waits",
+        )
 
     def _note(self, partition: int, event: TenureEvent) -> None:
         self._happened.append(Happened(partition, event))

@@ -73,7 +73,8 @@ class Roster:
     """What ``member`` writes and reads of the cohort of ``config``, and what it wishes for: ``weight``, ``target``.
 
     ``nonce`` is of this process. ``ttl``: seconds of a heartbeat. ``start``: the first sequence of a cohort that is set
-    up for the first time; None = everything. ``plan``: the last one that was read or written, None before.
+    up for the first time; None = everything. ``plan``: the last one that was read or written, None before. ``begun``:
+    where the cohort was told to begin, as its record says once ``set_up`` has returned.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Roster:
         clock: Clock,
     ) -> None:
         self.plan: PlanRecord | None = None
+        self.begun = config.start
         self._store = store
         self._consumers = consumers
         self._config = config
@@ -134,9 +136,18 @@ class Roster:
                     await self._create_consumer(partition)
             await self._store.write(CONFIG_KEY, encode(self._config), revision=entry.revision)
             return
-        wanted = difference(self._decode(CohortConfig, CONFIG_KEY, entry.value), self._config)
+        config = self._decode(CohortConfig, CONFIG_KEY, entry.value)
+        wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
+        self.begun = config.start
+        if self.begun != self._config.start:
+            log.info(
+                "cohort %s: start=%s is for its first member; it was set up with %s and goes on where it stands",
+                self._config.cohort,
+                self._config.start,
+                self.begun,
+            )
 
     async def _create(self, key: str, value: bytes) -> None:
         try:

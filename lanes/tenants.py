@@ -89,10 +89,10 @@ class Tenant:
     """The actor of cohort partition ``partition``, which is ``named`` in logs.
 
     ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
-    seconds after which one that is not drained is warned of; ``force``: whoever handles it then cancels what runs, and
-    answers by ``drained`` all the same: nothing is given up here, for only that one knows what is done. ``happened`` is
-    called with each event of the tenure, ``changed`` behind them, and when the deadline has moved. All methods but
-    ``serve`` return at once, and end what it waits for.
+    seconds after which ``overdue`` is called, once, for one that is not drained: nothing is given up here, for only
+    whoever handles it knows what is done, and answers by ``drained``. ``happened`` is called with each event of the
+    tenure, ``changed`` behind them, and when the deadline has moved. All methods but ``serve`` return at once, and end
+    what it waits for.
     """
 
     __slots__ = (
@@ -102,11 +102,11 @@ class Tenant:
         "_drain_by",
         "_drain_within",
         "_drained",
-        "_force",
         "_happened",
         "_in_the_way",
         "_named",
         "_nonce",
+        "_overdue",
         "_partition",
         "_patience",
         "_revoked",
@@ -131,7 +131,7 @@ class Tenant:
         nonce: Callable[[], str],
         patience: float,
         drain_within: float,
-        force: bool,
+        overdue: Callable[[int], None],
     ) -> None:
         self.tenure = tenure
         self.bell = Bell(clock)
@@ -145,7 +145,7 @@ class Tenant:
         self._nonce = nonce
         self._patience = patience
         self._drain_within = drain_within
-        self._force = force
+        self._overdue = overdue
         self._drain_by = math.inf
         self._revoked: Literal["no", "asked", "answered"] = "no"
         self._drained: tuple[Done, bool] | None = None
@@ -224,7 +224,9 @@ class Tenant:
             if isinstance(action, Wait):
                 if await self.bell.wait(min(action.until, self._drain_by)):
                     tenure.hinted(self._clock())
-                self._overdue()
+                if self._clock() >= self._drain_by:
+                    self._drain_by = math.inf
+                    self._overdue(self._partition)
                 continue
             sent = self._clock()
             result: object = Unknown
@@ -323,15 +325,3 @@ class Tenant:
                 self._in_the_way,
             )
         self._warned = obstructed
-
-    def _overdue(self) -> None:
-        if self._clock() < self._drain_by:
-            return
-        self._drain_by = math.inf
-        log.warning(
-            "%s: partition %d is to move and is not drained after %g s; %s",
-            self._named,
-            self._partition,
-            self._drain_within,
-            "what runs of it is cancelled" if self._force else "whoever is to get it waits",
-        )

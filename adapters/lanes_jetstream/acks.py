@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import nats.errors
@@ -56,6 +57,27 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
     client.stats["out_msgs"] += len(subjects)
     client.stats["out_bytes"] += len(subjects) * len(body)
     await flush()
+
+
+@contextmanager
+def sending(name: str) -> Iterator[None]:
+    """Raise what the client raises while acknowledgements of ``name`` are sent as ``SourceError``."""
+    try:
+        yield
+    except nats.errors.ConnectionClosedError:
+        raise SourceError(f"{name}: the connection is closed and does not come back: start again") from None
+    except (nats.errors.Error, OSError) as error:
+        raise SourceError(f"{name}: not acknowledged: {type(error).__name__}", retryable=True) from error
+
+
+async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None:
+    """Tell the server that these deliveries to ``name`` are in progress. Best effort: what is lost comes again."""
+    if not client.is_connected:
+        return
+    try:
+        await send_all(client, subjects, IN_PROGRESS)
+    except (nats.errors.Error, OSError) as error:
+        log.debug("%s: in-progress not sent: %s", name, error)
 
 
 class Acks:
@@ -148,7 +170,9 @@ class Acks:
         except TimeoutError:
             if takeovers == self._takeovers():
                 raise SourceError(
-                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed", retryable=True
+                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed: what the server has "
+                    "not read is delivered again",
+                    retryable=True,
                 ) from None
             log.info("%s: %d acknowledgements were overtaken by a takeover", self._name, len(self._unconfirmed))
 

@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from lanes.core.types import Room
 from lanes_jetstream.connection import Connection
-from lanes_jetstream.transport import Pulls
+from lanes_jetstream.requests import Requests
 
 __all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
 
@@ -87,7 +87,7 @@ class Inbox:
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:
-                await pulls.said(message)
+                pulls.said(message)
             return
         tokens = message.reply.split(".")
         # Or behind a domain and an account, see ``transport.sequences``; any other is nobody's.
@@ -97,12 +97,12 @@ class Inbox:
             pulls.came(message)
 
 
-class ConsumerPulls(Pulls):
-    """The pull requests of one consumer over a shared inbox. asyncio only; one caller.
+class ConsumerPulls(Requests):
+    """The requests of one consumer over a shared inbox. asyncio only; one caller.
 
-    ``caught_up``: the server had nothing more to send when it last said something. ``sent``: the number of its last
-    delivery, as it says while it is idle. ``confirmation``: where it confirms an acknowledgement, or says that nobody
-    was there to read it. ``asked``: when something was requested last, minus infinity = never.
+    ``sent``: the number of its last delivery, as it says while it is idle. ``confirmation``: where it confirms an
+    acknowledgement, or says that nobody was there to read it. ``asked``: when something was requested last, minus
+    infinity = never.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -114,60 +114,37 @@ class ConsumerPulls(Pulls):
             expires=EXPIRES,
         )
         self.consumer = consumer
-        self.caught_up = False
         self.sent = 0
         self.confirmation = ""
         self.asked = -math.inf
         self._shared = inbox
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begin, once. Nothing is requested yet."""
-        self._begin(self._shared.join(self))
-        self.confirmation = f"{self._inbox}.{_CONFIRMATION}"
-        self.broken = None
+        inbox = self._shared.join(self)
+        self.confirmation = f"{inbox}.{_CONFIRMATION}"
+        self.begin(inbox)
 
     def end(self) -> None:
         """Pass over whatever still comes. Idempotent."""
         self._shared.leave(self, self._inbox)
 
-    @property
-    def deleted(self) -> bool:
-        """Whether they failed because the consumer is there no more."""
-        return "Consumer Deleted" in str(self.failure)
-
     def brought(self, token: str) -> bool:
         """Whether a delivery is of this consumer, and not of one before it."""
         return f".{self.consumer}." in token
 
-    @property
-    def taken(self) -> int:
-        """How many messages have arrived, or may yet."""
-        return self._outstanding + len(self._arrived)
-
-    def came(self, message: Msg) -> None:
-        """A message of this consumer."""
-        if not self._arrived:
-            self._wake.set()
-            self._heard = True
-            self.caught_up = False
-        self._arrived.append(message)
-        self._outstanding -= 1
-
-    async def said(self, message: Msg) -> None:
+    def said(self, message: Msg) -> None:
         """A status, or the confirmation of an acknowledgement."""
         headers = message.headers or {}
-        status = headers.get("Status")
-        if message.subject == self.confirmation:
-            if status == "503":
-                self.broken = self.broken or "no responders"
-                self._wake.set()
-            return
-        # The server shows that it is there only while it has nothing to send.
-        self.caught_up = status == "100"
-        if self.caught_up:
+        if message.subject != self.confirmation:
+            super().said(message)
             last = headers.get("Nats-Last-Consumer", "")
-            self.sent = int(last) if last.isascii() and last.isdigit() and len(last) <= 20 else self.sent
-        await self._receive(message)
+            if self.caught_up and last.isascii() and last.isdigit() and len(last) <= 20:
+                self.sent = int(last)
+        elif headers.get("Status") == "503":
+            if self.broken is None:
+                self.breaks("unanswered", "no responders")
+            self._shared.wake.set()
 
 
 class Turns:

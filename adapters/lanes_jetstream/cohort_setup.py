@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from lanes.core.cohort.records import CohortConfig
 from lanes.errors import ConfigError, SourceError
 from lanes.roster import patience_of
+from lanes_jetstream.api_codes import MESSAGE_NOT_FOUND
 from lanes_jetstream.cohort import Cohort, bucket_name
 from lanes_jetstream.cohort_stream import ensure_stream
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
@@ -19,8 +20,6 @@ from lanes_jetstream.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Pa
 from lanes_jetstream.start import Start, start_fields
 
 __all__ = ["FoundPlace", "find_place"]
-
-_NO_MESSAGE: Final = 10037
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ async def _check_first_message(
     try:
         answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"seq": int(state["first_seq"])})
     except ApiError as error:
-        if error.err_code != _NO_MESSAGE:
+        if error.err_code != MESSAGE_NOT_FOUND:
             raise
         return  # It went meanwhile.
     tokens = str(answer["message"]["subject"]).split(".")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Final
 
@@ -22,12 +22,12 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.membership import Membership
 from lanes.source import SourceEvent, SourceTraits
-from lanes_jetstream.acks import ACK, IN_PROGRESS, send_all
+from lanes_jetstream.acks import ACK, keep_alive, send_all, sending
 from lanes_jetstream.cohort import Cohort, bucket_name
 from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox, Turns
 from lanes_jetstream.cohort_setup import find_place
 from lanes_jetstream.cohort_watch import CohortWatch
-from lanes_jetstream.connection import Connection
+from lanes_jetstream.connection import Connection, Denials
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.keys import KeyFunction
@@ -91,11 +91,12 @@ class CohortSource:
         self._membership: Membership
         self._inbox: Inbox
         self._running: asyncio.Task[None] | None = None
+        self._opened = AsyncExitStack()
         self._bucket = bucket_name(stream, cohort.namespace)
         self._holdings: Holdings
         self._turns: Turns
         self._looks: CohortWatch
-        self._error: Exception | None = None
+        self._denials: Denials
         self._checkpoints = False
         self._most = 1
 
@@ -113,10 +114,12 @@ class CohortSource:
         self._watch = KeyWatch() if found.watched else None
         self._turns = Turns(self._name, found.partitioning.partitions)
         self._checkpoints = found.config.retention != "workqueue"
-        self._error = client.last_error
         self._inbox = Inbox(client)
+        self._denials = Denials(client, self._is_needed)
+        self._opened.push_async_callback(self._closed, self._inbox.close)
         await self._inbox.open()
         self._store = found.store
+        self._opened.push_async_callback(self._closed, self._store.aclose)
         self._consumers = JetStreamEpochConsumers(
             connection,
             stream,
@@ -134,7 +137,6 @@ class CohortSource:
             found.config.incarnation,
             pulls=self._pulls_of,
             check_end=self._consumers.check_end,
-            first=self._start if isinstance(self._start, int) else 0,
             timeout=cohort.drain_within if cohort.overdue == "force" else math.inf,
             wake=self._inbox.wake.set,
         )
@@ -157,7 +159,9 @@ class CohortSource:
             wake=self._inbox.wake.set,
         )
         await self._store.watch(self._membership.hint)
+        self._opened.push_async_callback(self._looks.stop)
         self._running = asyncio.create_task(self._membership.run())
+        self._opened.push_async_callback(self._end, self._running)
         self._running.add_done_callback(lambda _: self._inbox.wake.set())
         await self._until_joined()
         self._looks.start()
@@ -166,7 +170,6 @@ class CohortSource:
             system="nats",
             extend_interval=self._ack_wait / 3,
             max_in_flight=self._max_ack_pending,
-            redelivers=True,
             remembers=True,
             partitions=found.partitioning.partitions,
             plans=True,
@@ -183,7 +186,7 @@ class CohortSource:
             self._inbox.wake.clear()
             for tenancy in list(self._holdings.tenancies.values()):
                 self._look(tenancy)
-            events = self._holdings.next_events() or self._take()
+            events = self._holdings.next_events() or self._take(room)
             if events:
                 return events
             try:
@@ -217,29 +220,20 @@ class CohortSource:
                 confirmed.append((tokens.pop(), tenancy.pulls.confirmation))
         if not client.is_connected:
             return
-        try:
+        with sending(self._name):
             await send_all(client, tokens, ACK)
             for token, reply in confirmed:
                 await client.publish(token, ACK, reply=reply)
-        except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self._name}: the connection is closed") from None
-        except (nats.errors.Error, OSError) as error:
-            raise SourceError(f"{self._name}: not acknowledged: {type(error).__name__}", retryable=True) from error
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        client, now = self._connection.client, monotonic()
+        now = monotonic()
         tokens = [
             str(message.token)
             for message in messages
             if self._holdings.of(message.partition) is not None and now < message.partition.deadline
         ]
-        if not client.is_connected:
-            return
-        try:
-            await send_all(client, tokens, IN_PROGRESS)
-        except (nats.errors.Error, OSError) as error:
-            log.debug("%s: in-progress not sent: %s", self._name, error)
+        await keep_alive(self._connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
         """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled.
@@ -276,20 +270,10 @@ class CohortSource:
 
         With messages that are neither settled nor released it does not leave: its leases run out, as after a crash.
         """
-        running = self._running
-        if running is not None:
-            self._membership.stop()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVING):
-                    await self._leave(running)
-            running.cancel()
-            await asyncio.wait([running])
-            with suppress(nats.errors.Error, OSError):
-                await self._store.aclose()
-                await self._inbox.close()
-        if running is not None:
-            await self._looks.stop()
-        await self._connection.close()
+        try:
+            await self._opened.aclose()
+        finally:
+            await self._connection.close()
 
     def lag(self, partition: Partition) -> int | None:
         """See ``lanes.source.Lagging``: what was delivered and not finished, and what was not delivered yet."""
@@ -297,6 +281,20 @@ class CohortSource:
         return None if tenancy is None else tenancy.lag
 
     # --- membership
+
+    async def _closed(self, close: Callable[[], Awaitable[None]]) -> None:
+        # The user's own client may have been closed, or be away: there is nothing to end then.
+        with suppress(nats.errors.Error, OSError):
+            await close()
+
+    async def _end(self, running: asyncio.Task[None]) -> None:
+        """Leave, or be gone as after a crash."""
+        self._membership.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVING):
+                await self._leave(running)
+        running.cancel()
+        await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
         """Wait until everything is given up, unless something of it may still run."""
@@ -338,15 +336,11 @@ class CohortSource:
         failure = self._holdings.failure or self._looks.failure
         if failure is not None:
             raise failure
-        client = self._connection.client
-        if client.last_error is not self._error:
-            # What is only published is not answered: no other sign is given of what is not permitted any more.
-            denied = self._connection.denied(self._error, self._is_needed)
-            self._error = client.last_error
-            if denied is not None:
-                raise SourceError(f"{self._name}: {denied}: permit it, then start again")
-        if client.is_closed:
-            raise SourceError(f"{self._name}: the connection is closed and does not come back")
+        denied = self._denials.new()
+        if denied is not None:
+            raise SourceError(f"{self._name}: {denied}, then start again")
+        if self._connection.client.is_closed:
+            raise SourceError(f"{self._name}: the connection is closed and does not come back: start again")
 
     def _is_needed(self, subject: str) -> bool:
         needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
@@ -372,20 +366,24 @@ class CohortSource:
         if broken is None or not self._connection.client.is_connected:
             return
         tenancy.rest()
-        if broken == "no responders":
+        if broken.kind == "unanswered":
             # No leader now, or no consumer any more: the server knows.
             self._looks.ask_for(tenancy, pulls.consumer)
             return
         log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
         self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
 
-    def _take(self) -> list[SourceEvent]:
-        """What has arrived. Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing."""
+    def _take(self, room: Room) -> list[SourceEvent]:
+        """What has arrived and is not paused.
+
+        Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
+        """
         events: list[SourceEvent] = []
         for tenancy in self._holdings.tenancies.values():
-            delivered = tenancy.take(self._key, self._watch)
-            if delivered is not None:
-                events.append(delivered)
+            if tenancy.partition not in room.paused:
+                delivered = tenancy.take(self._key, self._watch)
+                if delivered is not None:
+                    events.append(delivered)
         return events
 
     async def _acknowledge_again(self) -> None:

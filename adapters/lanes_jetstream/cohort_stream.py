@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.api_codes import STREAM_NAME_TAKEN, STREAM_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection
 from lanes_jetstream.partitioning import MANAGED, Partitioning, read_partitioning
 
 __all__ = ["CohortStream", "ensure_stream"]
-
-_NO_STREAM = 10059
-_NAME_TAKEN = 10058
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +115,7 @@ async def _find(connection: Connection, stream: str) -> dict[str, Any] | None:
     try:
         return await connection.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
-        if error.err_code != _NO_STREAM:
+        if error.err_code != STREAM_NOT_FOUND:
             raise
     return None
 
@@ -126,7 +124,7 @@ async def _create(connection: Connection, stream: str, config: Mapping[str, Any]
     try:
         return await connection.api(f"STREAM.CREATE.{stream}", config)
     except ApiError as error:
-        if error.err_code != _NAME_TAKEN:
+        if error.err_code != STREAM_NAME_TAKEN:
             raise ConfigError(
                 f"stream {stream!r} cannot be created: {error}; correct create=CohortStream(…), or create the stream "
                 "yourself"

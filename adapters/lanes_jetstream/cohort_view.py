@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from lanes.core.cohort.records import (
@@ -29,19 +27,17 @@ from lanes.core.cohort.records import (
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, UnknownResult
 from lanes.roster import GONE, GONE_TTL
+from lanes_jetstream.api_codes import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
 from lanes_jetstream.cohort import bucket_name, namespace_of
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer, pages, seconds_of
+from lanes_jetstream.epoch_consumers import floor_of
+from lanes_jetstream.epoch_names import EpochName
 from lanes_jetstream.lease_store import JetStreamLeaseStore
 
 __all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
 
 _R = TypeVar("_R", CohortConfig, Drain, Heartbeat, Lease, PlanRecord)
 
-_NO_STREAM: Final = 10059
-_NO_MESSAGE: Final = 10037
-
-_PAGES: Final = 1_000
-"""Pages that are read at most: more would be an answer that never ends."""
 
 _ASKED: Final = 16
 """Questions under way at once."""
@@ -126,7 +122,6 @@ class CohortView:
         self._namespace = namespace
         self._bucket = bucket_name(stream, namespace)
         self._store = JetStreamLeaseStore(connection, self._bucket)
-        self._durable = re.compile(rf"{re.escape(namespace)}-p(\d{{1,5}})-e(\d{{1,19}})(?:-(\d{{1,9}}))?")
 
     def __repr__(self) -> str:
         return f"<CohortView {self._stream}/{self._namespace}>"
@@ -136,7 +131,7 @@ class CohortView:
         try:
             await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
         except ApiError as error:
-            if error.err_code == _NO_STREAM:
+            if error.err_code == STREAM_NOT_FOUND:
                 raise ConfigError(
                     f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
                     f"{self._bucket!r}): name another one, or start a member"
@@ -149,7 +144,9 @@ class CohortView:
         """What the cohort never changes."""
         found = await self._one(CohortConfig, CONFIG_KEY)
         if found is None:
-            raise ConfigError(f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting")
+            raise ConfigError(
+                f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting; look again"
+            )
         if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
             raise ConfigError(
                 f"bucket {self._bucket!r} is of the cohort {found.cohort!r} on stream {found.stream!r} in namespace "
@@ -177,21 +174,17 @@ class CohortView:
     async def durables(self) -> dict[int, DurableView]:
         """The newest durable of each cohort partition."""
         found: dict[int, DurableView] = {}
-        offset = 0
-        for _ in range(_PAGES):
-            page = await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
-            infos = page.get("consumers") or []
-            for info in infos:
-                match = self._durable.fullmatch(str(info.get("name")))
-                if match is None:
-                    continue
-                number, view = int(match[1]), _durable(int(match[2]), int(match[3] or 0), info)
-                newest = found.get(number)
-                if newest is None or (newest.epoch, newest.sub) < (view.epoch, view.sub):
-                    found[number] = view
-            offset += len(infos)
-            if not infos or offset >= int(page.get("total", 0)):
-                break
+
+        async def ask(offset: int) -> dict[str, Any]:
+            return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
+
+        for info in await pages(ask, lambda page: page.get("consumers") or []):
+            name = EpochName.parse(self._namespace, info.get("name"))
+            if name is None:
+                continue
+            newest = found.get(name.partition)
+            if newest is None or (newest.epoch, newest.sub) < (name.epoch, name.sub):
+                found[name.partition] = _durable(name, info)
         return found
 
     async def status(self) -> CohortStatus:
@@ -251,7 +244,7 @@ class CohortView:
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
             names = ", ".join(sorted(await self.heartbeats())) or "nobody"
-            raise ConfigError(f"{member!a} is no member that lives: there is {names}")
+            raise ConfigError(f"{member!a} is no member that lives: name one that does, there is {names}")
         return await self._wish(wish, encode(Drain(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:
@@ -297,10 +290,10 @@ class CohortView:
         try:
             answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         except ApiError as error:
-            if error.err_code == _NO_MESSAGE:
+            if error.err_code == MESSAGE_NOT_FOUND:
                 return None
             raise SourceError(f"stream {self._stream!r}: {error}") from None
-        return max(0.0, time.time() - _seconds((answer.get("message") or {}).get("time")))
+        return max(0.0, time.time() - seconds_of((answer.get("message") or {}).get("time")))
 
     async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         try:
@@ -308,8 +301,10 @@ class CohortView:
         except NoAnswer as error:
             raise SourceError(str(error), retryable=True) from None
         except ApiError as error:
-            if error.err_code == _NO_STREAM:
-                raise ConfigError(f"there is no stream {self._stream!r} on {self._connection.servers}") from None
+            if error.err_code == STREAM_NOT_FOUND:
+                raise ConfigError(
+                    f"there is no stream {self._stream!r} on {self._connection.servers}: correct STREAM or --server"
+                ) from None
             raise
 
 
@@ -318,20 +313,16 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
 
     Raises ``SourceError`` when the server does not answer.
     """
-    found: list[str] = []
-    offset = 0
-    for _ in range(_PAGES):
-        try:
-            page = await connection.api("STREAM.NAMES", {"offset": offset})
-        except (ApiError, NoAnswer) as error:
-            raise SourceError(f"{connection.servers}: {error}", retryable=True) from None
-        names = page.get("streams") or []
-        buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
-        found += [namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None]
-        offset += len(names)
-        if not names or offset >= int(page.get("total", 0)):
-            break
-    return sorted(found)
+
+    async def ask(offset: int) -> dict[str, Any]:
+        return await connection.api("STREAM.NAMES", {"offset": offset})
+
+    try:
+        names = await pages(ask, lambda page: page.get("streams") or [])
+    except (ApiError, NoAnswer) as error:
+        raise SourceError(f"{connection.servers}: {error}", retryable=True) from None
+    buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
+    return sorted(namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None)
 
 
 def _key_of(member: str, key: Callable[[str], str]) -> str:
@@ -341,13 +332,11 @@ def _key_of(member: str, key: Callable[[str], str]) -> str:
         raise ConfigError(f"MEMBER {member!a}: {error}") from None
 
 
-def _durable(epoch: int, sub: int, info: Mapping[str, Any]) -> DurableView:
+def _durable(name: EpochName, info: Mapping[str, Any]) -> DurableView:
     config = info.get("config") or {}
     subjects = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    # One that has delivered nothing says 0, whatever it begins with.
-    floor = max(int((info.get("ack_floor") or {}).get("stream_seq", 0)), int(config.get("opt_start_seq") or 1) - 1)
     pending, unacknowledged = int(info.get("num_pending", 0)), int(info.get("num_ack_pending", 0))
-    return DurableView(epoch, sub, pending, unacknowledged, floor, str(subjects[0]))
+    return DurableView(name.epoch, name.sub, pending, unacknowledged, floor_of(info), str(subjects[0]))
 
 
 def _decoded(kind: type[_R], key: str, value: bytes) -> _R:
@@ -355,13 +344,3 @@ def _decoded(kind: type[_R], key: str, value: bytes) -> _R:
         return decode(kind, key, value)
     except ValueError as error:
         raise SourceError(str(error)) from error
-
-
-def _seconds(stamp: object) -> float:
-    """A server's time stamp in seconds since 1970."""
-    # It has up to nine decimals, of which Python 3.11 reads six.
-    text = re.sub(r"\.\d+", lambda found: found[0][:7].ljust(7, "0"), str(stamp))
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise SourceError(f"the server says {stamp!r:.60} of a message, which is no time") from None

@@ -14,8 +14,8 @@ import nats.errors
 
 from lanes.errors import LanesError, SourceError
 from lanes.membership import Membership
+from lanes_jetstream.api_codes import CONSUMER_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.epoch_consumers import CONSUMER_GONE
 from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.stream_state import read_stream
 from lanes_jetstream.tenancy import Tenancy
@@ -155,7 +155,7 @@ class CohortWatch:
                 if error.temporary:
                     await asyncio.sleep(_ASK)
                     continue
-                if error.err_code == CONSUMER_GONE:
+                if error.err_code == CONSUMER_NOT_FOUND:
                     self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
                     return
             except SourceError as error:

@@ -7,7 +7,8 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import nats.errors
@@ -16,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.api_codes import NO_JETSTREAM
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -41,8 +43,8 @@ _DENIED_LOOK: Final = 0.1
 """Seconds between two looks at whether the server has refused a request for want of a permission: it says so, but not
 as the answer."""
 
-_DISABLED: Final = frozenset({10039, 10076})
-"""What the server answers where there is no JetStream, with the same code as what is over in a moment."""
+_PAGES: Final = 1_000
+"""Pages of a listing that are read at most: more would be an answer that never ends."""
 
 _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
@@ -60,10 +62,10 @@ class ApiError(Exception):
     """
 
     def __init__(self, err_code: int, description: str, code: int = 0) -> None:
-        remedy = ": enable JetStream on the server (-js) and for this account" if err_code in _DISABLED else ""
+        remedy = ": enable JetStream on the server (-js) and for this account" if err_code in NO_JETSTREAM else ""
         super().__init__(f"{description} ({err_code}){remedy}")
         self.err_code = err_code
-        self.temporary = code == 503 and err_code not in _DISABLED
+        self.temporary = code == 503 and err_code not in NO_JETSTREAM
 
 
 class NoAnswer(Exception):
@@ -78,6 +80,29 @@ class NotPermitted(NoAnswer):
     """The server has said that this client may not ask."""
 
 
+class Denials:
+    """What the server denies a client from now on, of subjects that are ``ours``.
+
+    What is only published is not answered: no other sign is given of what is not permitted, or not any more. ``ours``
+    is asked with the subject in small letters: that is all that the client leaves of it.
+    """
+
+    def __init__(self, client: Client, ours: Callable[[str], bool]) -> None:
+        self._client = client
+        self._ours = ours
+        self._seen = client.last_error
+
+    def new(self) -> str | None:
+        """The last thing the server has said since the last call, with the remedy, if that denies one of them."""
+        seen, self._seen = self._seen, self._client.last_error
+        if self._seen is None or self._seen is seen:
+            return None
+        found = _DENIED.search(str(self._seen))
+        if found is None or not self._ours(found[1].casefold()):
+            return None
+        return f"{str(self._seen).removeprefix('nats: ')}: permit it"
+
+
 class Connection:
     """One client and the API prefix of its JetStream context; asyncio only."""
 
@@ -89,14 +114,20 @@ class Connection:
                 "nats client, or its jetstream()"
             )
         self._flushes: set[asyncio.Task[None]] = set()
+        self._reopening = asyncio.Lock()
         self._url = where if isinstance(where, str) else None
+        self._client = where if isinstance(where, Client) else None
         self._prefix = "$JS.API"
         if isinstance(where, JetStreamContext):
             # nats-py has no public name for either; a domain or an account prefix must not be lost.
             self._prefix = where._prefix
-            self.client: Client = where._nc
-        elif isinstance(where, Client):
-            self.client = where
+            self._client = where._nc
+
+    @property
+    def client(self) -> Client:
+        """The client; ``reopen`` may make another one. Not before ``open`` where a URL was given."""
+        assert self._client is not None, "open() comes first"
+        return self._client
 
     @property
     def servers(self) -> str:
@@ -126,9 +157,10 @@ class Connection:
         if self._url is None:
             if self.client.is_closed or not (self.client.is_connected or self.client.is_reconnecting):
                 raise SourceError("the given NATS connection is not connected: await nats.connect(…) first")
-            return
-        if hasattr(self, "client"):
-            return
+        elif self._client is None:
+            self._client = await self._connect(self._url)
+
+    async def _connect(self, url: str, *, retryable: bool = False) -> Client:
         client = Client()
         seen: dict[bool, Exception] = {}
         loop = asyncio.get_running_loop()
@@ -145,7 +177,7 @@ class Connection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await client.connect(
-                    self._url.split(","),
+                    url.split(","),
                     error_cb=note,
                     connect_timeout=2,
                     max_reconnect_attempts=-1,
@@ -163,9 +195,10 @@ class Connection:
             why = "" if isinstance(cause, ValueError) else f": {cause}"
             raise SourceError(
                 f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
-                f"({type(cause).__name__}{why}): start it, or correct the URL or the credentials"
+                f"({type(cause).__name__}{why}): start it, or correct the URL or the credentials",
+                retryable=retryable,
             ) from None
-        self.client = client
+        return client
 
     @property
     def own(self) -> bool:
@@ -190,28 +223,23 @@ class Connection:
                 f"{OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer; upgrade the server"
             )
 
-    def denied(self, seen: Exception | None, ours: Callable[[str], bool]) -> str | None:
-        """What the server has said since ``client.last_error`` was ``seen``, if it denies a subject that is ``ours``.
-
-        ``ours`` is asked with the subject in small letters: that is all that the client leaves of it.
-        """
-        error = self.client.last_error
-        if error is None or error is seen:
-            return None
-        found = _DENIED.search(str(error))
-        return str(error).removeprefix("nats: ") if found is not None and ours(found[1].casefold()) else None
-
     async def reopen(self) -> None:
-        """Connect anew after the client gave up, as it does when the server hangs up on a message. See ``open``."""
-        del self.client
-        await self.open()
+        """Connect anew where the client has given up, as it does when the server hangs up on a message; else nothing.
+
+        Not for a connection that was given. Raises a retryable ``SourceError`` when no server is reached in time: the
+        next call tries again. Cancel-safe.
+        """
+        async with self._reopening:
+            # Of several that wait for it the first one has done it for all.
+            if self._url is not None and self.client.is_closed:
+                self._client = await self._connect(self._url, retryable=True)
 
     async def close(self) -> None:
         """Close a connection that was opened here; the user's own stays as it is. Idempotent."""
         if self._url is None:
             return  # A flush that still waits stays too: to cancel it would make the user's client deaf.
-        if hasattr(self, "client") and not self.client.is_closed:
-            await self.client.close()
+        if self._client is not None and not self._client.is_closed:
+            await self._client.close()
         for flush in self._flushes:
             flush.cancel()
 
@@ -253,7 +281,7 @@ class Connection:
                 f"{self.servers}: JetStream does not answer: enable it on the server (-js) and for this account"
             ) from None
         except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self.servers}: the connection is closed") from None
+            raise SourceError(f"{self.servers}: the connection is closed and does not come back: start again") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise NoAnswer(f"{self.servers}: no answer to {subject} ({type(error).__name__})") from None
         try:
@@ -261,7 +289,9 @@ class Connection:
         except ValueError:
             fields = None
         if not isinstance(fields, dict):
-            raise SourceError(f"{self.servers}: the answer to {subject} is no JSON object")
+            raise SourceError(
+                f"{self.servers}: the answer to {subject} is no JSON object: see that it is a nats-server"
+            )
         refusal = fields.get("error")
         if refusal:
             raise ApiError(
@@ -272,14 +302,14 @@ class Connection:
         return fields
 
     async def _request(self, subject: str, body: bytes) -> Msg:
-        seen = self.client.last_error
+        denials = Denials(self.client, subject.casefold().__eq__)
         request = asyncio.create_task(self.client.request(subject, body, timeout=API_TIMEOUT))
         try:
             while not request.done():
                 await asyncio.wait([request], timeout=_DENIED_LOOK)
-                denied = self.denied(seen, subject.casefold().__eq__)
+                denied = denials.new()
                 if denied is not None and not request.done():
-                    raise NotPermitted(f"{self.servers}: {denied}: permit it")
+                    raise NotPermitted(f"{self.servers}: {denied}")
             return request.result()
         finally:
             request.cancel()
@@ -291,3 +321,27 @@ class Connection:
     def next_subject(self, stream: str, durable: str) -> str:
         """Where pull requests of a consumer go."""
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
+
+
+async def pages(
+    ask: Callable[[int], Awaitable[dict[str, Any]]], found: Callable[[dict[str, Any]], Iterable[Any]]
+) -> list[Any]:
+    """All that a listing of the API has. ``ask`` is called with how many to pass over; ``found``: those of a page."""
+    listed: list[Any] = []
+    for _ in range(_PAGES):
+        page = await ask(len(listed))
+        before = len(listed)
+        listed += found(page)
+        if len(listed) == before or len(listed) >= int(page.get("total", 0)):
+            break
+    return listed
+
+
+def seconds_of(stamp: object) -> float:
+    """A server's time stamp, in seconds since 1970. Raises ``SourceError`` for what is none."""
+    try:
+        return datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError:
+        raise SourceError(
+            f"the server says {stamp!r:.60}, which is no time: see that it is a nats-server of 2.11 or newer"
+        ) from None

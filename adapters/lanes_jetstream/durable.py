@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 
 from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.api_codes import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from lanes_jetstream.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 from lanes_jetstream.fitting import ack_waits, misfits
 from lanes_jetstream.stream_state import StreamState, read_stream
@@ -41,8 +42,6 @@ _LOOK: Final = 0.05
 
 KEEPS_CREATED: Final = (2, 12)
 """The first nats-server whose consumers have the same creation time after a restart."""
-
-CONSUMER_NOT_FOUND: Final = 10014
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,7 @@ class Durable:
         try:
             state = await read_stream(self._connection, self._stream)
         except ConfigError:
-            raise SourceError(
-                f"stream {self._stream!r} was deleted while it was read: make it again, then start again"
-            ) from None
+            raise SourceError(self._stream_gone) from None
         if state.incarnation != self.incarnation:
             raise SourceError(
                 f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; "
@@ -230,6 +227,18 @@ class Durable:
                 "lost messages, and new ones take their sequences; check what is missing, then start again"
             )
         return state
+
+    @property
+    def _stream_gone(self) -> str:
+        return f"stream {self._stream!r} was deleted while it was read: make it again, then start again"
+
+    def gone(self, error: ApiError) -> str:
+        """What to say of a consumer that the server does not have any more, or does not give out."""
+        if error.err_code == STREAM_NOT_FOUND:
+            return self._stream_gone
+        if error.err_code == CONSUMER_NOT_FOUND:
+            return f"consumer {self} was deleted: stop whoever does that, or start again: a new one begins at start=…"
+        return f"consumer {self}: {error}"
 
     async def restore(self) -> None:
         """Give a shrunk consumer its own timers back, also one that an earlier process left so. Idempotent."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
 import nats.errors
 from nats.aio.msg import Msg
 
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement, key_bytes
+from lanes.clock import monotonic
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
-from lanes_jetstream.acks import IN_PROGRESS, AckMode, Acks, send_all
+from lanes_jetstream.acks import AckMode, Acks, keep_alive, sending
 from lanes_jetstream.connection import Connection, NoAnswer, NoJetStream, NotPermitted
 from lanes_jetstream.durable import Durable
 from lanes_jetstream.keys import KeyFunction
-from lanes_jetstream.reading import READER, without_key
+from lanes_jetstream.reading import READER, message_of
+from lanes_jetstream.requests import PULL_EXPIRES
 from lanes_jetstream.takeover import Takeover
-from lanes_jetstream.transport import PULL_EXPIRES, Pulls, sequences, size_of
+from lanes_jetstream.transport import Pulls, sequences
 from lanes_jetstream.watch import OutOfRange, Reading, Watch
 
 log = logging.getLogger("lanes.jetstream")
@@ -68,8 +71,10 @@ class DurableSource:
         self._assigned = False
         self._expected: int | None = None
         self._highest = 0
+        self._extend_at = 0.0
         self._waited = False
         self._taken_over = False
+        self._opened = AsyncExitStack()
 
     def __repr__(self) -> str:
         return f"<DurableSource {self._name}>"
@@ -94,14 +99,15 @@ class DurableSource:
             shared=self._shared,
         )
         self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.state.incarnation)
+        self._opened.push_async_callback(self._close_inboxes)
         self._watch.start(self._reading, self._is_ours)
+        self._opened.push_async_callback(self._watch.stop)
         shortest, _ = self._durable.ack_waits
         return SourceTraits(
             name=self._name,
             system="nats",
             extend_interval=shortest / 3,
             max_in_flight=self._durable.max_ack_pending,
-            redelivers=True,
             partitions=1,
             ordered=not self._shared,
         )
@@ -116,6 +122,9 @@ class DurableSource:
         while True:
             if self._watch.failure is not None or self._pulls.failure is not None:
                 raise await self._failure()
+            if partition in room.paused:
+                await self._rest()
+                continue
             if not self._taken_over or self._pulls.check() is not None:
                 # A state of its own: a cancelled takeover is started again, whatever the connection says then.
                 self._taken_over = False
@@ -135,7 +144,7 @@ class DurableSource:
             try:
                 await self._pulls.pull(room)
             except (nats.errors.Error, OSError) as error:
-                self._pulls.broken = f"pull not sent ({type(error).__name__})"
+                self._pulls.breaks("unsent", f"pull not sent ({type(error).__name__})")
             await self._pulls.wait(_LOOK)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -144,24 +153,14 @@ class DurableSource:
         One that is lost on the way makes the server deliver the message again, and the engine settles it again without
         running it.
         """
-        try:
+        with sending(self._name):
             for settlement in settlements:
                 await self._acks.send([str(message.token) for message in settlement.messages])
-        except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self._name}: the connection is closed") from None
-        except (nats.errors.Error, OSError) as error:
-            raise SourceError(f"{self._name}: not acknowledged: {type(error).__name__}", retryable=True) from error
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        client = self._connection.client
-        if not client.is_connected:
-            # After the reconnect the takeover sorts out what was redelivered meanwhile.
-            return
-        try:
-            await send_all(client, [str(message.token) for message in messages], IN_PROGRESS)
-        except (nats.errors.Error, OSError) as error:
-            log.debug("%s: in-progress not sent: %s", self._name, error)
+        # After a reconnect the takeover sorts out what was redelivered meanwhile.
+        await keep_alive(self._connection.client, [str(message.token) for message in messages], self._name)
 
     async def release(self, partition: Partition) -> None:
         """Stop pulling and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
@@ -175,20 +174,34 @@ class DurableSource:
 
     async def aclose(self) -> None:
         """Close the inboxes, and the connection if it was opened here. Idempotent."""
-        await self._watch.stop()
-        if hasattr(self, "_takeover") and not self._connection.client.is_closed:
-            try:
-                await self._pulls.close()
-                await self._acks.close()
-            except (nats.errors.Error, OSError) as error:
-                log.debug("%s: inbox not closed: %s", self._name, error)
-        await self._connection.close()
+        try:
+            await self._opened.aclose()
+        finally:
+            await self._connection.close()
 
     def lag(self, partition: Partition) -> int | None:
         """See ``lanes.source.Lagging``: what was delivered and not acknowledged, and what was not delivered yet."""
         return self._watch.lag
 
     # --- messages
+
+    async def _close_inboxes(self) -> None:
+        if not self._connection.client.is_closed:
+            try:
+                await self._pulls.close()
+                await self._acks.close()
+            except (nats.errors.Error, OSError) as error:
+                log.debug("%s: inbox not closed: %s", self._name, error)
+
+    async def _rest(self) -> None:
+        """Ask for nothing, begin no takeover, and keep what still comes alive until it may be delivered."""
+        self._takeover.check_connection()
+        now = monotonic()
+        if now >= self._extend_at and self._pulls.waiting and self._pulls.check() is None:
+            shortest, _ = self._durable.ack_waits
+            self._extend_at = now + shortest / 3
+            await keep_alive(self._connection.client, [raw.reply for raw in self._pulls.waiting], self._name)
+        await asyncio.sleep(_LOOK)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
         """One run of messages, up to the first sign that a delivery was lost on the way.
@@ -205,22 +218,12 @@ class DurableSource:
                 if expected is not None and delivery != expected:
                     # Something the server counts as delivered did not arrive and will come back behind newer ones.
                     # Everything from here on is dropped: the takeover brings it back in order.
-                    self._pulls.broken = f"delivery {expected} missing, got {delivery}"
+                    self._pulls.breaks("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 expected = delivery + 1
-            lane, broken = None, None
-            if key is not None:
-                try:
-                    found = key(raw)
-                    lane = None if found is None else key_bytes(found)
-                except Exception as error:
-                    broken = error
-            bytes_of = size_of(raw)
-            message = Message(partition, position, lane, bytes_of, raw, raw.reply)
-            if broken is not None:
-                without_key(message, broken)
+            message = message_of(partition, raw, position, key)
             run.append(message)
-            size += bytes_of
+            size += message.size
             if position > highest:
                 highest = position
         self._highest = highest

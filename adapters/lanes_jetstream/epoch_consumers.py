@@ -1,26 +1,31 @@
 """The durables of a cohort on a real server: one for each cohort partition and epoch, made strictly.
 
-``<namespace>-p<partition>-e<epoch>``, and ``…-e<epoch>-<sub>`` for a takeover from oneself. Requests are raw JSON:
-the client's own create overwrites a consumer of the same name, and its types drop what they do not know.
+Requests are raw JSON: the client's own create overwrites a consumer of the same name, and its types drop what they do
+not know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, Final
 
-from lanes.core.cohort.records import HIGHEST
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
+from lanes_jetstream.api_codes import (
+    CONSUMER_NAME_TAKEN,
+    CONSUMER_NOT_FOUND,
+    CONSUMER_NOT_UNIQUE,
+    NO_MORE_CONSUMERS,
+    STREAM_NOT_FOUND,
+)
 from lanes_jetstream.cohort import bucket_name
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted, pages, seconds_of
+from lanes_jetstream.epoch_names import EpochName
 
-__all__ = ["CONSUMER_GONE", "DEFAULT_ACK_WAIT", "JetStreamEpochConsumers"]
+__all__ = ["DEFAULT_ACK_WAIT", "JetStreamEpochConsumers", "floor_of"]
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -33,22 +38,10 @@ LEASE: Final = "lanes-lease"
 DEFAULT_ACK_WAIT: Final = 300.0
 """Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
 
-_NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")
-
-_PAGES: Final = 1_000
-"""Pages of names that are read at most: more would be an answer that never ends."""
-
 _TRIES: Final = 3
 
 _NAMED: Final = 5
 """Consumers that are not the cohort's which one line names at most."""
-
-_STREAM_GONE: Final = frozenset({10059})
-CONSUMER_GONE: Final = 10014
-"""What the server says of a consumer that it does not have."""
-_NAME_TAKEN: Final = frozenset({10013, 10148})
-_NOT_UNIQUE: Final = frozenset({10099, 10100})
-_NO_MORE: Final = 10026
 
 
 class JetStreamEpochConsumers:
@@ -96,7 +89,7 @@ class JetStreamEpochConsumers:
 
     def name(self, partition: int, epoch: int, sub: int) -> str:
         """What a durable is called."""
-        return f"{self._namespace}-p{partition}-e{epoch}" + (f"-{sub}" if sub else "")
+        return EpochName(partition, epoch, sub).durable(self._namespace)
 
     # --- lanes.leases.EpochConsumers
 
@@ -139,16 +132,16 @@ class JetStreamEpochConsumers:
                 },
             )
         except ApiError as error:
-            if error.err_code in _NAME_TAKEN:
+            if error.err_code in CONSUMER_NAME_TAKEN:
                 info = await self._info(name)
                 raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
-            if error.err_code in _NOT_UNIQUE:
+            if error.err_code in CONSUMER_NOT_UNIQUE:
                 with suppress(SourceError, UnknownResult):
                     await self._list()
                 others = ", ".join(map(repr, self._others))
                 why = f"{error}; not the cohort's are {others}" if others else str(error)
                 raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
-            if error.err_code == _NO_MORE:
+            if error.err_code == NO_MORE_CONSUMERS:
                 raise SourceError(
                     f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
                     "and one more while one moves: raise max_consumers of the stream or the account"
@@ -161,7 +154,7 @@ class JetStreamEpochConsumers:
         try:
             await self._api(f"CONSUMER.DELETE.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code != CONSUMER_GONE:
+            if error.err_code != CONSUMER_NOT_FOUND:
                 raise self._refused(name, error) from None
 
     # --- questions beside those
@@ -217,7 +210,7 @@ class JetStreamEpochConsumers:
         except ApiError as error:
             if error.temporary:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
-            if error.err_code in _STREAM_GONE:
+            if error.err_code == STREAM_NOT_FOUND:
                 raise SourceError(
                     f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it: "
                     f"what was in it is gone; make it again, delete the bucket {self._bucket!r}, and start again"
@@ -231,7 +224,7 @@ class JetStreamEpochConsumers:
         try:
             return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code == CONSUMER_GONE:
+            if error.err_code == CONSUMER_NOT_FOUND:
                 return None
             raise self._refused(name, error) from None
 
@@ -254,18 +247,20 @@ class JetStreamEpochConsumers:
         info = await self._stream_info()
         names: list[EpochName] = []
         others: list[str] = []
-        offset = 0
-        for _ in range(_PAGES):
-            try:
-                page = await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
-            except ApiError as error:
-                raise SourceError(f"stream {self._stream!r}: {error}") from None
-            found = page.get("consumers") or []
-            names += [parsed for name in found if (parsed := self._parse(name)) is not None]
-            others += [str(name) for name in found if self._parse(name) is None][: _NAMED - len(others)]
-            offset += len(found)
-            if not found or offset >= int(page.get("total", 0)):
-                break
+
+        async def ask(offset: int) -> dict[str, Any]:
+            return await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
+
+        try:
+            found = await pages(ask, lambda page: page.get("consumers") or [])
+        except ApiError as error:
+            raise SourceError(f"stream {self._stream!r}: {error}") from None
+        for name in found:
+            parsed = EpochName.parse(self._namespace, name)
+            if parsed is not None:
+                names.append(parsed)
+            elif len(others) < _NAMED:
+                others.append(str(name))
         self._others = others
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
@@ -287,20 +282,6 @@ class JetStreamEpochConsumers:
         self.check_end(highest)
         return info
 
-    def _parse(self, name: object) -> EpochName | None:
-        if not isinstance(name, str) or not name.startswith(self._namespace):
-            return None
-        match = _NAME.fullmatch(name, len(self._namespace))
-        if match is None:
-            return None
-        parsed = int(match[1]), int(match[2]), int(match[3] or 0)
-        # What it would be called by us: a leading zero makes another name, and no record holds a higher epoch.
-        return parsed if name == self.name(*parsed) and parsed[1] <= HIGHEST else None
-
-
-EpochName = tuple[int, int, int]
-"""Partition, epoch and sub-number of a durable."""
-
 
 def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
     """Take note of how it ended, also where nobody waits for it any more."""
@@ -309,13 +290,16 @@ def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
 
 
 def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) -> EpochConsumer:
-    floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
-    config = info.get("config") or {}
-    # One that has delivered nothing says 0 on a server of 2.11, whatever it begins with.
-    floor = max(floor, int(config.get("opt_start_seq", 1)) - 1)
     lease = _metadata(info, LEASE) or ""
     seconds = int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
-    return EpochConsumer(partition, epoch, sub, _metadata(info, NONCE) or "", floor, seconds)
+    return EpochConsumer(partition, epoch, sub, _metadata(info, NONCE) or "", floor_of(info), seconds)
+
+
+def floor_of(info: Mapping[str, Any]) -> int:
+    """The highest sequence up to which a durable says that everything is acknowledged, or was not for it."""
+    floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
+    # One that has delivered nothing says 0 on a server of 2.11, whatever it begins with.
+    return max(floor, int((info.get("config") or {}).get("opt_start_seq") or 1) - 1)
 
 
 def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
@@ -325,9 +309,4 @@ def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
 
 def _milliseconds(stamp: object) -> int:
     """A server's time stamp as milliseconds since 1970."""
-    try:
-        # It has nine decimals, of which Python 3.11 reads six.
-        moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", str(stamp)))
-    except ValueError:
-        raise SourceError(f"the server's clock says {stamp!r:.60}, which is no time; is it a server of 2.11?") from None
-    return int(moment.timestamp() * 1000)
+    return int(seconds_of(stamp) * 1000)

@@ -22,9 +22,8 @@ class Holdings:
     """The ``tenancies`` of a member of the cohort on ``stream``, by number. asyncio only; nothing here awaits.
 
     ``pulls`` makes those of a partition's consumer, of an epoch and a sub-number. ``check_end`` raises ``SourceError``
-    for a sequence beyond the end of the stream. ``first``: the sequence that the cohort was told to begin with, 0 =
-    none. ``timeout``: seconds to drain what moves, infinity = as long as it takes. ``wake`` is called when there is
-    something new. ``failure``: why the source cannot go on.
+    for a sequence beyond the end of the stream. ``timeout``: seconds to drain what moves, infinity = as long as it
+    takes. ``wake`` is called when there is something new. ``failure``: why the source cannot go on.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class Holdings:
         *,
         pulls: Callable[[int, int, int], ConsumerPulls],
         check_end: Callable[[int], None],
-        first: int,
         timeout: float,
         wake: Callable[[], None],
     ) -> None:
@@ -44,7 +42,7 @@ class Holdings:
         self._incarnation = incarnation
         self._pulls = pulls
         self._check_end = check_end
-        self._first = first
+        self._first = 0
         self._timeout = timeout
         self._wake = wake
         self._events: list[Assigned | Revoking | Lost | Generation] = []
@@ -70,6 +68,7 @@ class Holdings:
 
     def changed(self, membership: Membership) -> None:
         """Something has become of a partition, or of the plan."""
+        self._first = membership.first
         for number, event in membership.take():
             self._happened(Happened(number, event), membership.deadline(number))
         now = monotonic()

@@ -22,7 +22,14 @@ from nats.aio.subscription import Subscription
 
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, Entry, UnknownResult
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.api_codes import (
+    MESSAGE_NOT_FOUND,
+    NO_JETSTREAM,
+    STREAM_NAME_TAKEN,
+    STREAM_NOT_FOUND,
+    WRONG_REVISION,
+)
+from lanes_jetstream.connection import ApiError, Connection, Denials, NoAnswer, pages
 
 __all__ = ["JetStreamLeaseStore"]
 
@@ -40,17 +47,12 @@ _READS: Final = 32
 _LOOK: Final = 0.05
 """Seconds between two looks at a connection that is lost."""
 
+_CLOSED: Final = "the connection is closed and does not come back: start again"
 _API_LEVEL: Final = 1
 """What a server with message TTLs, which came with 2.11, says of its JetStream."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
 _KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
-
-_WRONG_REVISION: Final = frozenset({10071, 10164})
-_NO_MESSAGE: Final = 10037
-_NO_STREAM: Final = 10059
-_NAME_TAKEN: Final = 10058
-_NO_JETSTREAM: Final = frozenset({10039, 10076})
 
 
 class _NobodyThere(UnknownResult):
@@ -98,7 +100,7 @@ class JetStreamLeaseStore:
                 config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
                 made = False
             except ApiError as error:
-                if error.err_code != _NO_STREAM:
+                if error.err_code != STREAM_NOT_FOUND:
                     raise
                 config, made = await self._make()
         except ApiError as error:
@@ -134,9 +136,9 @@ class JetStreamLeaseStore:
         refusal = answer.get("error")
         if refusal is None:
             return self._entry(key, answer)
-        if refusal.get("err_code") == _NO_STREAM:
+        if refusal.get("err_code") == STREAM_NOT_FOUND:
             await self._make_anew()
-        elif refusal.get("err_code") != _NO_MESSAGE:
+        elif refusal.get("err_code") != MESSAGE_NOT_FOUND:
             raise self._refused(f"read of {key!r}", refusal)
         return Entry(None, 0)
 
@@ -160,7 +162,7 @@ class JetStreamLeaseStore:
             raise Conflict(f"{key!r}: the bucket {self._bucket!r} is new, and empty") from None
         refusal = answer.get("error")
         if refusal is not None:
-            if refusal.get("err_code") in _WRONG_REVISION:
+            if refusal.get("err_code") in WRONG_REVISION:
                 raise Conflict(f"{key!r}: {refusal.get('description')}")
             raise self._refused(f"write of {key!r}", refusal)
         self._highest = max(self._highest, int(answer["seq"]))
@@ -221,31 +223,32 @@ class JetStreamLeaseStore:
         ``SourceError`` where it is not permitted.
         """
         client = self._connection.client
-        seen = client.last_error
+        denials = Denials(client, subject.casefold().__eq__)
         try:
             async with asyncio.timeout(self._timeout):
                 # The client would keep what is published while it reconnects, and send it when its time has passed.
                 while not client.is_connected:
                     if client.is_closed:
-                        raise SourceError(f"{self._connection.servers}: the connection is closed")
+                        raise SourceError(f"{self._connection.servers}: {_CLOSED}")
                     await asyncio.sleep(_LOOK)
                 answer = await client.request(subject, body, timeout=self._timeout, headers=headers)
         except nats.errors.NoRespondersError:
             raise _NobodyThere(f"bucket {self._bucket!r}: {what}: nobody answers for it at the moment") from None
         except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self._connection.servers}: the connection is closed") from None
+            raise SourceError(f"{self._connection.servers}: {_CLOSED}") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            # The server says so, but not as the answer.
-            denied = self._connection.denied(seen, subject.casefold().__eq__)
+            denied = denials.new()
             if denied is not None:
-                raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}: permit it, then start again") from None
+                raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
             raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
         try:
             fields = json.loads(answer.data)
         except ValueError:
             fields = None
         if not isinstance(fields, dict):
-            raise SourceError(f"bucket {self._bucket!r}: {what}: the answer is no JSON object")
+            raise SourceError(
+                f"bucket {self._bucket!r}: {what}: the answer is no JSON object: see that it is a nats-server"
+            )
         return fields
 
     def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
@@ -256,29 +259,31 @@ class JetStreamLeaseStore:
             revision = int(message["seq"])
             self._highest = max(self._highest, revision)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SourceError(f"bucket {self._bucket!r}: read of {key!r}: an answer that is none ({error})") from None
+            raise SourceError(
+                f"bucket {self._bucket!r}: read of {key!r}: the answer cannot be read ({type(error).__name__}): see "
+                "that it is a nats-server"
+            ) from None
         # A client's delete, or what the server leaves where a key has expired.
         gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
         return Entry(None if gone else value, revision)
 
     async def _keys(self, prefix: str) -> list[str]:
         """Which keys begin so, those that are deleted or expired included."""
-        keys: list[str] = []
-        while True:
-            request = {"subjects_filter": f"{self._subjects}{prefix}>", "offset": len(keys)}
-            subject = self._connection.api_subject(f"STREAM.INFO.{self._stream}")
-            what = f"list of {prefix!r}"
+        subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
+
+        async def ask(offset: int) -> dict[str, Any]:
+            request = {"subjects_filter": f"{self._subjects}{prefix}>", "offset": offset}
             answer = await self._ask(subject, json.dumps(request).encode(), what)
             refusal = answer.get("error")
-            if refusal is not None:
-                if refusal.get("err_code") == _NO_STREAM:
-                    await self._make_anew()
-                    return []
+            if refusal is None:
+                return answer
+            if refusal.get("err_code") != STREAM_NOT_FOUND:
                 raise self._refused(what, refusal)
-            found = (answer.get("state") or {}).get("subjects") or {}
-            keys += [subject.removeprefix(self._subjects) for subject in found]
-            if not found or len(keys) >= int(answer.get("total", 0)):
-                return keys
+            await self._make_anew()
+            return {}
+
+        found = await pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
+        return [subject.removeprefix(self._subjects) for subject in found]
 
     def _refused(self, what: str, refusal: Mapping[str, object]) -> UnknownResult | SourceError:
         code, description = refusal.get("code"), refusal.get("description")
@@ -295,7 +300,7 @@ class JetStreamLeaseStore:
         try:
             await self._connection.api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
-            if error.err_code == _NO_STREAM:
+            if error.err_code == STREAM_NOT_FOUND:
                 await self._make_anew()
                 return
         except NoAnswer:
@@ -305,7 +310,11 @@ class JetStreamLeaseStore:
     async def _make_anew(self) -> None:
         try:
             if await self.open():
-                log.error("bucket %r was deleted, and is made anew: every lease in it is lost", self._bucket)
+                log.error(
+                    "bucket %r was deleted, and is made anew: every lease in it is lost, and members take their "
+                    "partitions again; let nobody delete it",
+                    self._bucket,
+                )
         except SourceError as error:
             if not error.retryable:
                 raise
@@ -332,7 +341,7 @@ class JetStreamLeaseStore:
         try:
             return (await self._connection.api(f"STREAM.CREATE.{self._stream}", wanted))["config"], True
         except ApiError as error:
-            if error.err_code != _NAME_TAKEN:
+            if error.err_code != STREAM_NAME_TAKEN:
                 raise ConfigError(f"bucket {self._bucket!r} cannot be made: {error}; correct what it names") from None
         # Another member was faster, with another first revision.
         return (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"], False
@@ -341,7 +350,7 @@ class JetStreamLeaseStore:
         try:
             info = await self._connection.api("INFO")
         except ApiError as error:
-            if error.err_code in _NO_JETSTREAM:
+            if error.err_code in NO_JETSTREAM:
                 raise ConfigError(f"{self._connection.servers}: {error}") from None
             raise
         if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:

@@ -1,4 +1,4 @@
-"""From the client's message to that of the core: how to look into it, and what one is without its key."""
+"""From the client's message to that of the core: how to look into it, its key, and what one is without."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from lanes.core.types import Message
+from lanes.core.types import Message, Partition, key_bytes
 from lanes.errors import MessageError
+from lanes_jetstream.keys import KeyFunction
 
 
 class _Reader:
@@ -30,8 +31,30 @@ class _Reader:
 READER: Final = _Reader()
 
 
-def without_key(message: Message, error: Exception) -> None:
-    """Its key cannot be had: it has none, and is ``broken``."""
+def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction | None) -> Message:
+    """The core's message of a delivery. One whose key cannot be had has none, and is ``broken``."""
+    lane, broken = None, None
+    if key is not None:
+        try:
+            found = key(raw)
+            lane = None if found is None else key_bytes(found)
+        except Exception as error:
+            broken = error
+    message = Message(partition, position, lane, _size_of(raw), raw, raw.reply)
+    if broken is not None:
+        _break(message, broken)
+    return message
+
+
+def _size_of(raw: Msg) -> int:
+    """The bytes a message counts for: payload, subject and headers."""
+    size = len(raw.data) + len(raw.subject)
+    if raw.headers:
+        size += sum(len(name) + len(value) for name, value in raw.headers.items())
+    return size
+
+
+def _break(message: Message, error: Exception) -> None:
     message.broken = MessageError(
         f"key=… failed at {message.partition.id.source} sequence {message.position} with {type(error).__name__}: "
         "correct the key function, or exclude such messages with filter_subject"

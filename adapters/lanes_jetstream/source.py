@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
+from lanes.config import check_one_of, check_seconds, check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.source import SourceEvent, SourceTraits
@@ -105,13 +106,14 @@ class JetStreamSource:
             )
         if key is not None and not callable(key):
             raise ConfigError(f"key={key!r}: pass subject_token(n), header(name), whole_subject, a function, or None")
-        if ack_wait is not None and not ack_wait >= LEAST_ACK_WAIT:
-            raise ConfigError(f"ack_wait={ack_wait!r}: must be {LEAST_ACK_WAIT:g} seconds or more")
-        if not 0 <= start_timeout < float("inf"):
-            raise ConfigError(f"start_timeout={start_timeout!r}: must be a number of seconds, 0 or more")
-        _one_of("takeover", takeover, ("auto", "modify", "hold-back"))
-        _one_of("acks", acks, ("fire-and-forget", "confirmed", "confirmed-at-drain"))
-        _one_of("out_of_range", out_of_range, ("fail", "earliest"))
+        if ack_wait is not None:
+            check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
+        check_whole("max_ack_pending", max_ack_pending, 1)
+        check_seconds("start_timeout", start_timeout, 0.0)
+        check_one_of("takeover", takeover, get_args(Mode))
+        check_one_of("acks", acks, get_args(AckMode))
+        check_one_of("out_of_range", out_of_range, get_args(OutOfRange))
+        begin = start_fields(start)
         connection = Connection(where)
         self._source: DurableSource | CohortSource
         if cohort is not None:
@@ -144,7 +146,7 @@ class JetStreamSource:
             filter_subject=filter_subject,
             ack_wait=DEFAULT_ACK_WAIT if ack_wait is None else ack_wait,
             max_ack_pending=max_ack_pending,
-            start=start_fields(start),
+            start=begin,
             modify=takeover == "modify",
             hold_back=takeover == "hold-back",
         )
@@ -197,8 +199,3 @@ class JetStreamSource:
 def _check_name(setting: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")
-
-
-def _one_of(setting: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"{setting}={value!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")

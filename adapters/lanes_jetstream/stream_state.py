@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.api_codes import STREAM_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection
-
-_STREAM_NOT_FOUND: Final = 10059
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
     try:
         info = await connection.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
-        if error.err_code == _STREAM_NOT_FOUND:
+        if error.err_code == STREAM_NOT_FOUND:
             raise ConfigError(
                 f"stream {stream!r} does not exist at {connection.servers}: create it, or correct stream=…"
             ) from None

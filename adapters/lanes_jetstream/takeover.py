@@ -18,9 +18,10 @@ from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
-from lanes_jetstream.durable import CONSUMER_NOT_FOUND, Durable, Pending
+from lanes_jetstream.durable import Durable, Pending
+from lanes_jetstream.requests import PULL_EXPIRES
 from lanes_jetstream.stream_state import StreamState
-from lanes_jetstream.transport import PULL_EXPIRES, Pulls, sequences
+from lanes_jetstream.transport import Pulls, sequences
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -82,13 +83,15 @@ class Takeover:
         long as it takes; raises ``SourceError`` only when they cannot come back. ``highest``: the highest sequence
         handed over so far. To be called again from the start when it was cancelled.
         """
-        reason = self._pulls.broken or "the last takeover was not finished"
+        reason = self._pulls.broken
+        kind = None if reason is None else reason.kind
         self.count += 1
-        if self._again and not reason.startswith("delivery"):
+        if self._again and kind != "gap":
             self._shaken = monotonic()
         if self._again:
-            log.warning("%s: pulling again from a fresh inbox: %s", self._name, reason)
-        if "MaxWaiting" in reason:
+            why = reason or "the last takeover was not finished"
+            log.warning("%s: pulling again from a fresh inbox: %s", self._name, why)
+        if kind == "crowded":
             # The others that pull have to be given time, or this would be nothing but requests.
             await asyncio.sleep(_RETRY)
         while True:
@@ -101,7 +104,7 @@ class Takeover:
                 state = await self._durable.check_stream(highest)
                 pending = await self._durable.refresh()
                 self._judge(state, pending, highest)
-                if reason.startswith("delivery") and self._is_shared(pending):
+                if kind == "gap" and self._is_shared(pending):
                     raise SourceError(
                         f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop "
                         "the other one, or use a durable of its own"
@@ -118,7 +121,7 @@ class Takeover:
                 self._unfinished(str(error))
             except ApiError as error:
                 if not error.temporary:
-                    raise SourceError(gone(self._durable, error)) from None
+                    raise SourceError(self._durable.gone(error)) from None
                 self._unfinished(str(error))
             else:
                 if self._pulls.check() is None:
@@ -296,17 +299,14 @@ class Takeover:
             if self._pulls.check() is not None:
                 raise NoAnswer(f"{self._name}: {self._pulls.broken}")
 
-    async def _until_connected(self) -> None:
+    def check_connection(self) -> None:
+        """Raise ``SourceError`` for a connection that is closed for good."""
         client = self._connection.client
-        while not client.is_connected:
-            if client.is_closed:
-                why = f" ({client.last_error})" if client.last_error is not None else ""
-                raise SourceError(f"{self._name}: the connection is closed and does not come back{why}")
+        if client.is_closed:
+            why = f" ({client.last_error})" if client.last_error is not None else ""
+            raise SourceError(f"{self._name}: the connection is closed and does not come back{why}: start again")
+
+    async def _until_connected(self) -> None:
+        while not self._connection.client.is_connected:
+            self.check_connection()
             await asyncio.sleep(_LOOK)
-
-
-def gone(durable: Durable, error: ApiError) -> str:
-    """What to say of a consumer that the server does not have any more, or does not give out."""
-    if error.err_code == CONSUMER_NOT_FOUND:
-        return f"consumer {durable} was deleted: stop whoever does that, or start again: a new one begins at start=…"
-    return f"consumer {durable}: {error}"

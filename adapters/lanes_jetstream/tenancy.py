@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from lanes.clock import monotonic
-from lanes.core.cohort.ledger import DONE, DeliveryLedger, Done
-from lanes.core.types import Message, Partition, key_bytes
+from lanes.core.cohort.ledger import DeliveryLedger, Done
+from lanes.core.types import Message, Partition
 from lanes.source import Delivered
 from lanes_jetstream.backlog import Backlog
 from lanes_jetstream.cohort_pulls import ConsumerPulls
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.partitioning import KeyWatch
-from lanes_jetstream.reading import without_key
-from lanes_jetstream.transport import sequences, size_of
+from lanes_jetstream.reading import message_of
+from lanes_jetstream.transport import sequences
 
 __all__ = ["Tenancy"]
 
@@ -52,7 +52,7 @@ class Tenancy:
         self.rest()
         # What they name was of the consumer before.
         self.again.clear()
-        pulls.begin()
+        pulls.start()
         self.pulls = pulls
         self.backlog.begin()
         self._expected = 1
@@ -81,32 +81,22 @@ class Tenancy:
             if delivery != expected:
                 # The server counts as delivered what did not arrive, and would bring it behind newer ones. Everything
                 # from here on is dropped: the next consumer brings it in order.
-                pulls.broken = f"delivery {expected} missing, got {delivery}"
+                pulls.breaks("gap", f"delivery {expected} missing, got {delivery}")
                 break
             expected += 1
             last = raw.reply
-            if ledger.delivered(position) is DONE:
+            if not ledger.delivered(position):
                 self.again.append(raw.reply)
                 continue
-            lane, broken = None, None
-            if key is not None:
-                try:
-                    found = key(raw)
-                    lane = None if found is None else key_bytes(found)
-                except Exception as error:
-                    broken = error
-            if watch is not None and lane is not None:
-                watch.see(lane, number)
-            bytes_of = size_of(raw)
-            message = Message(partition, position, lane, bytes_of, raw, raw.reply)
-            if broken is not None:
-                without_key(message, broken)
+            message = message_of(partition, raw, position, key)
+            if watch is not None and message.key is not None:
+                watch.see(message.key, number)
             run.append(message)
-            size += bytes_of
+            size += message.size
         self._expected = expected
         if pulls.sent >= expected and pulls.caught_up and pulls.broken is None:
             # Its last delivery never came, and there may be none behind it to show that.
-            pulls.broken = f"delivery {pulls.sent} missing"
+            pulls.breaks("gap", f"delivery {pulls.sent} missing")
         if last:
             self.seen = monotonic()
             self.backlog.delivered(expected - 1, _pending(last), ledger.highest)

@@ -16,12 +16,11 @@ import nats.errors
 
 from lanes.clock import monotonic
 from lanes.errors import SourceError
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted
+from lanes_jetstream.connection import ApiError, Connection, Denials, NoAnswer, NotPermitted
 from lanes_jetstream.durable import ORIGINAL_ACK_WAIT, Durable, Look, Pending
 from lanes_jetstream.fitting import filtered
+from lanes_jetstream.requests import PULL_EXPIRES
 from lanes_jetstream.stream_state import StreamState
-from lanes_jetstream.takeover import gone
-from lanes_jetstream.transport import PULL_EXPIRES
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -68,7 +67,7 @@ class Watch:
         self._before: Pending | None = None
         self._takeovers = -1
         self._base = 0
-        self._error: Exception | None = None
+        self._denials: Denials
         self._skipped = 0
         self._task: asyncio.Task[None] | None = None
         self.failure: SourceError | None = None
@@ -77,8 +76,8 @@ class Watch:
     def start(self, read: Callable[[], Reading], ours: Callable[[str], bool]) -> None:
         """Begin to look; ``read`` is asked at each. ``ours``: of a subject that is denied, whether nothing goes on
         without it. Does not block."""
-        self._error = self._connection.client.last_error
-        self._task = asyncio.create_task(self._run(read, ours))
+        self._denials = Denials(self._connection.client, ours)
+        self._task = asyncio.create_task(self._run(read))
 
     async def stop(self) -> None:
         """Look no more. Idempotent."""
@@ -106,14 +105,12 @@ class Watch:
         if state.first > reached + 1 and not state.thins and not filtered(self._durable.config):
             self._missed(f"sequences {reached + 1} to {state.first - 1}", state.first)
 
-    async def _run(self, read: Callable[[], Reading], ours: Callable[[str], bool]) -> None:
+    async def _run(self, read: Callable[[], Reading]) -> None:
         while self.failure is None:
             await asyncio.sleep(LOOK)
-            # What is only published is not answered: no other sign is given of what is not permitted any more.
-            denied = self._connection.denied(self._error, ours)
-            self._error = self._connection.client.last_error
+            denied = self._denials.new()
             if denied is not None:
-                self.failure = SourceError(f"{self._name}: {denied}: permit it, then start again")
+                self.failure = SourceError(f"{self._name}: {denied}, then start again")
             before = read()
             if not before.active:
                 continue
@@ -127,7 +124,7 @@ class Watch:
                 self.failure = SourceError(f"{self._name}: {error}, then start again")
             except ApiError as error:
                 if not error.temporary:
-                    self.failure = SourceError(gone(self._durable, error))
+                    self.failure = SourceError(self._durable.gone(error))
             except SourceError as error:
                 if not error.retryable:
                     self.failure = error

@@ -132,7 +132,7 @@ class JetStreamBroker:
         except ApiError as error:
             if error.err_code == _CONSUMER_NOT_FOUND:
                 return None
-            raise DemoError(f"consumer {self.stream}/{self.durable}: {error}: who deleted its stream?") from None
+            raise DemoError(f"consumer {self.stream}/{self.durable}: {error}: leave its stream alone") from None
         return Left(
             pending=int(info["num_pending"]),
             unacknowledged=int(info["num_ack_pending"]),
@@ -169,7 +169,7 @@ class JetStreamBroker:
         try:
             state: dict[str, Any] = (await self._ask(f"STREAM.INFO.{stream}"))["state"]
         except ApiError as error:
-            raise DemoError(f"stream {stream}: {error}: who deleted it?") from None
+            raise DemoError(f"stream {stream}: {error}: leave it alone") from None
         return state
 
     async def _make(self, stream: str, subject: str, more: Mapping[str, Any]) -> None:

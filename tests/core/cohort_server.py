@@ -100,7 +100,9 @@ class Server:
         self.entries[write.key] = write.value, self.revision, NEVER if write.ttl is None else self.now + write.ttl
         if write.key == state_key(0):
             done = decode(State, write.key, write.value).done
-            self.written |= {sequence for sequence in MESSAGES if done.has(sequence)}
+            self.written |= {
+                sequence for sequence in MESSAGES if sequence <= done.highest and sequence not in done.outstanding
+            }
         return self.revision
 
     def create(self, action: CreateConsumer) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lanes.core.cohort.actions import Action, Lost, Owned, Released, Revoked, Unknown, Wait
-from lanes.core.cohort.ledger import DONE, NEW, DeliveryLedger
+from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.cohort.phases import OWNED
 from lanes.core.cohort.tenure import Tenure
 from tests.core.cohort_server import MESSAGES, Server
@@ -186,11 +186,10 @@ class World:
             self.react(member)
         else:
             durable.delivered.add(sequence)
-            known = member.ledger.delivered(sequence)
-            if known == NEW:
-                member.queue.append(sequence)
-            elif known == DONE:
+            if not member.ledger.delivered(sequence):
                 durable.acks.add(sequence)
+            elif sequence not in (*member.queue, *member.running):
+                member.queue.append(sequence)
         return True
 
     def acks(self, *, lose: bool = False) -> bool:

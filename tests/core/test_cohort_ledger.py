@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from lanes.core.cohort.ledger import DONE, HELD, NEW, NOTHING, DeliveryLedger, Done, decode_done, encode_done
+from lanes.core.cohort.ledger import NOTHING, DeliveryLedger, Done, decode_done, encode_done
 
 
 @st.composite
@@ -90,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def first_deliveries(self, skipped: int, count: int) -> Any:
         first = self.ledger.highest + 1 + skipped
         for sequence in range(first, first + count):
-            assert self.ledger.delivered(sequence) == NEW
+            assert self.ledger.delivered(sequence)
             self.reach(sequence)
             self.delivered.add(sequence)
             self.held.add(sequence)
@@ -98,21 +98,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences)
     def again(self, sequence: int) -> None:
-        known = DONE if sequence in self.done else HELD if sequence in self.held else NEW
-        assert self.ledger.delivered(sequence) == known
+        outstanding = sequence not in self.done
+        assert self.ledger.delivered(sequence) == outstanding
         self.reach(sequence)
-        if known == NEW:
+        if outstanding:
             self.held.add(sequence)
 
     @rule(sequence=sequences)
     def settle(self, sequence: int) -> None:
         assert self.ledger.settled(sequence) == (sequence not in self.done)
         self.done.add(sequence)
-        self.held.discard(sequence)
-
-    @rule(sequence=consumes(sequences))
-    def drop(self, sequence: int) -> None:
-        self.ledger.dropped(sequence)
         self.held.discard(sequence)
 
     @rule()
@@ -137,8 +132,6 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(ledger) == len(outstanding)
         assert ledger.snapshot() == Done(ledger.highest, tuple(sorted(outstanding)))
         assert ledger.since_saved == sum(sequence > floor for sequence in self.done - self.saved)
-        assert all(ledger.is_done(sequence) == (sequence not in outstanding) for sequence in self.delivered)
-        assert not ledger.is_done(ledger.highest + 1)
 
 
 TestLedger = LedgerMachine.TestCase
@@ -160,31 +153,23 @@ def test_a_stuck_message_costs_nothing_however_far_the_others_run() -> None:
 def test_what_has_left_the_stream_is_outstanding_no_more() -> None:
     """Handed over by one that had it in its hands; a limit, or a purge, has dropped some of it meanwhile."""
     ledger = DeliveryLedger(Done(50, (3, 5, 8, 40)))
-    assert ledger.delivered(5) == NEW
+    assert ledger.delivered(5)
     assert ledger.snapshot() == Done(50, (5, 8, 40))
-    assert ledger.delivered(51) == NEW
+    assert ledger.delivered(51)
     assert ledger.snapshot() == Done(51, (5, 51))
     # Another consumer, and one that is held here is in the stream no more: it is finished by who has it.
-    assert ledger.delivered(51) == HELD
-    assert ledger.delivered(52) == NEW
+    assert ledger.delivered(51)
+    assert ledger.delivered(52)
     assert ledger.snapshot() == Done(52, (5, 51, 52))
     assert ledger.settled(5)
     assert len(ledger) == 2
-
-
-def test_what_is_dropped_where_the_consumer_is_comes_again() -> None:
-    ledger = DeliveryLedger(Done(5, (5,)))
-    assert ledger.delivered(5) == NEW
-    ledger.dropped(5)
-    assert ledger.delivered(6) == NEW
-    assert ledger.delivered(5) == NEW
 
 
 def test_many_that_have_left_the_stream_cost_no_more_than_once() -> None:
     done = Done(20_000, tuple(range(1, 20_001)))
     ledger = DeliveryLedger(done)
     for sequence in range(10_001, 20_001):
-        assert ledger.delivered(sequence) == NEW
+        assert ledger.delivered(sequence)
     assert len(ledger) == 10_000
     assert ledger.floor == 10_000
 
@@ -201,9 +186,10 @@ def test_what_the_floor_passes_needs_no_saving_in_whatever_order_it_was_settled(
     assert (ledger.floor, ledger.since_saved) == (5, 1)
 
 
-def test_what_was_handed_over_outstanding_is_new_once_and_what_was_done_never() -> None:
+def test_what_was_handed_over_outstanding_is_taken_in_and_what_was_done_never() -> None:
     ledger = DeliveryLedger(Done(9, (4, 7)))
-    assert [ledger.delivered(sequence) for sequence in (4, 5, 7, 4, 9, 10)] == [NEW, DONE, NEW, HELD, DONE, NEW]
+    taken = [ledger.delivered(sequence) for sequence in (4, 5, 7, 4, 9, 10)]
+    assert taken == [True, False, True, True, False, True]
 
 
 def test_a_sequence_that_was_never_delivered_cannot_be_settled() -> None:
@@ -215,8 +201,3 @@ def test_a_new_ledger_has_nothing() -> None:
     ledger = DeliveryLedger()
     assert (ledger.floor, ledger.snapshot()) == (0, NOTHING)
     assert repr(ledger) == "<DeliveryLedger floor 0, highest 0, 0 outstanding>"
-
-
-def test_done_says_what_is_done() -> None:
-    done = Done(5, (2, 4))
-    assert [sequence for sequence in range(8) if done.has(sequence)] == [0, 1, 3, 5]

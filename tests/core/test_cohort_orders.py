@@ -81,7 +81,7 @@ FOUND_ON = {mutants.NoServerClock: "workqueue", mutants.DeleteFirst: "interest"}
         (mutants.PullBeforeDelete, "(e)"),
         (mutants.NoSweep, "(g)"),
         (mutants.StaleState, "(i)"),
-        (mutants.ResumedAfterRelease, "(g)"),
+        (mutants.ResumedAfterRelease, "(a)"),
         (mutants.FloorUnread, "(h)"),
     ],
 )

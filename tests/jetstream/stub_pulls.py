@@ -38,7 +38,7 @@ class Side:
         self.inbox = Inbox(self.client)  # type: ignore[arg-type]
         self.pulls = [ConsumerPulls(self.inbox, connection, "S", consumer, "test") for consumer in consumers]
         for each in self.pulls:
-            each.begin()
+            each.start()
 
     async def deliver(self, consumer: str, sequence: int, delivery: int, *, key: str = "k", reply: str = "") -> None:
         ack = reply or f"$JS.ACK.S.{consumer}.1.{sequence}.{delivery}.1700000000.5"

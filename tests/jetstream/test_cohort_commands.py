@@ -117,7 +117,7 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         assert log.of("b") == []
         said = await command("drain", "c", *where)
         assert (said.status, said.out) == (3, "")
-        assert said.err == "lanes: 'c' is no member that lives: there is a, b\n"
+        assert said.err == "lanes: 'c' is no member that lives: name one that does, there is a, b\n"
         assert await command("undrain", "b", *where) == (0, "b: is not drained any more\n", "")
         await until(lambda: len(owned(b)) == 2)
         assert await command("undrain", "b", *where) == (0, "b: was not to be drained\n", "")

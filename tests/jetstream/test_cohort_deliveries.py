@@ -66,7 +66,7 @@ async def test_everything_behind_a_missing_delivery_is_dropped() -> None:
     await side.deliver("c", 9, 3)
     await side.deliver("c", 11, 4)
     assert positions(of) == [4]
-    assert side.pulls[0].check() == "delivery 2 missing, got 3"
+    assert side.pulls[0].check() == ("gap", "delivery 2 missing, got 3")
     assert of.ledger.snapshot() == Done(4, (4,))
 
 
@@ -81,7 +81,7 @@ async def test_a_last_delivery_that_never_came_is_missed() -> None:
     assert pulls.check() is None
     await side.say(pulls, Status="100", Description="Idle Heartbeat", Nats_Last_Consumer="2")
     assert positions(of) == []
-    assert pulls.check() == "delivery 2 missing"
+    assert pulls.check() == ("gap", "delivery 2 missing")
 
 
 async def test_what_is_done_is_acknowledged_again_and_what_is_outstanding_comes_in() -> None:
@@ -149,11 +149,16 @@ async def test_both_forms_of_the_reply_and_none_of_others() -> None:
     assert positions(of) == [4, 5, 6]
 
 
+def kind(pulls: ConsumerPulls) -> str | None:
+    broken = pulls.check()
+    return None if broken is None else broken.kind
+
+
 async def test_statuses_of_a_consumer() -> None:
     side = Side(["c", "d"])
     first, second = side.pulls
     await side.say(first, Status="503")
-    assert (first.check(), second.check()) == ("no responders", None)
+    assert (kind(first), kind(second)) == ("unanswered", None)
     await side.say(second, Status="409", Description="Consumer Deleted")
     assert second.failure is not None
     assert second.deleted
@@ -162,7 +167,7 @@ async def test_statuses_of_a_consumer() -> None:
     await side.say(first, to=first.confirmation)
     assert first.check() is None
     await side.say(first, to=first.confirmation, Status="503")
-    assert first.check() == "no responders"
+    assert kind(first) == "unanswered"
     second.end()
     await side.say(second, Status="503")
     assert second.check() is None
@@ -174,7 +179,8 @@ async def test_statuses_of_a_consumer() -> None:
 
 
 class StubMembership:
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self.first = first
         self.happened: list[Happened] = []
         self.deadlines: dict[int, float] = {}
         self.told: list[tuple[str, int, str]] = []
@@ -210,7 +216,7 @@ class Held:
     """Holdings over a membership that says what the test wants."""
 
     def __init__(self, *, last: int = 1_000, first: int = 0) -> None:
-        self.membership = StubMembership()
+        self.membership = StubMembership(first)
         self.side = Side([])
 
         def pulls(number: int, epoch: int, sub: int) -> ConsumerPulls:
@@ -223,7 +229,7 @@ class Held:
                 raise lanes.SourceError("the stream ends sooner")
 
         self.holdings = Holdings(
-            "S", "now", pulls=pulls, check_end=check_end, first=first, timeout=7.0, wake=self.side.inbox.wake.set
+            "S", "now", pulls=pulls, check_end=check_end, timeout=7.0, wake=self.side.inbox.wake.set
         )
         self.membership.changed = lambda: self.holdings.changed(self.membership)  # type: ignore[arg-type]
         self.tell()
@@ -326,7 +332,7 @@ async def test_a_server_that_is_short_of_resources_leaves_a_listing_unknown(monk
 
     connection = Connection(Client())
     monkeypatch.setattr(connection, "api", api)
-    monkeypatch.setattr(connection, "client", SimpleNamespace(is_connected=True, is_closed=False))
+    monkeypatch.setattr(connection, "_client", SimpleNamespace(is_connected=True, is_closed=False))
     consumers = JetStreamEpochConsumers(connection, "S", "c", incarnation="", filters=lambda _: [])
     with pytest.raises(UnknownResult, match="insufficient resources"):
         await consumers.found(3)
@@ -380,7 +386,7 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     source = CohortSource(
         Connection(Client()), "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
     )
-    source._connection.client = client
+    source._connection._client = client
     source._holdings = held.holdings
     messages = [Message(partitions[number], 5, None, 1, None, f"ack.{number}") for number in (1, 2, 3)]
     held.holdings.tenancies[3].ledger.delivered(5)
@@ -388,7 +394,7 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     assert sent == ["ack.3"]
     await source.settle([Settlement(message.partition, [message]) for message in messages])
     assert sent == ["ack.3", "ack.3"]
-    assert held.holdings.tenancies[3].ledger.is_done(5)
+    assert 5 not in held.holdings.tenancies[3].ledger.snapshot().outstanding
     # Nobody answers for the consumer before; of the one that is pulled it says that it is there.
     assert confirmed == []
     messages[2].token = "$JS.ACK.S.c-p3-e7-0.1.5.1.1.1"

@@ -25,7 +25,7 @@ async def test_what_came_again_is_acknowledged_within_the_deadline_of_its_own(mo
     monkeypatch.setattr(cohort_source, "send_all", send_all)
     monkeypatch.setattr(cohort_source, "monotonic", lambda: now[0])
     connection = Connection("nats://127.0.0.1:1")
-    monkeypatch.setattr(connection, "client", SimpleNamespace(is_connected=True), raising=False)
+    monkeypatch.setattr(connection, "_client", SimpleNamespace(is_connected=True))
     source = CohortSource(
         connection,
         "S",

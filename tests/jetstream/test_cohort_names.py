@@ -14,6 +14,7 @@ from lanes_jetstream.cohort import bucket_name, namespace_of
 from lanes_jetstream.cohort_view import CohortView, read_namespaces
 from lanes_jetstream.connection import Connection
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.epoch_names import EpochName
 from lanes_jetstream.lease_store import JetStreamLeaseStore
 from tests.components import NatsServer
 from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, settled
@@ -109,3 +110,31 @@ async def test_durables_tell_the_lease_and_those_of_impossible_epochs_are_nobody
     found, _ = await of(10).found(1)
     assert [(each.epoch, each.lease) for each in found] == [(5, 30), (7, 0), (2**53, 0)]
     assert await of(10).names() == [(1, 5, 0), (1, 7, 0), (1, 2**53, 0)]
+    # Whoever looks from outside sees the same ones.
+    durables = await CohortView(Connection(client), stream.name, "lanes").durables()
+    assert {number: found.epoch for number, found in durables.items()} == {1: 2**53}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lanes-p07-e5",
+        "lanes-p7-e05",
+        "lanes-p7-e5-0",
+        "lanes-p7-e5-01",
+        f"lanes-p7-e{2**53 + 1}",
+        "lanes-p7-e9999999999999999999",
+        "lanes-p7-e5-1-1",
+        "other-p7-e5",
+        "lanes-p7",
+        None,
+    ],
+)
+def test_a_durable_that_no_member_has_made_is_nobodys(name: object) -> None:
+    assert EpochName.parse("lanes", name) is None
+
+
+@pytest.mark.parametrize("name", [EpochName(0, 1, 0), EpochName(7, 5, 3), EpochName(99999, 2**53, 999_999_999)])
+def test_durables_are_called_as_they_are_read(name: EpochName) -> None:
+    for namespace in ("lanes", "eu-west", "lanes-p7-e5"):
+        assert EpochName.parse(namespace, name.durable(namespace)) == name

@@ -127,6 +127,13 @@ def test_an_answer_of_copies_that_do_not_know_the_last_deliveries_yet_is_no_loss
     assert (backlog.missed, backlog.left) == (0, 60)
 
 
+def test_what_an_answer_of_copies_left_out_may_still_be_on_its_way() -> None:
+    backlog = Backlog()
+    backlog.asked(0, 2, 0)  # One is delivered, which it has not counted yet; two have come behind that.
+    backlog.delivered(1, 0, 1)
+    assert (backlog.missed, backlog.left) == (0, 0)
+
+
 def test_another_durable_begins_anew() -> None:
     backlog = Backlog()
     backlog.delivered(5, 10, 7)

@@ -145,15 +145,30 @@ async def test_a_letter_goes_back_to_its_subject_once(stream: Stream, dead: str,
     assert (await client.jetstream().stream_info(stream.name)).state.messages == 1
     message = await client.jetstream().get_msg(stream.name, 1)
     assert (message.subject, message.data) == (f"{stream.name}.k_7", sent.value)
-    assert message.headers == {"color": "red", "Lanes-Dead-Letter": sent.id, "Nats-Msg-Id": f"{sent.id}-replayed"}
+    assert message.headers == {
+        "color": "red",
+        "Lanes-Error": "x",
+        "Lanes-Dead-Letter": sent.id,
+        "Nats-Msg-Id": f"{sent.id}-replayed",
+    }
 
 
 async def test_an_origin_that_is_gone_is_refused(stream: Stream, dead: str, client: Client) -> None:
     sent = of(stream, subject=f"{stream.name}gone.a")
     await park(client, dead, sent)
     async with opened(stream.url, dead) as box:
-        with pytest.raises(lanes.SourceError, match=r"message not confirmed by .*gone"):
+        with pytest.raises(lanes.SourceError, match=r"no stream captures .*gone\.a.*: publish it yourself, then drop"):
             await box.publish(await parked(box, sent))
+
+
+async def test_a_letter_does_not_command_the_server(stream: Stream, dead: str, client: Client) -> None:
+    """Anybody may write one, and the operator who publishes it again may do more than they."""
+    sent = of(stream, subject=f"$JS.API.STREAM.DELETE.{stream.name}", value=b"")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        with pytest.raises(lanes.SourceError, match="no stream captures"):
+            await box.publish(await parked(box, sent))
+    assert (await client.jetstream().stream_info(stream.name)).config.name == stream.name
 
 
 async def test_what_is_no_letter_is_counted_and_left_alone(stream: Stream, dead: str, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -197,12 +198,34 @@ async def test_consumer_deleted_in_mid_run(stream: Stream) -> None:
         ({"key": "subject"}, "key='subject'"),
         ({"ack_wait": 0.5}, "ack_wait=0.5"),
         ({"ack_wait": float("nan")}, "ack_wait=nan"),
+        ({"ack_wait": "30"}, "ack_wait='30'"),
         ({"takeover": "force"}, "takeover='force'"),
     ],
 )
 async def test_arguments_are_checked_when_made(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(lanes.ConfigError, match=words):
         JetStreamSource("nats://x", **{"stream": "S", "durable": "d", "key": None, **arguments})
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"start": 0}, "start=0: use .* 1 or more"),
+        ({"start": -5}, "start=-5: use"),
+        ({"start": True}, "start=True: use"),
+        ({"start": "begining"}, "start='begining': use"),
+        ({"start": datetime(2020, 1, 1)}, "a time needs its zone"),  # noqa: DTZ001
+        ({"max_ack_pending": 0}, "max_ack_pending=0: must be a whole number, 1 or more"),
+        ({"max_ack_pending": -1}, "max_ack_pending=-1: must be a whole number, 1 or more"),
+        ({"max_ack_pending": True}, "max_ack_pending=True: must be a whole number, 1 or more"),
+    ],
+)
+async def test_what_both_take_is_checked_when_made(
+    reader: dict[str, Any], arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(lanes.ConfigError, match=words):
+        JetStreamSource("nats://x", stream="S", key=None, **reader, **arguments)
 
 
 @pytest.mark.parametrize("where", ["", 42, None])

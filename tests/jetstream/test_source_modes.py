@@ -308,7 +308,7 @@ async def test_no_leader_is_waited_for_and_then_said(fresh_stream: MakeStream, m
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"acks": "later"}, "acks='later'.*'confirmed-at-drain'"),
+        ({"acks": "later"}, "acks='later'.*confirmed-at-drain"),
         ({"out_of_range": "latest"}, "out_of_range='latest'"),
         ({"start_timeout": -1}, "start_timeout=-1"),
     ],

@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.durable import Pending
+from lanes_jetstream.connection import ApiError, Connection
+from lanes_jetstream.durable import Durable, Pending
 from lanes_jetstream.stream_state import StreamState
 from lanes_jetstream.watch import Watch
 from tests.components import NatsServer
@@ -88,12 +89,21 @@ async def test_stream_recreated_behind_a_full_consumer(stream: Stream) -> None:
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    async with stops(consumer, "^stream .* was deleted and made anew"):
+    # It may be looked at while it is not there.
+    async with stops(consumer, "^stream .* was deleted (and made anew|while it was read)"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         await stream.client.jetstream().delete_stream(stream.name)
         await stream.create()
         await stream.add_consumer(metadata={"lanes-managed": "1"}, max_ack_pending=10_000)
+
+
+def test_a_consumer_that_went_with_its_stream_is_told_as_that() -> None:
+    """It may go between a look at the stream and one at the consumer."""
+    fields: Any = dict.fromkeys(("filter_subject", "ack_wait", "max_ack_pending"), 1)
+    durable = Durable(Connection("nats://x"), "S", "d", **fields, start={}, modify=False, hold_back=False)
+    assert durable.gone(ApiError(10059, "stream not found", 404)).startswith("stream 'S' was deleted while it was read")
+    assert durable.gone(ApiError(10014, "consumer not found", 404)).startswith("consumer S/d was deleted: stop whoever")
 
 
 async def test_stream_deleted(stream: Stream) -> None:

@@ -134,10 +134,10 @@ COHORT: Final = (
     ),
     _mutant(
         "forced_without_ledger",
-        "lanes.tenants",
-        "        self._drain_by = math.inf\n        log.warning(",
-        "        self._drain_by = math.inf\n        if self._force:\n            return self.gone('overdue')\n"
-        "        log.warning(",
+        "lanes.membership",
+        "    def _overdue(self, partition: int) -> None:\n",
+        "    def _overdue(self, partition: int) -> None:\n"
+        "        if self.settings.overdue == 'force':\n            return self.gone(partition, 'overdue')\n",
         "of a partition that is forced what was finished is run again by the next owner",
         "RepeatsNothing",
     ),

@@ -85,7 +85,9 @@ class Acquiring(Steps):
                 # It was entered with a renewal demanded, and no phase acts before a demanded renewal has succeeded.
                 self._step("verified")
                 return None
-        raise AssertionError(self.phase)
+        raise AssertionError(
+            f"cohort partition {self.partition}: no step is known while {self.phase}: a bug of lanes, please report it"
+        )
 
     # --- 1: acquire
 

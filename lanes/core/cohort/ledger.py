@@ -1,5 +1,8 @@
 """What of a cohort partition is done, kept by its complement: small, however far a stuck key falls behind.
 
+It says what the next owner has to handle, and is the source's. Which messages are in flight here, and which delivery of
+each settles it, is another question: that of the engine's ``AckLedger``, which forgets a message once it is settled.
+
 A member that takes a partition over gets a ``Done`` from whoever had it. Everything it was delivered and has not
 finished is outstanding, at most ``max_in_flight`` messages; everything else up to the highest delivery is done. That
 holds as long as no delivery is missed: whoever feeds a ``DeliveryLedger`` sees to it that first deliveries come in
@@ -11,11 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["DONE", "HELD", "NEW", "NOTHING", "DeliveryLedger", "Done", "decode_done", "encode_done"]
-
-NEW: Final = "new"
-HELD: Final = "held"
-DONE: Final = "done"
+__all__ = ["NOTHING", "DeliveryLedger", "Done", "decode_done", "encode_done"]
 
 HIGHEST_SEQUENCE: Final = 2**63 - 1
 """No stream gets there; a record that says so was not made by ``lanes``."""
@@ -33,10 +32,6 @@ class Done(NamedTuple):
     def floor(self) -> int:
         """The highest sequence up to which nothing is outstanding; 0 or more."""
         return self.outstanding[0] - 1 if self.outstanding else self.highest
-
-    def has(self, sequence: int) -> bool:
-        """Whether it is done. O(outstanding)."""
-        return sequence <= self.highest and sequence not in self.outstanding
 
     def union(self, other: Done) -> Done:
         """What is done according to one of them, or to both."""
@@ -58,13 +53,12 @@ NOTHING: Final = Done(0, ())
 class _Open:
     """An outstanding sequence between its neighbours. ``gap``: how many were settled and not saved, up to the next."""
 
-    __slots__ = ("after", "before", "gap", "held", "sequence")
+    __slots__ = ("after", "before", "gap", "sequence")
 
-    def __init__(self, sequence: int, before: _Open | None, held: bool) -> None:
+    def __init__(self, sequence: int, before: _Open | None) -> None:
         self.sequence = sequence
         self.before = before
         self.after: _Open | None = None
-        self.held = held
         self.gap = 0
 
 
@@ -88,11 +82,11 @@ class DeliveryLedger:
         self._first: _Open | None = None
         self._last: _Open | None = None
         for sequence in done.outstanding:
-            self._append(sequence, held=False)
+            self._append(sequence)
         self._ahead: _Open | None = self._first  # the lowest outstanding one that no consumer has come to
 
-    def delivered(self, sequence: int) -> str:
-        """Enter a delivery: ``new`` (take it in), ``held`` (it is here already) or ``done`` (acknowledge it again).
+    def delivered(self, sequence: int) -> bool:
+        """Enter a delivery. Whether it is outstanding: take it in; else it is done, and to be acknowledged again.
 
         First deliveries rise and none is missing: one that is passed over counts as done.
         """
@@ -100,15 +94,9 @@ class DeliveryLedger:
             self._pass_over(self._ahead, sequence)
         if sequence > self.highest:
             self.highest = sequence
-            self._append(sequence, held=True)
-            return NEW
-        known = self._open.get(sequence)
-        if known is None:
-            return DONE
-        if known.held:
-            return HELD
-        known.held = True
-        return NEW
+            self._append(sequence)
+            return True
+        return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
         """It is finished; True the first time. Idempotent. ``ValueError`` for one that was never delivered."""
@@ -133,16 +121,6 @@ class DeliveryLedger:
         else:
             after.before = before
         return True
-
-    def dropped(self, sequence: int) -> None:
-        """It is held no more although it is unfinished: the next delivery of it is ``new``. Idempotent."""
-        known = self._open.get(sequence)
-        if known is not None:
-            known.held = False
-
-    def is_done(self, sequence: int) -> bool:
-        """Whether it needs not run again."""
-        return sequence <= self.highest and sequence not in self._open
 
     @property
     def floor(self) -> int:
@@ -172,9 +150,9 @@ class DeliveryLedger:
                 self.settled(passed.sequence)
         self._ahead = ahead
 
-    def _append(self, sequence: int, *, held: bool) -> None:
+    def _append(self, sequence: int) -> None:
         last = self._last
-        known = self._open[sequence] = self._last = _Open(sequence, last, held)
+        known = self._open[sequence] = self._last = _Open(sequence, last)
         if last is None:
             self._first = known
         else:

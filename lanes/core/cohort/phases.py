@@ -79,7 +79,7 @@ TRANSITIONS.update({(phase, "failed"): LOOKING for phase in TAKING})
 TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINING, SAVING}})
 
 
-class IllegalInput(ValueError):
+class IllegalInput(RuntimeError):
     """An input that the phase of a tenure does not allow: a bug of whoever drives it."""
 
 
@@ -87,5 +87,7 @@ def following(partition: int, phase: str, event: str) -> str:
     """The next phase, or ``IllegalInput`` that names partition, phase and event."""
     found = TRANSITIONS.get((phase, event))
     if found is None:
-        raise IllegalInput(f"cohort partition {partition}: {event!r} is not allowed while {phase}")
+        raise IllegalInput(
+            f"cohort partition {partition}: {event!r} is not allowed while {phase}: a bug of lanes, please report it"
+        )
     return found

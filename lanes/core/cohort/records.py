@@ -59,7 +59,7 @@ _BEFORE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class CohortConfig:
-    """What a cohort never changes: written once, compared at every join.
+    """What a cohort never changes: written once, compared at every join, but for ``start``, which was for the first.
 
     ``choice``: how the cohort partitions are made, ``transform`` (the stream has one), ``created`` (with the stream) or
     ``sourced`` (another stream); ``detail``: of which, e.g. the transform's destination. ``tokens``: the key's, from 1.
@@ -201,7 +201,8 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
     differing = {
         field.name: "{} is {}, this member has {}".format(field.name, *_apart(there, here))
         for field in fields(CohortConfig)
-        if (there := getattr(found, field.name)) != (here := getattr(wanted, field.name))
+        if field.name != "start"
+        and (there := getattr(found, field.name)) != (here := getattr(wanted, field.name))
         and not (field.default is None and None in (there, here))
     }
     if not differing:

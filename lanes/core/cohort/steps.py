@@ -32,9 +32,9 @@ class Steps:
 
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
         if retention not in (LIMITS, WORKQUEUE, INTEREST):
-            raise ValueError(f"the retention is {retention!r}: it is {LIMITS!r}, {WORKQUEUE!r} or {INTEREST!r}")
+            raise ValueError(f"retention={retention!r}: must be {LIMITS!r}, {WORKQUEUE!r} or {INTEREST!r}")
         if not 0 < margin < ttl / 2:
-            raise ValueError(f"the margin is {margin} s: it is more than 0 and less than half of the lease's {ttl} s")
+            raise ValueError(f"margin={margin}: must be more than 0 s and less than half of the lease, of {ttl} s")
         self.partition = partition
         self.member = member
         self.phase = IDLE
@@ -68,7 +68,7 @@ class Steps:
         if self._asked is not None:
             raise IllegalInput(
                 f"cohort partition {self.partition}: 'next' is not allowed while {self.phase} and {self._asked} has no "
-                "result"
+                "result: a bug of lanes, please report it"
             )
         self.expire(now)
         if now < self._not_before:
@@ -87,7 +87,7 @@ class Steps:
         if action is not self._asked:
             raise IllegalInput(
                 f"cohort partition {self.partition}: a result of {action} is not allowed while {self.phase} waits for "
-                f"{self._asked}"
+                f"{self._asked}: a bug of lanes, please report it"
             )
         self._asked = None
         self.expire(now)

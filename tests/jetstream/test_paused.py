@@ -1,0 +1,68 @@
+"""A partition that is paused: what the server still sends of it waits in the source, and does not come again."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.source import Assigned
+from memsource.harness import messages_of
+from tests.jetstream.cohort_workload import CohortStream
+from tests.jetstream.workload import Stream, inner
+
+pytestmark = pytest.mark.anyio
+
+LARGE = 1 << 20
+
+
+async def test_what_is_on_its_way_to_a_paused_durable_waits_and_is_kept_alive(stream: Stream) -> None:
+    """Another process that pulls the same durable would get it otherwise, although it is here."""
+    source = stream.source(shared=True, ack_wait=1.0)
+    await source.open()
+    try:
+        (assigned,) = await source.receive(Room(0, 0))
+        assert isinstance(assigned, Assigned)
+        paused = Room(10, LARGE, frozenset([assigned.partition]))
+        await stream.publish(2)
+        with anyio.move_on_after(0.4):
+            await source.receive(paused)
+        assert await stream.ack_pending() == 0, "it has asked for something"
+        first = messages_of(await source.receive(Room(10, LARGE)))
+        await source.settle([Settlement(assigned.partition, first)])
+        with anyio.move_on_after(0.4):
+            await source.receive(Room(10, LARGE))
+        await stream.publish(5)
+        with anyio.move_on_after(1.5):
+            # For longer than the server waits for an acknowledgement.
+            assert await source.receive(paused) == []
+        # There is room for more, and nothing of it has come again.
+        assert len(inner(source)._pulls.waiting) == 5
+        assert [message.position for message in messages_of(await source.receive(Room(10, LARGE)))] == [3, 4, 5, 6, 7]
+    finally:
+        await source.aclose()
+
+
+async def test_what_is_on_its_way_to_a_paused_member_waits(cohort_stream: CohortStream) -> None:
+    source = cohort_stream.source("a")
+    await source.open()
+    try:
+        owned: set[Partition] = set()
+        with anyio.fail_after(20):
+            while len(owned) < 4:
+                owned |= {event.partition for event in await source.receive(Room(0, 0)) if isinstance(event, Assigned)}
+        with anyio.move_on_after(0.5):
+            await source.receive(Room(100, LARGE))
+        await cohort_stream.publish(*cohort_stream.a_key_each())
+        one = next(partition for partition in owned if partition.id.number == 1)
+        came: list[Message] = []
+        with anyio.fail_after(10):
+            while len(came) < 3:
+                came += messages_of(await source.receive(Room(100, LARGE, frozenset([one]))))
+            with anyio.move_on_after(0.5):
+                came += messages_of(await source.receive(Room(100, LARGE, frozenset([one]))))
+            assert {message.partition.id.number for message in came} == {0, 2, 3}
+            (last,) = messages_of(await source.receive(Room(100, LARGE)))
+        assert last.partition is one
+    finally:
+        await source.aclose()

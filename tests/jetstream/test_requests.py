@@ -1,0 +1,101 @@
+"""What makes pull requests begin anew, or end for good: by kinds, whatever the words of the log are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from lanes_jetstream.requests import HEARTBEAT, Requests
+from tests.jetstream.stub_pulls import StubClient
+
+
+def begun() -> tuple[Requests, Any]:
+    client: Any = StubClient()
+    requests = Requests(client, "$JS.API.CONSUMER.MSG.NEXT.S.c", "test", wake=asyncio.Event())
+    requests.begin("_INBOX.x")
+    return requests, client
+
+
+def say(requests: Requests, status: str, text: str = "", **headers: str) -> None:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    said: Any = Msg(None, "_INBOX.x.1", "", b"", {"Status": status, "Description": text, **named})  # type: ignore[arg-type]
+    requests.said(said)
+
+
+def kind(requests: Requests) -> str | None:
+    broken = requests.check()
+    return None if broken is None else broken.kind
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        ("503", "", "unanswered"),
+        ("409", "Exceeded MaxWaiting", "crowded"),
+        ("409", "Leadership Change", "ended"),
+        ("409", "Server Shutdown", "ended"),
+        ("409", "Batch Completed", None),
+        ("409", "Message Size Exceeds MaxBytes", None),
+        ("408", "Request Timeout", None),
+        ("404", "No Messages", None),
+        ("100", "Idle Heartbeat", None),
+    ],
+)
+def test_the_kind_of_a_status(status: str, text: str, expected: str | None) -> None:
+    requests, _ = begun()
+    say(requests, status, text)
+    assert (kind(requests), requests.failure, requests.deleted) == (expected, None, False)
+    assert requests.caught_up == (status == "100")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "deleted"),
+    [
+        ("409", "Consumer Deleted", True),
+        ("409", "Consumer is push based", False),
+        ("409", "Exceeded MaxRequestBatch of 10", False),
+        ("409", "Exceeded MaxRequestExpires of 1s", False),
+        ("409", "Exceeded MaxRequestMaxBytes of 10", False),
+        ("400", "Bad Request", False),
+    ],
+)
+def test_what_ends_them_for_good(status: str, text: str, deleted: bool) -> None:
+    requests, _ = begun()
+    say(requests, status, text)
+    assert (kind(requests), requests.deleted) == (None, deleted)
+    assert text in str(requests.failure)
+    with pytest.raises(Exception, match="pull refused") as raised:
+        requests.take()
+    assert raised.value is requests.failure
+
+
+def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = StubClient()
+    assert kind(Requests(client, "", "test", wake=asyncio.Event())) == "new"
+    requests, client = begun()
+    client.is_connected = False
+    assert kind(requests) == "connection"
+    requests, client = begun()
+    client.stats["reconnects"] = 1
+    assert kind(requests) == "connection"
+    requests, client = begun()
+    now = 100.0
+    monkeypatch.setattr("lanes_jetstream.requests.monotonic", lambda: now)
+    asyncio.run(requests.ask_exactly(1))
+    while now < 100.0 + 4 * HEARTBEAT:
+        assert kind(requests) is None or now > 100.0 + 3 * HEARTBEAT
+        now += HEARTBEAT / 4
+    assert kind(requests) == "silence"
+
+
+def test_a_request_that_is_over_gives_back_what_it_did_not_bring() -> None:
+    requests, _ = begun()
+    asyncio.run(requests.ask_exactly(10))
+    assert (requests.outstanding, requests.open_requests) == (10, 1)
+    requests.came(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
+    assert (requests.outstanding, requests.taken) == (9, 10)
+    say(requests, "408", "Request Timeout", Nats_Pending_Messages="9", Nats_Pending_Bytes="0")
+    assert (requests.outstanding, requests.taken, requests.open_requests) == (0, 1, 0)
