@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
+from lanes.exits import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE
+
 if TYPE_CHECKING:
     import typer
 
@@ -24,12 +26,6 @@ __all__ = [
     "stop",
 ]
 
-EXIT_UNUSABLE: Final = 3
-"""Bad input, or something that is needed and missing."""
-EXIT_USAGE: Final = 64
-"""A command or an option that does not exist."""
-EXIT_INTERRUPTED: Final = 130
-"""Ended by Ctrl-C."""
 
 # All that follows belongs to an adapter, which parses it.
 _PASSED_ON: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}

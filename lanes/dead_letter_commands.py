@@ -319,8 +319,8 @@ async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> _Became:
     letter = parked.letter
     if parked.whole_size is not None:
         raise _Stays(
-            f"stays: it was cut to {len(letter.value)} of {parked.whole_size} bytes; the whole message was "
-            f"{letter.source}/{letter.partition} position {letter.position}"
+            f"stays: it was cut to {len(letter.value)} of {parked.whole_size} bytes; take the whole message "
+            f"from {letter.source}/{letter.partition} position {letter.position}, then drop the letter"
         )
     try:
         said = await act(box, parked)
@@ -341,7 +341,9 @@ async def _dispose(box: LetterBox, parked: Parked, how: Disposition) -> None:
     try:
         await box.dispose(parked, how)
     except SourceError as error:
-        raise _Stays(f"{how}, but that could not be written down, so it is listed still: {error}") from error
+        raise _Stays(
+            f"{how}, but that could not be written down, so it is listed still ({error}): drop it when that is mended"
+        ) from error
 
 
 def _elsewhere(box: LetterBox, found: Disposition | None) -> _Became:
@@ -374,9 +376,10 @@ def _loaded(option: str, text: str) -> Callable[..., object]:
         for name in path.split("."):
             found = getattr(found, name)
     except Exception as error:
-        stop(f"{option} {text!a}: {printable(f'{type(error).__name__}: {error_text(error)}')}")
+        why = printable(f"{type(error).__name__}: {error_text(error)}")
+        stop(f"{option} {text!a}: cannot be imported ({why}): correct it, or set PYTHONPATH")
     if not callable(found):
-        stop(f"{option} {text!a}: is no function but a {type(found).__name__}")
+        stop(f"{option} {text!a}: is no function but a {type(found).__name__}: name a function")
     return found
 
 

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["FAILED", "Check", "found_table", "usable"]
-
-FAILED: Final = 3
-"""The status of a doctor that found something that does not work."""
+__all__ = ["Check", "found_table", "usable"]
 
 _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Final, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import anyio
 
@@ -15,19 +15,11 @@ from lanes.consumer import Consumer
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
 from lanes.events import OnEvent
+from lanes.exits import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_FAILED, EXIT_HALTED
 from lanes.handlers import Decode, Handler
 from lanes.history import History
 from lanes.journal import Journal
 from lanes.source import DeadLetters, Source
-
-EXIT_DRAINED: Final = 0
-"""Stopped in order: by a first signal, or because the source had an end."""
-EXIT_FAILED: Final = 1
-"""A setting that cannot be kept, or a broker that is gone."""
-EXIT_HALTED: Final = 3
-"""A message was given up under the poison policy ``exit``; everything else was drained."""
-EXIT_AT_ONCE: Final = 4
-"""Stopped at once, by a second signal; what had not finished is delivered again."""
 
 __all__ = ["EXIT_AT_ONCE", "EXIT_DRAINED", "EXIT_FAILED", "EXIT_HALTED", "main", "run", "serve"]
 
@@ -129,8 +121,8 @@ def main(
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, and exit.
 
-    Blocks; never returns: raises ``SystemExit`` with 0 (drained), 1 (``EXIT_FAILED``), 3 (``EXIT_HALTED``) or 4
-    (``EXIT_AT_ONCE``). ``backend``: the event loop. See ``serve`` for the signals and ``Consumer`` for the other
+    Blocks; never returns: raises ``SystemExit`` with 0 (drained), 1 (``EXIT_FAILED``), 4 (``EXIT_AT_ONCE``) or 5
+    (``EXIT_HALTED``). ``backend``: the event loop. See ``serve`` for the signals and ``Consumer`` for the other
     arguments.
     """
 

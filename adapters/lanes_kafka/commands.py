@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli import command_group
+from lanes.cli import EXIT_UNUSABLE, command_group
 from lanes.core.types import key_bytes
-from lanes.doctor import FAILED, Check, found_table, usable
+from lanes.doctor import Check, found_table, usable
 from lanes.errors import ConfigError
 from lanes_kafka.client_config import ClientConfig, client_config
 from lanes_kafka.config_file import read_config
@@ -94,7 +94,7 @@ def doctor() -> typer.Typer:
             typer.echo(json.dumps(_document(read, checks), indent=2))
         else:
             _show(read, checks)
-        raise typer.Exit(0 if usable(checks) else FAILED)
+        raise typer.Exit(0 if usable(checks) else EXIT_UNUSABLE)
 
     return commands
 

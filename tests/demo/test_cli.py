@@ -79,7 +79,7 @@ def test_help(lanes: Command, arguments: list[str]) -> None:
         (["ring", "--int", "\u0661"], 3, r"KEY '\u0661': must be a decimal number"),
         (["ring", "--int", "9" * 5_000], 3, "must be a decimal number"),
         (["ring", "--int", str(2**128)], 3, "must be in 0 … 2**128-1"),
-        (["ring", "--int", "--", "-1"], 3, "must be in 0 … 2**128-1, not -1"),
+        (["ring", "--int", "--", "-1"], 3, "must be in 0 … 2**128-1, and this one is below 0"),
         (["ring", "\ud800"], 3, "surrogates not allowed"),
     ],
 )
