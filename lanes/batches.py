@@ -20,7 +20,7 @@ from lanes.attempts import given_up_before
 from lanes.batch_threads import BatchThreads
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED, FINISHED, QUEUED
+from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
@@ -90,8 +90,8 @@ class BatchWorkers:
         for worker in self._workers:
             tasks.start_soon(self._work, worker)
 
-    def wake(self) -> None:
-        """Something is ready."""
+    def wake(self, *, taking: int = 0) -> None:
+        """Something is ready. ``taking`` changes nothing: a batch takes what there is."""
         self._wake.set()
 
     def cancel(self, partition: Partition) -> None:
@@ -255,11 +255,7 @@ class BatchWorkers:
         now = self._clock()
         if self._tap.history is not None:
             self._note(self._tap.history, batch, outcomes, result, error, now)
-        counting = _failures(batch, outcomes)
         self._engine.finish_batch(batch, outcomes, now)
-        for message, failed in counting:
-            if message.state == ABANDONED and message.partition.live:
-                self._shell.remembering.interrupted(message, failed)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
@@ -309,17 +305,3 @@ def _heads(batch: list[Message]) -> set[Message]:
     for message in batch:
         lanes.setdefault((message.partition, message.lane), message)
     return {*lanes.values(), *(message for message in batch if message.lane is None)}
-
-
-def _failures(batch: list[Message], outcomes: list[Outcome]) -> list[tuple[Message, Failure]]:
-    """The failures that count: of a lane, behind the first outcome that is no ack, the others run again."""
-    found: list[tuple[Message, Failure]] = []
-    over: set[_Lane] = set()
-    for message, outcome in zip(batch, outcomes, strict=True):
-        lane = (message.partition, message.lane)
-        if outcome is ACK or (message.lane is not None and lane in over):
-            continue
-        over.add(lane)
-        if isinstance(outcome, Failure):
-            found.append((message, outcome))
-    return found

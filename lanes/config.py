@@ -9,7 +9,20 @@ from typing import Final, Literal, get_args
 
 from lanes.errors import ConfigError
 
-__all__ = ["Keyless", "Order", "Poison", "Retry", "Settings", "SyncHandlers"]
+__all__ = [
+    "RELEASE_WITHIN",
+    "SETTLE_WITHIN",
+    "Keyless",
+    "Order",
+    "Poison",
+    "Retry",
+    "Settings",
+    "SyncHandlers",
+    "check_more_than_none",
+    "check_one_of",
+    "check_seconds",
+    "check_whole",
+]
 
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
 
@@ -21,6 +34,13 @@ SyncHandlers = Literal["threads", "inline"]
 LANES_LIMIT: Final = 1 << 32
 COMMIT_COUNT_LIMIT: Final = 5_000
 """Finished messages of a partition that wait for the next commit at most."""
+
+SETTLE_WITHIN: Final = 5.0
+"""Seconds that what has finished gets to be settled when a partition is drained; more where ``drain_timeout`` is not
+used up."""
+
+RELEASE_WITHIN: Final = 10.0
+"""Seconds that a source gets to hand a drained partition back; more where its lease holds for longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +57,9 @@ class Retry:
     max_backoff: float = 30.0
 
     def __post_init__(self) -> None:
-        _whole("Retry.attempts", self.attempts, 1)
-        _seconds("Retry.backoff", self.backoff, 0.0)
-        _seconds("Retry.max_backoff", self.max_backoff, 0.0)
+        check_whole("Retry.attempts", self.attempts, 1)
+        check_seconds("Retry.backoff", self.backoff, 0.0)
+        check_seconds("Retry.max_backoff", self.max_backoff, 0.0)
         if self.max_backoff < self.backoff:
             raise ConfigError(
                 f"Retry.max_backoff={self.max_backoff} is below Retry.backoff={self.backoff}: "
@@ -55,7 +75,7 @@ class Settings:
     ``max_in_flight``: messages delivered and not yet settled, a hard bound, not below ``concurrency``. None =
     2,000, or what the broker's consumer allows where that is less.
     ``max_in_flight_bytes``: their bytes, 1 or more; one received batch may overshoot it.
-    ``max_ahead``: messages delivered above the position the broker confirmed, per partition, 1 or more; only where the
+    ``max_ahead``: messages admitted above the position the broker confirmed, per partition, 1 or more; only where the
     source commits positions. What a crash repeats at most.
     ``order``: ``"key"`` = in order within a key; ``"partition"`` = within a partition, as a plain loop does;
     ``"serial"`` = one message at a time, of one partition; ``"none"`` = no order is claimed.
@@ -77,7 +97,8 @@ class Settings:
     a quarter of ``max_ahead``.
     ``unhealthy_after``: seconds after which an unfinished message makes the consumer unhealthy, more than 0.
     ``drain_timeout``: seconds that running handlers get to end when a partition is given up or the consumer
-    stops; 0 or more. ``grace``: seconds they get to react to their cancellation after that; 0 or more.
+    stops; 0 or more. ``grace``: seconds they get to react to their cancellation after that; 0 or more. What they have
+    finished is settled behind that, and the partition handed back: see ``longest_drain``.
     """
 
     concurrency: int = 100
@@ -99,22 +120,22 @@ class Settings:
     grace: float = 2.0
 
     def __post_init__(self) -> None:
-        _whole("concurrency", self.concurrency, 1)
-        _whole("max_in_flight_bytes", self.max_in_flight_bytes, 1)
-        _seconds("drain_timeout", self.drain_timeout, 0.0)
-        _seconds("grace", self.grace, 0.0)
+        check_whole("concurrency", self.concurrency, 1)
+        check_whole("max_in_flight_bytes", self.max_in_flight_bytes, 1)
+        check_seconds("drain_timeout", self.drain_timeout, 0.0)
+        check_seconds("grace", self.grace, 0.0)
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)")
-        _whole("max_ahead", self.max_ahead, 1)
-        _seconds("linger", self.linger, 0.0)
-        _seconds("commit_interval", self.commit_interval, 0.0)
-        _more_than_none("unhealthy_after", self.unhealthy_after)
-        _one_of("order", self.order, get_args(Order))
-        _one_of("keyless", self.keyless, get_args(Keyless))
-        _one_of("sync_handlers", self.sync_handlers, get_args(SyncHandlers))
-        _one_of("poison", self.poison, (*get_args(Poison), None))
+        check_whole("max_ahead", self.max_ahead, 1)
+        check_seconds("linger", self.linger, 0.0)
+        check_seconds("commit_interval", self.commit_interval, 0.0)
+        check_more_than_none("unhealthy_after", self.unhealthy_after)
+        check_one_of("order", self.order, get_args(Order))
+        check_one_of("keyless", self.keyless, get_args(Keyless))
+        check_one_of("sync_handlers", self.sync_handlers, get_args(SyncHandlers))
+        check_one_of("poison", self.poison, (*get_args(Poison), None))
         if self.timeout is not None:
-            _more_than_none("timeout", self.timeout)
+            check_more_than_none("timeout", self.timeout)
         if self.max_in_flight is not None:
             self._check_max_in_flight(self.max_in_flight)
         self._check_lanes()
@@ -126,7 +147,7 @@ class Settings:
             )
 
     def _check_max_in_flight(self, max_in_flight: int) -> None:
-        _whole("max_in_flight", max_in_flight, 1)
+        check_whole("max_in_flight", max_in_flight, 1)
         if max_in_flight < self.concurrency:
             raise ConfigError(
                 f"max_in_flight={max_in_flight} is below concurrency={self.concurrency}: a handler needs a "
@@ -136,7 +157,7 @@ class Settings:
     def _check_lanes(self) -> None:
         if self.lanes is None:
             return
-        _whole("lanes", self.lanes, 1)
+        check_whole("lanes", self.lanes, 1)
         if self.lanes > LANES_LIMIT:
             raise ConfigError(f"lanes={self.lanes}: must be at most {LANES_LIMIT}; leave it out for a lane a key")
         if self.order != "key":
@@ -150,7 +171,7 @@ class Settings:
             if self.linger:
                 raise ConfigError(f"linger={self.linger:g} without batch: set batch=…, or leave linger out")
             return
-        _whole("batch", self.batch, 1)
+        check_whole("batch", self.batch, 1)
         if self.max_in_flight is not None:
             self._check_batch_against(self.max_in_flight)
 
@@ -180,12 +201,22 @@ class Settings:
             return "exit"
         return self.poison or ("skip" if has_dead_letters else "exit")
 
+    @property
+    def longest_drain(self) -> float:
+        """Seconds after which a partition that is drained is handed over, at most, where it has no lease.
+
+        Its handlers get ``drain_timeout`` to end, and ``grace`` to react to their cancellation; then what has finished
+        gets 5 s to be settled, or what is left of ``drain_timeout``, and the source 10 s to hand it back.
+        """
+        return self.drain_timeout + self.grace + SETTLE_WITHIN + RELEASE_WITHIN
+
     def check_drain(self, allowed: float | None) -> None:
         """Raises ``ConfigError`` when a drain may take longer than the ``allowed`` seconds (None = any time)."""
-        if allowed is not None and self.drain_timeout + self.grace > allowed:
+        if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(
-                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g} are more than the {allowed:g} s that "
-                "the broker gives a drain: lower them, or raise the broker's limit"
+                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s to settle "
+                f"what has finished and {RELEASE_WITHIN:g} s to hand the partition back, are more than the "
+                f"{allowed:g} s that the broker gives a drain: lower them, or raise the broker's limit"
             )
 
     def check_partitions(self, name: str, partitions: int | None) -> None:
@@ -227,24 +258,28 @@ class Settings:
         return bound
 
 
-def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    """Raises ``ConfigError`` for what is none of the ``known`` values."""
     if value not in known:
         names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
         raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
 
 
-def _more_than_none(name: str, value: object) -> None:
-    _seconds(name, value, 0.0)
+def check_more_than_none(name: str, value: object) -> None:
+    """Raises ``ConfigError`` for what is no finite number of seconds above 0."""
+    check_seconds(name, value, 0.0)
     if not value:
         raise ConfigError(f"{name}={value!r}: must be more than 0 seconds")
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raises ``ConfigError`` for what is no whole number of ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
 
 
-def _seconds(name: str, value: object, least: float) -> None:
+def check_seconds(name: str, value: object, least: float) -> None:
+    """Raises ``ConfigError`` for what is no finite number of seconds, ``least`` or more."""
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         # An int may be beyond any float.

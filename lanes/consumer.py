@@ -207,19 +207,19 @@ class Consumer:
 
     def health(self) -> Health:
         """Whether it gets on with its work: false with the reasons when the oldest unfinished message is too old, a
-        partition waits too long for the store of its attempts, a lane is blocked or cannot write its dead letter, all
-        threads are stuck, or ``max_ahead`` is reached.
+        partition waits too long for the store of its attempts, or for a settlement that fails, a lane is blocked or
+        cannot write its dead letter, all threads are stuck, or ``max_ahead`` is reached.
 
         Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
         """
         if self._state != "running":
             failure = self._failure
             return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
-        now = self._clock()
-        timeout = self._settings.timeout
+        now, timeout = self._clock(), self._settings.timeout
         stuck = self._threads.stuck(now, timeout) if self._threads is not None and timeout is not None else []
-        after, unknown = self._settings.unhealthy_after, self._running.remembering.asked_since
-        return examine(self._engine, now, unhealthy_after=after, stuck=stuck, unknown=unknown)
+        after, running = self._settings.unhealthy_after, self._running
+        unknown, failing = running.remembering.asked_since, running.unsettled
+        return examine(self._engine, now, unhealthy_after=after, stuck=stuck, unknown=unknown, unsettled=failing)
 
     def status(self) -> Status:
         """A snapshot of what is going on. Before ``run`` has opened the source it is empty, with the bounds that the
@@ -306,7 +306,7 @@ class Consumer:
         self._name = traits.name
         settings = self._settings
         bound = settings.in_flight_bound(traits.max_in_flight)
-        settings.check_drain(traits.drain_within)
+        settings.check_drain(traits.revoke_limit)
         settings.check_partitions(traits.name, traits.partitions)
         settings.check_order(traits.name, ordered=traits.ordered)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
@@ -409,7 +409,7 @@ class Consumer:
                         await closed.aclose()
                 except Exception as error:
                     # Not raised: it would hide why the run ended, and nothing can be done about it any more.
-                    log.warning("%s: not closed in order: %s: %s", self._name, type(error).__qualname__, error)
+                    log.warning("%s: %r not closed in order: %s: %s", self._name, closed, type(error).__name__, error)
             if closing.cancelled_caught:
                 log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, 2 * CLOSE_TIMEOUT)
         if self._history is not None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from lanes.attempts import given_up_before
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED
-from lanes.core.types import ABANDON, RETURN, Failure, Message, Outcome
+from lanes.core.types import ABANDON, RETURN, Message, Outcome
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, counts, failure, stopping
 from lanes.settling import Shell
@@ -61,8 +60,6 @@ class Endings:
         if self._history is not None and not given_up_before(message):
             self._history.ended(message, result, now, error)
         self._engine.finish(message, outcome, now)
-        if isinstance(outcome, Failure) and message.state == ABANDONED and message.partition.live:
-            self._shell.remembering.interrupted(message, outcome)
         if handling is not None:
             told = RESULTS[message.state]
             if told == "abandoned":

@@ -5,7 +5,17 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "ContractError", "HandlerHalted", "LanesError", "MessageError", "Nak", "SourceError", "Term"]
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "HandlerHalted",
+    "LanesError",
+    "MessageError",
+    "Nak",
+    "SourceError",
+    "Term",
+    "passes",
+]
 
 
 class LanesError(Exception):
@@ -22,6 +32,16 @@ class SourceError(LanesError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+def passes(error: Exception, *, unknown: bool) -> bool:
+    """Whether the same call may succeed later.
+
+    A ``SourceError`` says so itself; what else ``lanes`` raises does not pass. ``unknown``: whether an error not of
+    ``lanes`` does, such as a driver's. Dead letters and stores of attempts may raise any, and are called again; a
+    source says what passes, and anything else is a bug of it.
+    """
+    return error.retryable if isinstance(error, SourceError) else unknown and not isinstance(error, LanesError)
 
 
 class ContractError(LanesError):

@@ -73,7 +73,8 @@ def decoded(message: Message, decode: Decode) -> None:
         raise
     except Exception as error:
         raise MessageError(
-            f"decode failed at {message.partition.id} position {message.position} with {type(error).__qualname__}"
+            f"decode failed at {message.partition.id} position {message.position} with {type(error).__qualname__}: "
+            "correct decode=…, or what writes such messages"
         ) from error
 
 

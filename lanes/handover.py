@@ -8,7 +8,8 @@ from typing import Final
 import anyio
 
 from lanes.clock import Clock
-from lanes.core.engine import INFINITY, Engine
+from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
+from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
 from lanes.settling import Settler, Shell
@@ -19,7 +20,7 @@ from lanes.workers import Workforce
 log = logging.getLogger("lanes")
 
 _SETTLE_LIMIT: Final = 30.0
-"""Seconds that the last settlement of a drain without a limit gets."""
+"""Seconds that the last settlement of a drain without a limit gets: nobody takes the partition before its release."""
 
 _NAMED_LIMIT: Final = 10
 """Positions that one log line names at most."""
@@ -103,15 +104,17 @@ class Handover:
     async def drain(self, partition: Partition, timeout: float) -> None:
         """Let a partition end that ``begin`` was called for, settle it and release it.
 
-        Takes at most ``timeout`` seconds plus the grace, three times.
+        Takes at most, in seconds: ``timeout``, while handlers end; the grace, while they are cancelled;
+        ``SETTLE_WITHIN``, or what is left of the timeout, for what has finished; ``RELEASE_WITHIN``, or what is left of
+        the lease, for the source. ``Settings.longest_drain`` is the sum.
 
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
         engine, drained = self._engine, self._drained[partition]
         released = False
-        deadline = self._clock() + timeout
         self._shell.after()
-        with anyio.move_on_after(min(timeout, self._limits.pop(partition, timeout))) as self._waits[partition]:
+        with anyio.move_on_after(min(timeout, self._limits.pop(partition, timeout))) as wait:
+            self._waits[partition] = wait
             await drained.wait()
         del self._waits[partition]
         if not drained.is_set():
@@ -121,48 +124,86 @@ class Handover:
             self._shell.after()
             with anyio.move_on_after(self._grace):
                 await drained.wait()
-        if self.owned(partition):
+        if self._engine.owns(partition):
             self._report_unfinished(partition, engine.fence(partition))
             self._tap.drained(partition)
-            left = deadline - self._clock()
-            with anyio.move_on_after(max(self._grace, left if left < INFINITY else _SETTLE_LIMIT)):
-                await self._settler.settle_all(partition)
-                await self._shell.remembering.flush(partition)
+            left = wait.deadline - anyio.current_time()
+            await self._settle(partition, max(SETTLE_WITHIN, left if left < NEVER else _SETTLE_LIMIT))
             # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
             # commit before the release has returned: no commit of ours may come after that one.
             if partition.commits is not None:
                 partition.commits.over = True
                 self._settler.give_up(partition)
-            if self.owned(partition):
+            if self._engine.owns(partition):
                 released = await self.release(partition)
-        if self.owned(partition):
-            if released or partition.deadline == NEVER:
+        if self._engine.owns(partition):
+            if released:
                 engine.release(partition)
                 self._tap.revoked(partition)
             elif not self._shell.overdue(partition):
-                # Under a lease only the source's word makes it a hand-over.
+                # Only the source's word makes it a hand-over.
                 self._shell.lose(partition, "it was not released in order")
+        self._settler.unsettled.settled(partition)
         self._shell.remembering.forget(partition)
         del self._drained[partition]
         self._limits.pop(partition, None)
         self._shell.after()
 
-    def owned(self, partition: Partition) -> bool:
-        """Whether it was not lost while something was awaited."""
-        return self._engine.partitions.get(partition.id) is partition
+    async def _settle(self, partition: Partition, within: float) -> None:
+        """Settle what has finished of a fenced partition, and write what is kept of it, as far as that can be done in
+        time; says what is left."""
+        settled = False
+        with anyio.move_on_after(within) as scope:
+            await self._settler.settle_all(partition)
+            settled = True
+            await self._shell.remembering.flush(partition)
+        if not self._engine.owns(partition):
+            return
+        if scope.cancelled_caught and self._settler.left(partition):
+            error = self._settler.unsettled.error(partition)
+            log.warning(
+                "%s: %s is given up, and not all that has finished of it could be settled within %.1f s: the rest runs "
+                "again%s",
+                self._name,
+                partition.id,
+                within,
+                f" ({error})" if error else "",
+            )
+        elif settled and scope.cancelled_caught:
+            log.warning(
+                "%s: %s is given up, and not all attempts of it could be kept within %.1f s: those messages may be "
+                "tried once more",
+                self._name,
+                partition.id,
+                within,
+            )
 
     async def release(self, partition: Partition) -> bool:
-        """Hand a partition back to the source, within the grace, or for as long as its lease holds; nothing of it is
-        handled any more. Whether the source says that it is handed over."""
+        """Hand a partition back to the source, within ``RELEASE_WITHIN`` seconds, or for as long as its lease holds;
+        nothing of it is handled any more. Whether the source says that it is handed over."""
         lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
-        with anyio.move_on_after(max(self._grace, lease)):
+        within = max(RELEASE_WITHIN, lease)
+        with anyio.move_on_after(within) as scope:
             try:
                 await self._source.release(partition)
                 return True
             except SourceError as error:
-                log.warning("%s: %s not released in order: %s", self._name, partition.id, error)
+                log.warning(
+                    "%s: %s not released in order, what had finished may come again at its next owner: %s",
+                    self._name,
+                    partition.id,
+                    error,
+                )
             except Exception as error:
                 self._shell.stop_because(error)
+        if scope.cancelled_caught:
+            log.warning(
+                "%s: %s not released in order, what had finished may come again at its next owner: the source did not "
+                "release it within %.1f s",
+                self._name,
+                partition.id,
+                within,
+            )
         return False
 
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
@@ -170,7 +211,7 @@ class Handover:
             return
         log.warning(
             "%s: %s given up while %d handlers did not end within drain_timeout and grace; they will not count "
-            "and run again. Positions: %s",
+            "and run again: raise drain_timeout, or have handlers end sooner. Positions: %s",
             self._name,
             partition.id,
             len(zombies),

@@ -9,6 +9,7 @@ from lanes.core.engine import Engine
 from lanes.core.lane import ARCHIVING, BLOCKED, PARKING
 from lanes.core.types import Message, Partition
 from lanes.history import key_hash
+from lanes.unsettled import Failing
 
 __all__ = ["Health", "examine"]
 
@@ -35,11 +36,13 @@ def examine(
     unhealthy_after: float,
     stuck: Sequence[Message],
     unknown: Mapping[Partition, float],
+    unsettled: Mapping[Partition, Failing],
 ) -> Health:
     """The health at ``now``. O(in flight).
 
     ``stuck``: what runs in threads that ignored their timeout. ``unknown``: since when the store of attempts has been
-    asked for what it has of a partition, of which nothing starts until it has answered.
+    asked for what it has of a partition, of which nothing starts until it has answered. ``unsettled``: the partitions
+    whose settlements fail.
     """
     reasons = []
     oldest = engine.oldest()
@@ -50,6 +53,10 @@ def examine(
         first = min(late, key=lambda partition: unknown[partition])
         told = f"{first.id}, for {now - unknown[first]:.1f} s"
         reasons.append(f"{len(late)} partitions wait for the store of their attempts, the first: {told}")
+    for partition, failing in unsettled.items():
+        if now - failing.since > unhealthy_after or partition in engine.committer.ahead:
+            lasts = f"{now - failing.since:.1f} s"
+            reasons.append(f"what has finished of {partition.id} is not settled for {lasts}: {failing.error}")
     for state, what in ((BLOCKED, "blocked"), (PARKING, "parking"), (ARCHIVING, "parking")):
         heads = [lane.head for lane in engine.lanes() if lane.head.state == state]
         if heads:
@@ -57,7 +64,7 @@ def examine(
     if stuck and len(stuck) >= engine.concurrency:
         reasons.append(f"all {len(stuck)} threads are stuck, the first: {_named(stuck[0], now)}")
     for partition in engine.committer.ahead:
-        held = next((m for m in partition.ledger.unfinished()), None)
+        held = partition.ledger.oldest()
         at = "" if held is None else f", held by {_named(held, now)}"
         reasons.append(f"{partition.id} has reached max_ahead={engine.policy.max_ahead}{at}")
     return Health(reasons=tuple(reasons))

@@ -19,7 +19,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from lanes.errors import ConfigError, ContractError
+from lanes.errors import ConfigError
 from lanes.history import History
 from lanes.journal_buffer import DROPPED, END, RowBuffer, number_of
 from lanes.journal_rows import row_tables
@@ -106,7 +106,12 @@ class Journal:
     async def aclose(self, name: str, timeout: float) -> None:
         """``join`` without blocking the loop; says so for the consumer ``name`` when that is too short."""
         if self._writer is not None and not await anyio.to_thread.run_sync(self.join, timeout):
-            log.warning("%s: the journal was not written within %g s: its last rows are missing", name, timeout)
+            log.warning(
+                "%s: the journal in %s was not written within %g s: its last rows are missing; look at its disk",
+                name,
+                self.directory,
+                timeout,
+            )
 
     # What a recorder calls
 
@@ -118,10 +123,10 @@ class Journal:
     def open(self, member: str, begin: str) -> None:
         """Create the first file, with the row ``begin``, and start the thread.
 
-        Raises ``ConfigError`` when the file cannot be created, ``ContractError`` when called twice.
+        Raises ``ConfigError`` when the file cannot be created, or when called twice.
         """
         if self._writer is not None:
-            raise ContractError(f"the journal of {member} was opened before: use one Journal per run")
+            raise ConfigError(f"the journal of {member} was opened before: use one Journal per run")
         self.member = member
         self._writer = JournalWriter(
             self.directory,

@@ -249,7 +249,8 @@ class JournalWriter:
         if not self._failing:
             self._failing = True
             _log.warning(
-                "journal %s in %s: writing failed (%s); the run goes on, rows are dropped and counted",
+                "journal %s in %s: writing failed (%s); the run goes on, rows are dropped and counted until its disk "
+                "takes them again",
                 self._name,
                 self._directory,
                 _reason(error),

@@ -8,11 +8,12 @@ from typing import Final
 
 import anyio
 
+from lanes.core.effects import DeadLetterDue
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
-from lanes.core.types import NEVER, Failure, Message
+from lanes.core.types import NEVER
 from lanes.dead_letter import dead_letter, error_text
-from lanes.errors import SourceError
+from lanes.errors import passes
 from lanes.settling import Shell
 from lanes.source import DeadLetters
 from lanes.tap import Tap
@@ -41,18 +42,19 @@ class Parking:
         self._name = name
         self.confirmed = 0
 
-    async def park(self, message: Message, failure: Failure) -> None:
+    async def park(self, due: DeadLetterDue) -> None:
         """Write the letter of one message until it is confirmed, or the message is abandoned."""
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
-        letter = dead_letter(message, failure, time.time())
+        message = due.message
+        letter = dead_letter(message, due.failure, time.time())
         log.error(
-            "%s: giving up %s position %d after %d attempt(s): %s",
+            "%s: giving up %s position %d after %d attempt(s) with %s: it goes to the dead letters",
             self._name,
             message.partition.id,
             message.position,
             message.attempt,
             letter.error_type,
-            exc_info=failure.error,
+            exc_info=due.failure.error,
         )
         pause = DEAD_LETTER_RETRY[0]
         partition = message.partition
@@ -65,12 +67,12 @@ class Parking:
                 self._tap.parking(message)
                 await self._target.put(letter)
             except Exception as error:
-                if isinstance(error, SourceError) and not error.retryable:
+                if not passes(error, unknown=True):
                     # It can never be written: what is not parked is not settled either, so nothing may go on.
                     self._shell.stop_because(error)
                     return
                 log.warning(
-                    "%s: dead letter %s not confirmed (%s: %s), again in %.1f s",
+                    "%s: dead letter %s not confirmed (%s: %s), again in %.1f s; its lane waits",
                     self._name,
                     letter.id,
                     type(error).__qualname__,
@@ -80,7 +82,7 @@ class Parking:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, DEAD_LETTER_RETRY[1])
                 continue
-            self._tap.parked(message)
+            self._tap.parked(message, archived=due.follows == "archive")
             self.confirmed += 1
             self._engine.parked(message)
             self._shell.after()

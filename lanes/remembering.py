@@ -28,18 +28,27 @@ from typing import Final, Protocol
 import anyio
 
 from lanes.attempts import Attempt, Attempts, AttemptState, GivenUpBefore, error_type, given_up_before
+from lanes.core.effects import Failed
 from lanes.core.engine import Engine
-from lanes.core.policy import BLOCK, BLOCK_AND_DLQ, EXIT, SKIP
-from lanes.core.retry import EXHAUSTED
-from lanes.core.types import Failure, Message, Partition, Room, Settlement
+from lanes.core.policy import Follows
+from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import error_text
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import passes
 from lanes.source import Delivered, Progressed, SourceEvent
 
 log = logging.getLogger("lanes")
 
 STORE_RETRY: Final = (0.2, 30.0)
 """Seconds before a call of the store that failed is repeated: first, and at most."""
+
+_STATES: Final[dict[Follows, AttemptState]] = {
+    "hold": "held",
+    "park": "parking",
+    "archive": "parking",
+    "block": "blocked",
+    "halt": "held",
+}
+"""What follows a failure -> what the next owner is told that the message waits for."""
 
 _WRITERS: Final = 8
 """Calls about one partition that are under way at once, at most."""
@@ -76,17 +85,20 @@ class _Loading:
         self.scope = anyio.CancelScope()
 
 
+_NEVER_ASKED: Final = "no attempts are kept, and yet they are asked for: a bug of lanes, please report it"
+
+
 class _NoStore:
     """For a consumer that keeps nothing: nobody calls it."""
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        raise AssertionError(partition)
+        raise AssertionError(f"{partition.id}: {_NEVER_ASKED}")
 
-    async def keep(self, message: Message, attempt: Attempt) -> bool:
-        raise AssertionError(message, attempt)
+    async def keep(self, message: Message, attempt: Attempt) -> None:
+        raise AssertionError(f"{message.partition.id} position {message.position}: {_NEVER_ASKED}")
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        raise AssertionError(partition, positions)
+        raise AssertionError(f"{partition.id}: {_NEVER_ASKED}")
 
 
 class _Row:
@@ -241,10 +253,10 @@ class Remembering:
 
     def _stays_given_up(self, state: AttemptState) -> bool:
         """Whether the poison policy would do that again. Under another one the message has one more attempt."""
-        poison = self._engine.policy.poison
+        policy = self._engine.policy
         if state == "blocked":
-            return poison in (BLOCK, BLOCK_AND_DLQ)
-        return state == "parking" and poison in (SKIP, BLOCK_AND_DLQ)
+            return policy.given_up(archived=True) == "block"
+        return state == "parking" and policy.given_up(archived=False) in ("park", "archive")
 
     def _recall(self, partition: Partition, run: Iterable[Message]) -> None:
         given_up = self._kept[partition].given_up if partition in self._kept else {}
@@ -258,9 +270,10 @@ class Remembering:
 
     # --- what is kept for the next one
 
-    def keep(self, message: Message, state: AttemptState, error: BaseException) -> None:
-        """It has failed, and waits for what ``state`` says."""
-        if state == "blocked" and given_up_before(message):
+    def failed(self, failed: Failed) -> None:
+        """A message has failed, and waits for what follows: here, or at the next owner."""
+        message = failed.message
+        if failed.follows == "block" and given_up_before(message):
             # From here on somebody may unblock it: then its handler is to be called.
             message.broken = None
         kept = self._kept.get(message.partition)
@@ -268,17 +281,9 @@ class Remembering:
             return
         row = kept.rows.setdefault(message.position, _Row())
         row.message = message
-        row.wanted = Attempt(message.attempt, state, error_type(error))
+        row.wanted = Attempt(message.attempt, _STATES[failed.follows], error_type(failed.failure.error))
         row.drop = False
         self._write_soon(message.partition, kept, message.position, row)
-
-    def interrupted(self, message: Message, failure: Failure) -> None:
-        """It has failed while its partition was drained, and waits for the next owner."""
-        policy = self._engine.policy
-        state: AttemptState = "held"
-        if policy.retry.delay(message.attempt, failure) == EXHAUSTED:
-            state = "blocked" if policy.poison == BLOCK else "held" if policy.poison == EXIT else "parking"
-        self.keep(message, state, failure.error)
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """These were settled: what was kept of their messages has served."""
@@ -359,7 +364,7 @@ class Remembering:
 
     def _passes(self, error: Exception, what: str, pause: float) -> bool:
         """Whether the same call may succeed later; else everything stops in order."""
-        if isinstance(error, ConfigError) or (isinstance(error, SourceError) and not error.retryable):
+        if not passes(error, unknown=True):
             self._around.stop_because(error)
             return False
         kind = type(error).__qualname__

@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from blake3 import blake3
 
 from lanes.core.types import NEVER, Message, Partition
-from lanes.errors import ConfigError, ContractError
+from lanes.errors import ConfigError
 from lanes.rules import Rules
 from lanes.segment import HEAD_END, SegmentFile
 
@@ -131,10 +131,10 @@ class RowWriter:
     ) -> None:
         """Create the file and write the ``begin`` row. ``rules``: what else is to be kept, for who reads it.
 
-        Raises ``ConfigError`` when the file cannot be created, ``ContractError`` when called twice.
+        Raises ``ConfigError`` when the file cannot be created, or when called twice.
         """
         if self.path is not None:
-            raise ContractError(f"the history of {self.member} was opened before: use one History per run")
+            raise ConfigError(f"the history of {self.member} was opened before: use one History per run")
         pid, boot = self._process()
         path = self._directory / f"{self.member}-{pid}-{time.time_ns()}.jsonl"
         begin = (

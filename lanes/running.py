@@ -14,11 +14,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 from lanes.attempts import Attempts
+from lanes.breaches import check_assigned, check_delivered
 from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.core import effects as fx
-from lanes.core.engine import INFINITY, Engine
-from lanes.core.types import Partition, PartitionId, Room
+from lanes.core.engine import Engine
+from lanes.core.offset_ledger import PositionFell
+from lanes.core.ownership import AlreadyAssigned, SecondPartition
+from lanes.core.types import NEVER, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.given_up import halted, report_blocked
@@ -48,7 +51,7 @@ log = logging.getLogger("lanes")
 
 
 class Running:
-    """The run of one consumer over an open source."""
+    """The run of one consumer over an open source. ``unsettled``: the partitions whose settlements fail now."""
 
     def __init__(
         self,
@@ -87,7 +90,8 @@ class Running:
         self._tasks: TaskGroup
         self._workers = workers(self)
         self.remembering = Remembering(attempts, engine, self, self._on_event, traits.name)
-        self._settler = Settler(engine, source, self, clock, tap, commits=self._commits)
+        self._settler = Settler(engine, source, self, clock, tap, traits.name, commits=self._commits)
+        self.unsettled = self._settler.unsettled.partitions
         self._handover = Handover(
             engine,
             source,
@@ -162,7 +166,7 @@ class Running:
         if self._dirty and self._settler.idle:
             self._settler.wake()
         if len(self._ready) > taking:
-            self._workers.wake()
+            self._workers.wake(taking=taking)
         if self._exhausted:
             self._stop_when_exhausted()
 
@@ -213,7 +217,7 @@ class Running:
         self.remembering.leave(partition)
         if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
-        elif timeout < INFINITY:
+        elif timeout < NEVER:
             self._handover.hasten(partition, timeout)
 
     async def _drain(self, partition: Partition, timeout: float) -> None:
@@ -245,11 +249,12 @@ class Running:
         if self.remembering.active and self.remembering.put_aside(event):
             return
         if isinstance(event, Delivered):
+            check_delivered(self._name, event, stopping=self._stopping)
             if event.partition.live and not event.partition.draining:
                 self._tap.delivered(event.partition, event.run, now)
             try:
                 engine.receive(event.partition, event.run, event.size, now)
-            except ValueError as error:
+            except PositionFell as error:
                 raise ContractError(f"{self._name}: {error}") from error
             # At once, so that the rows of redelivered messages follow those of their run.
             self._perform()
@@ -269,14 +274,10 @@ class Running:
             self._exhausted = True
             self._stop_when_exhausted()
         else:
-            raise ContractError(f"{self._name} delivered {event!r}, which is no event of lanes.source")
+            raise ContractError(f"{self._name} delivered a {type(event).__name__}, no event of lanes.source: report it")
 
     def _assigned(self, partition: Partition) -> None:
-        if (partition.floor is not None) != self._commits:
-            raise ContractError(
-                f"{self._name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
-                f"{'each message by itself' if not self._commits else 'by a position'}"
-            )
+        check_assigned(self._name, partition, commits=self._commits)
         if self._stopping:
             # Once: a source that assigns again what it got back would never let a run end that gives it back again.
             if partition.id not in self._given_back:
@@ -285,9 +286,9 @@ class Running:
             return
         try:
             self._engine.assign(partition)
-        except ValueError as error:
-            if self._settings.order != "serial":
-                raise ContractError(f"{self._name}: {error}") from error
+        except AlreadyAssigned as error:
+            raise ContractError(f"{self._name}: {error}") from error
+        except SecondPartition:
             raise ConfigError(
                 f'{self._name}: order="serial" handles one partition, and {partition.id} is a second one: use '
                 'order="partition", or a topic with one partition'
@@ -296,20 +297,20 @@ class Running:
         self.remembering.begin(partition, self._clock())
 
     def _revoking(self, event: Revoking) -> None:
-        if self._handover.owned(event.partition):
+        if self._engine.owns(event.partition):
             timeout = event.timeout
             # Where whoever is next waits for as long as it takes, nothing is cancelled.
-            self._start_drain(event.partition, timeout if timeout == INFINITY else min(timeout, self._drain_timeout))
+            self._start_drain(event.partition, timeout if timeout == NEVER else min(timeout, self._drain_timeout))
         else:
             self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
     def lose(self, partition: Partition, reason: str) -> None:
         """Nothing of a partition counts any more, from this call on. Idempotent."""
-        if not self._handover.owned(partition):
+        if not self._engine.owns(partition):
             return
         zombies = self._engine.lose(partition)
         log.warning(
-            "%s: %s lost (%s); %d handlers of it still run and will not count",
+            "%s: %s lost (%s); %d handlers of it still run and will not count: its next owner runs them again",
             self._name,
             partition.id,
             reason,
@@ -318,6 +319,7 @@ class Running:
         self._tap.lost(partition, reason)
         self._workers.cancel(partition)
         self._settler.give_up(partition)
+        self._settler.unsettled.settled(partition)
         self.remembering.forget(partition)
         # A drain of it has nothing more to wait for.
         self._handover.drained(partition)
@@ -331,15 +333,15 @@ class Running:
         """The one timer for the earliest deadline of all held lanes, and of what stands still."""
         while True:
             self._told_to_stop.serve()
-            due = self._engine.next_due()
-            at = min(self._stalls.next_at(), INFINITY if due is None else due)
+            at = min(self._stalls.next_at(), self._engine.next_due())
             self._timer_wake = anyio.Event()
             with anyio.move_on_after(max(0.0, at - self._clock())):
                 await self._timer_wake.wait()
             now = self._clock()
             self._engine.due(now)
             for stall in self._stalls.due(now):
-                report(stall, self._name, self._settings.max_ahead, now)
+                why = self._settler.unsettled.error(stall.partition)
+                report(stall, self._name, self._settings.max_ahead, now, why)
             # Not the next handler that ends: where all hang, only the timer can have the clients paused.
             self.after()
 
@@ -355,11 +357,10 @@ class Running:
 
     def _perform_one(self, effect: fx.Effect) -> None:
         tap = self._tap
+        if isinstance(effect, fx.Failed):
+            self.remembering.failed(effect)
         if isinstance(effect, fx.Held):
-            lane = self._engine.waiting.lanes.get(effect.message)
-            tap.held(effect.message, effect.delay, asked=lane is not None and lane.failure.delay is not None)
-            if lane is not None:
-                self.remembering.keep(effect.message, "held", lane.failure.error)
+            tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
             self._timer_wake.set()
         elif isinstance(effect, fx.Saturated | fx.Resumed):
             self._crossed(saturated=isinstance(effect, fx.Saturated))
@@ -369,13 +370,10 @@ class Running:
             # What a predecessor had completed is to be committed, also when nothing else finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
-            self.remembering.keep(effect.message, "parking", effect.failure.error)
-            self.start_soon(self._parking.park, effect.message, effect.failure)
+            self.start_soon(self._parking.park, effect)
         elif isinstance(effect, fx.Halted):
-            self.remembering.keep(effect.message, "held", effect.failure.error)
             self.stop_because(halted(self._name, effect))
         elif isinstance(effect, fx.Blocked):
-            self.remembering.keep(effect.message, "blocked", effect.failure.error)
             tap.blocked(effect.message)
             report_blocked(self._name, effect)
         elif isinstance(effect, fx.Drained):

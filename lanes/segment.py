@@ -78,7 +78,8 @@ class SegmentFile:
             self._failing = True
             reason = "short write" if error is None else error.strerror
             _log.warning(
-                "history %s: writing failed (%s); the run goes on, rows are dropped and counted",
+                "history %s: writing failed (%s); the run goes on, rows are dropped and counted until its disk takes "
+                "them again",
                 self.path,
                 reason,
             )
@@ -93,7 +94,7 @@ class SegmentFile:
         try:
             os.close(fd)
         except OSError as error:
-            _log.warning("history %s: closing failed (%s)", self.path, error.strerror)
+            _log.warning("history %s: closing failed (%s): its last rows may be missing", self.path, error.strerror)
 
     def _tear(self, lines: list[str], count: int) -> int:
         """Keep the rest of the line at byte ``count`` if it was begun; returns the first line lost."""
@@ -123,4 +124,8 @@ class SegmentFile:
             finally:
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
         except OSError as error:
-            _log.warning("history %s: cannot be marked as incomplete (%s)", self.path, error.strerror)
+            _log.warning(
+                "history %s: cannot be marked as incomplete (%s): `lanes check` may not know that rows are missing",
+                self.path,
+                error.strerror,
+            )

@@ -8,12 +8,14 @@ import anyio
 import anyio.lowlevel
 
 from lanes.clock import Clock
-from lanes.core.engine import INFINITY, Engine
+from lanes.core.engine import Engine
+from lanes.core.ledger import AckLedger
 from lanes.core.types import NEVER, Partition, Settlement
-from lanes.errors import SourceError
+from lanes.errors import passes
 from lanes.remembering import Remembering
 from lanes.source import Source
 from lanes.tap import Tap
+from lanes.unsettled import Unsettled
 
 SETTLE_RETRY: Final = (0.05, 1.0)
 """Seconds before a settlement that may not have been sent is repeated: first, and at most."""
@@ -47,13 +49,16 @@ class Shell(Protocol):
 class Settler:
     """The settle step of one consumer: at most one settlement of a partition is on its way at any time.
 
-    ``idle``: it waits, and has to be woken for what is finished.
+    ``idle``: it waits, and has to be woken for what is finished. ``unsettled``: the partitions whose settlements fail.
 
     What a source settles message by message goes out as soon as the one before has left. Where it ``commits``, what
     has finished enters the ledger at once, and commits go out when they are due, beside that.
     """
 
-    def __init__(self, engine: Engine, source: Source, shell: Shell, clock: Clock, tap: Tap, *, commits: bool) -> None:
+    def __init__(
+        self, engine: Engine, source: Source, shell: Shell, clock: Clock, tap: Tap, name: str, *, commits: bool
+    ) -> None:
+        self.unsettled = Unsettled(name)
         self._engine = engine
         self._source = source
         self._shell = shell
@@ -90,7 +95,7 @@ class Settler:
         self._wake = anyio.Event()
         self.idle = True
         at = engine.commit_at()
-        if at == INFINITY:
+        if at == NEVER:
             await self._wake.wait()
         else:
             with anyio.move_on_after(max(0.0, at - self._clock())):
@@ -125,16 +130,20 @@ class Settler:
     def _sending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:
             return self._under_way > 0
-        return self._owned(partition) and partition.commits.sending is not None
+        return self._engine.owns(partition) and partition.commits.sending is not None
 
     def _pending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:
             return False
-        return self._owned(partition) and partition.commits.pending
+        return self._engine.owns(partition) and partition.commits.pending
 
-    def _owned(self, partition: Partition) -> bool:
-        """Whether it was not lost while something was awaited: then its commits are nobody's any more."""
-        return self._engine.partitions.get(partition.id) is partition
+    def left(self, partition: Partition) -> bool:
+        """Whether anything that has finished of a fenced partition is not settled."""
+        commits, ledger = partition.commits, partition.ledger
+        if commits is not None:
+            return commits.changes > 0 or commits.sending is not None
+        # Of a fenced one nothing else is held.
+        return isinstance(ledger, AckLedger) and bool(ledger.held)
 
     async def settle(self) -> bool:
         """Settle everything that is finished; False when that has to be repeated. Idempotent."""
@@ -187,7 +196,7 @@ class Settler:
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
         """Those whose partition was not given up since they were collected: they are sent by a task of their own."""
-        gone = [each for each in settlements if not self._owned(each.partition) or _is_over(each.partition)]
+        gone = [each for each in settlements if not self._engine.owns(each.partition) or _is_over(each.partition)]
         if not gone:
             return settlements
         self._engine.unsettled(gone)
@@ -208,7 +217,10 @@ class Settler:
         except Exception as error:
             tap.unsettled(settlements)
             engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
-            if not (isinstance(error, SourceError) and error.retryable):
+            if passes(error, unknown=False):
+                owned = [each.partition for each in settlements if engine.owns(each.partition)]
+                self.unsettled.failed(owned, error, self._clock())
+            else:
                 self._failed = True
                 self._shell.stop_because(error)
             return False
@@ -219,6 +231,9 @@ class Settler:
         tap.settled(settlements)
         engine.settled(settlements)
         self._shell.remembering.settled(settlements)
+        if self.unsettled.partitions:
+            for settlement in settlements:
+                self.unsettled.settled(settlement.partition)
         if self._commits:
             self._shell.floors_moved()
         self._shell.after()

@@ -44,9 +44,11 @@ class SourceTraits:
     everything below it; its partitions have a ``floor``. ``hands_over``: whether a commit also keeps what is completed
     above the floor, for the next owner. ``extend_interval``: seconds after which a held message must be kept alive by
     ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
-    allows; None = it does not care. ``redelivers``: it may deliver a position again within one assignment.
-    ``remembers``: but none that was given to ``settle`` there, whatever came of that, so nobody else has to know.
-    ``drain_within``: seconds after which the broker takes a partition away that is being revoked; None = it waits.
+    allows; None = it does not care. ``remembers``: of the positions of one assignment, which may all come again where
+    the source settles each message by itself, none comes that was given to ``settle`` there, whatever came of that: so
+    nobody else has to know.
+    ``revoke_limit``: seconds after which the broker takes a partition away that is being revoked, which have to hold
+    ``Settings.longest_drain``; None = it waits.
     ``partitions``: how many there are, those of other processes included; None = that is not known. ``plans``: it says
     by ``Generation`` what the group's plan is, the first time as soon as its assignment is known. ``ordered``: False
     where several processes take from one consumer at once, so that no order can be kept. ``exclusive``: False where
@@ -59,9 +61,8 @@ class SourceTraits:
     hands_over: bool = True
     extend_interval: float | None = None
     max_in_flight: int | None = None
-    redelivers: bool = False
     remembers: bool = False
-    drain_within: float | None = None
+    revoke_limit: float | None = None
     partitions: int | None = None
     plans: bool = False
     ordered: bool = True
@@ -80,7 +81,12 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A run: consecutive messages of one partition, as received. ``size`` is the sum of their sizes."""
+    """A run: consecutive messages of one partition, as received. ``size`` is the sum of their sizes.
+
+    One whose key cannot be read is delivered like the others, with the ``MessageError`` that says why as its
+    ``broken``, and without a key: it fails alone, no handler is called, and the poison policy decides about it. Any
+    other exception there is a ``ContractError``.
+    """
 
     partition: Partition
     run: list[Message]
@@ -132,6 +138,7 @@ class Exhausted:
 
 
 SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
+"""What ``Source.receive`` tells."""
 
 
 class Source(Protocol):
@@ -220,9 +227,10 @@ class DeadLetters(Protocol):
     async def put(self, letter: DeadLetter) -> None:
         """Write one letter and wait until the broker confirmed it.
 
-        Idempotent by ``letter.id`` as far as the backend can deduplicate. Raises any exception when the write
-        is not confirmed; the caller tries again for as long as it takes, and stops in order after a ``SourceError``
-        that is not retryable.
+        Idempotent by ``letter.id`` as far as the backend can deduplicate. Raises a retryable ``SourceError`` when the
+        write is not confirmed: the caller tries again for as long as it takes. It stops in order after one that is not
+        retryable, and after any other error of ``lanes``, such as ``ConfigError``. Cancelled, the letter may have been
+        written all the same.
         """
 
     async def aclose(self) -> None:

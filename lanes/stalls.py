@@ -6,9 +6,8 @@ import logging
 from typing import Final, NamedTuple
 
 from lanes.core.committer import Committer
-from lanes.core.engine import INFINITY
 from lanes.core.lane import FINISHED
-from lanes.core.types import Message, Partition
+from lanes.core.types import NEVER, Message, Partition
 from lanes.history import key_hash
 
 log = logging.getLogger("lanes")
@@ -70,18 +69,18 @@ class Stalls:
         stalls = []
         for partition in [partition for partition, (_, at) in self._waits.items() if at <= now]:
             awaited, ledger = self._awaited(partition), self._committer.partitions[partition]
-            oldest = None if awaited.broker else ledger.unfinished()[0]
+            oldest = None if awaited.broker else ledger.in_flight()[0]
             if oldest is not None and oldest.state == FINISHED:
                 # It is entered into the ledger in a moment, and then the floor moves.
                 self._waits[partition] = awaited, now + NAMED_AFTER
                 continue
-            self._waits[partition] = awaited, INFINITY
+            self._waits[partition] = awaited, NEVER
             stalls.append(Stall(partition, ledger.floor(), oldest))
         return stalls
 
     def next_at(self) -> float:
         """When ``due`` has something next; infinity while it has nothing."""
-        return min((at for _, at in self._waits.values()), default=INFINITY)
+        return min((at for _, at in self._waits.values()), default=NEVER)
 
     def _awaited(self, partition: Partition) -> _Awaited:
         commits = partition.commits
@@ -94,11 +93,12 @@ class Stalls:
             del self._waits[partition]
 
 
-def report(stall: Stall, name: str, max_ahead: int, now: float) -> None:
-    """Say in the log of the source ``name`` what holds a partition up."""
+def report(stall: Stall, name: str, max_ahead: int, now: float, error: str) -> None:
+    """Say in the log of the source ``name`` what holds a partition up; ``error``: why its commits fail, if they do."""
     oldest = stall.oldest
     if oldest is None:
-        until = f"the broker has confirmed position {stall.floor}: a commit is not answered, or fails"
+        why = f"commits fail: {error}" if error else "a commit is not answered"
+        until = f"the broker has confirmed position {stall.floor}: {why}"
     else:
         until = (
             f"position {oldest.position} is finished: key {key_hash(oldest.key)}, attempt {oldest.attempt}, "

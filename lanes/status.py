@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
-from lanes.core.lane import ARCHIVING, BLOCKED, FINISHED, HELD, PARKING
+from lanes.core.lane import ARCHIVING, BLOCKED, HELD, PARKING
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.types import Message, Partition
 
@@ -31,7 +31,7 @@ class Oldest:
 class PartitionStatus:
     """One partition. ``epoch``: what its handlers get as their fencing token. ``floor``: below it nothing delivered is
     unfinished. ``holes``: deliveries at or above it that are not finished. ``confirmed``: the position the broker has,
-    and ``ahead`` how many messages were delivered above it, both None where the source settles each message by itself.
+    and ``ahead`` how many messages were admitted above it, both None where the source settles each message by itself.
     ``ahead_reached``: nothing more of it is taken. ``lag``: how much the broker has of it that is not settled, as its
     own tools count it; None where the source cannot tell, or not yet. ``oldest``: its unfinished message that was
     delivered first.
@@ -144,13 +144,8 @@ def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> Pa
 
 
 def _oldest(partition: Partition, now: float) -> Oldest | None:
-    unfinished = (message for message in partition.ledger.unfinished() if message.state != FINISHED)
-    message = min(unfinished, key=_received, default=None)
+    message = partition.ledger.oldest()
     return None if message is None else _described(message, now)
-
-
-def _received(message: Message) -> float:
-    return message.received
 
 
 def _described(message: Message, now: float) -> Oldest:

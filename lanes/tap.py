@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from lanes.clock import Clock
 from lanes.core.effects import Redelivered
-from lanes.core.lane import ARCHIVING
 from lanes.core.types import Message, Partition, Settlement
 from lanes.events import GroupEvent, OnEvent
 from lanes.history import History
@@ -62,10 +61,10 @@ class Tap:
         if self.history is not None:
             self.history.dlq_sent(message, self._clock())
 
-    def parked(self, message: Message) -> None:
-        """Its dead letter is confirmed."""
+    def parked(self, message: Message, *, archived: bool) -> None:
+        """Its dead letter is confirmed; ``archived``: it is not done with it, its lane stands still then."""
         if self.history is not None:
-            note = self.history.archived if message.state == ARCHIVING else self.history.dlq_confirmed
+            note = self.history.archived if archived else self.history.dlq_confirmed
             note(message, self._clock())
         if self.telemetry is not None:
             self.telemetry.dead_lettered(message)

@@ -31,7 +31,7 @@ from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, Message, Partition
 from lanes.endings import Endings
-from lanes.errors import LanesError
+from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.loops import entry_of_loop
 from lanes.observe import Handling
@@ -116,11 +116,11 @@ class ThreadWorkers:
         if self._timeout is not None:
             tasks.start_soon(self._watch, self._timeout)
 
-    def wake(self) -> None:
-        """Have the lanes taken that are ready. Does not block. Idempotent."""
+    def wake(self, *, taking: int = 0) -> None:
+        """Have the lanes taken that are ready; the caller takes ``taking`` of them. Does not block. Idempotent."""
         engine = self._engine
         # While all threads are busy it is their results that wake.
-        if engine.ready and engine.running < engine.concurrency:
+        if engine.ready > taking and engine.running < engine.concurrency:
             self._wake.set()
 
     def cancel(self, partition: Partition) -> None:
@@ -209,7 +209,7 @@ class ThreadWorkers:
             try:
                 worker.thread.start()
             except RuntimeError as error:
-                refused = LanesError(
+                refused = ConfigError(
                     f"the system refused thread {len(self._workers) + 1} of concurrency={self._engine.concurrency} "
                     f"({error}): lower concurrency, or raise the limit of threads of this process"
                 )

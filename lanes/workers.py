@@ -46,8 +46,8 @@ class Workforce(Protocol):
     def start(self, tasks: TaskGroup) -> None:
         """Start them; they work until the task group is cancelled."""
 
-    def wake(self) -> None:
-        """Something is ready."""
+    def wake(self, *, taking: int = 0) -> None:
+        """Something is ready. ``taking``: how many of the ready lanes the caller will take itself."""
 
     def cancel(self, partition: Partition) -> None:
         """Interrupt the handlers that run for a partition, as far as they can be."""

@@ -27,6 +27,7 @@ PUBLIC: Final = (
     "lanes.core.types",
     "lanes.clock",
     "lanes.leases",
+    "lanes.letter_box",
     "lanes.membership",
     "memsource",
     # For those who write a backend: the suites
@@ -34,6 +35,8 @@ PUBLIC: Final = (
     "memsource.commit_contract",
     "memsource.lease_contract",
     "memsource.epoch_contract",
+    "memsource.letter_contract",
+    "memsource.attempts_contract",
     # For those who go further: memsource/README.md, docs/checkers.md, docs/design.md
     "memsource.checkers",
     "memsource.explorer",
@@ -48,6 +51,7 @@ PUBLIC: Final = (
 """What the documentation imports from, or names. All other modules are private, whatever they are called."""
 
 ONLY: Final = {
+    "lanes.letter_box": ("Disposition", "Found", "LetterBox", "Parked"),
     "lanes.core.types": (
         "LaneId",
         "Message",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ def test_a_count_is_a_whole_number_from_1(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
 def test_attempts_are_a_whole_number_from_1(value: Any) -> None:
     assert refusal(Retry, attempts=value) == f"Retry.attempts={value!r}: must be a whole number, 1 or more"
+
+
+def test_a_drain_has_to_fit_into_what_the_broker_gives() -> None:
+    Settings(drain_timeout=223.0, grace=2.0).check_drain(240.0)
+    Settings(drain_timeout=3600.0).check_drain(None)
+    said = (
+        "drain_timeout=224 and grace=2, with 5 s to settle what has finished and 10 s to hand the partition back, are "
+        "more than the 240 s that the broker gives a drain: lower them, or raise the broker's limit"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        Settings(drain_timeout=224.0, grace=2.0).check_drain(240.0)
 
 
 @pytest.mark.parametrize("name", ["drain_timeout", "grace", "linger", "commit_interval", "timeout", "unhealthy_after"])

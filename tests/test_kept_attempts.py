@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,7 +14,8 @@ from confluent_kafka import Producer
 
 import lanes
 from lanes import Attempt, Message, Partition, Settings
-from lanes.source import Source
+from lanes.core.types import Room
+from lanes.source import Delivered, Source, SourceEvent
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_kafka import KafkaSource
 from memsource import MemoryAttempts
@@ -28,11 +29,31 @@ Make = Callable[[], Source]
 
 
 class Late(MemoryAttempts):
-    """One that takes its time, so that messages come before it has answered."""
+    """One that answers when a source has done what it does before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer = anyio.Event()
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        await anyio.sleep(0.3)
+        await self._answer.wait()
         return await super().load(partition)
+
+    def after(self, source: Source) -> Source:
+        """Not before this source has delivered something, or is told to keep back what it has."""
+        self._answer = answer = anyio.Event()
+        receive = source.receive
+
+        async def noted(room: Room) -> Sequence[SourceEvent]:
+            if room.paused:
+                answer.set()
+            events = await receive(room)
+            if any(isinstance(event, Delivered) for event in events):
+                answer.set()
+            return events
+
+        source.receive = noted  # type: ignore[method-assign]
+        return source
 
 
 @asynccontextmanager
@@ -86,7 +107,7 @@ async def test_the_next_run_goes_on_with_the_attempts(broker: str, request: pyte
     settings = Settings(retry=lanes.Retry(attempts=2), poison="block")
     async with place(server) as source:
         for number in (1, 2, 3):
-            async with lanes.Consumer(source(), handler, settings=settings, attempts=store) as consumer:
+            async with lanes.Consumer(store.after(source()), handler, settings=settings, attempts=store) as consumer:
                 await until(lambda c=consumer: c.ready and c.status().held + c.status().blocked == 1)  # type: ignore[misc]
                 await until(lambda: len(done) == COUNT - COUNT // KEYS + 1)
                 assert consumer.status().blocked == (number > 1)

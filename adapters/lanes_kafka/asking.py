@@ -78,7 +78,7 @@ def no_answer(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> 
     """
     for topic in topics:
         ask_topic(settings, topic)
-    return SourceError(f"{name}: the broker did not describe the topics in time", retryable=True)
+    return SourceError(f"{name}: the broker did not describe the topics in time: see that it is up", retryable=True)
 
 
 class _Asker:

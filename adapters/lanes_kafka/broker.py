@@ -63,7 +63,9 @@ def broker_settings(admin: AdminClient, *, timeout: float = DEADLINE) -> Mapping
         error = failure.args[0]
         if error.code() in NOT_ALLOWED:
             return {}
-        raise SourceError(f"the settings of a broker could not be read: {said(error)}", retryable=True) from failure
+        raise SourceError(
+            f"the settings of a broker could not be read ({said(error)}): see that it is up", retryable=True
+        ) from failure
 
 
 def settings(admin: AdminClient, kind: ResourceType, name: str, deadline: float) -> dict[str, str]:

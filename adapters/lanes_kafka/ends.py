@@ -23,10 +23,11 @@ _NOT_AGAIN_FOR: Final = 30.0
 
 
 class _End(NamedTuple):
-    """``offset``: next to be written, ``OFFSET_INVALID`` while unknown; ``since``: when it was last heard of."""
+    """``offset``: next to be written, ``OFFSET_INVALID`` while unknown; ``ask_at``: when the broker is asked, unless it
+    is heard of before."""
 
     offset: int
-    since: float
+    ask_at: float
 
 
 class Ends:
@@ -55,16 +56,18 @@ class Ends:
         known: dict[Partition, _End] = {}
         unheard = []
         for each in owned:
-            before = self._known.get(each.partition, _End(OFFSET_INVALID, now))
+            before = self._known.get(each.partition, _End(OFFSET_INVALID, now + ASK_AFTER))
             offset = heard(client, each)
-            known[each.partition] = before if offset <= before.offset else _End(offset, now)
-            if known[each.partition].since + ASK_AFTER <= now:
+            known[each.partition] = before if offset <= before.offset else _End(offset, now + ASK_AFTER)
+            if known[each.partition].ask_at <= now:
                 unheard.append(each)
         if unheard and ask and now >= self._not_before:
-            known |= self._asked(client, unheard, now)
+            known |= self._asked(client, unheard, known, now)
         self._known = known
 
-    def _asked(self, client: Consumer, assignments: list[Assignment], now: float) -> dict[Partition, _End]:
+    def _asked(
+        self, client: Consumer, assignments: list[Assignment], known: dict[Partition, _End], now: float
+    ) -> dict[Partition, _End]:
         partitions = {each.place: each.partition for each in assignments}
         try:
             answers = client.offsets_for_times([each.at(OFFSET_END) for each in assignments], timeout=_ASK_TIMEOUT)
@@ -72,11 +75,15 @@ class Ends:
             # Nobody acts on a lag: an outage is told of by what fails in it.
             self._not_before = now + _NOT_AGAIN_FOR
             return {}
-        return {
-            partitions[Place(answer.topic, answer.partition)]: _End(answer.offset, now)
-            for answer in answers
-            if answer.error is None
-        }
+        asked = {}
+        for answer in answers:
+            partition = partitions[Place(answer.topic, answer.partition)]
+            if answer.error is None:
+                asked[partition] = _End(answer.offset, now + ASK_AFTER)
+            else:
+                # As while it has no leader: what is known of it stays.
+                asked[partition] = _End(known[partition].offset, now + _NOT_AGAIN_FOR)
+        return asked
 
 
 def heard(client: Consumer, assignment: Assignment) -> int:

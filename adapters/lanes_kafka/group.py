@@ -28,7 +28,7 @@ from lanes_kafka.topics import Topics
 log = logging.getLogger("lanes.kafka")
 
 OF_POLL_INTERVAL: Final = 0.8
-"""What a drain may take of ``max.poll.interval.ms``; the rest is for its commit."""
+"""What a drain may take of ``max.poll.interval.ms``, with its last commit and its release; the rest is a margin."""
 
 _READOPT_AFTER: Final = 5.0
 """Seconds without a callback after which a partition that was presumed lost, and that the client says it owns, is."""
@@ -262,7 +262,7 @@ class Group:
                     raise
                 if not said:
                     said = True
-                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, failure)
+                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, error.str())
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
                     # The coordinator may know of partitions that were added lately before this client does.
                     with contextlib.suppress(KafkaException):
@@ -293,7 +293,8 @@ class Group:
             self._undecided.clear()
         except KafkaException as failure:
             self._decide_at = self._clock() + _DECIDE_EVERY
-            log.warning("%s: where the group begins is not committed yet: %s", self._name, failure)
+            said = failure.args[0].str()
+            log.warning("%s: where the group begins is not committed yet, again soon: %s", self._name, said)
 
     def _go_on(self, client: Consumer, *, again: bool = False) -> None:
         if not self._astray or (again and self._clock() < self._ask_bounds_at):
@@ -309,7 +310,8 @@ class Group:
                 self._fail(self._failure("asking what the log has failed", failure))
                 return
             if not again:
-                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, failure)
+                said = failure.args[0].str()
+                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, said)
             self._astray, self._ask_bounds_at = astray, self._clock() + _ASK_BOUNDS_EVERY
         else:
             for each, target in targets.items():
@@ -399,6 +401,6 @@ class Group:
                 del self.owned[each.place]
 
     def _failure(self, what: str, error: Exception) -> SourceError:
-        failure = SourceError(f"{self._name}: {what}: {type(error).__name__}: {error}")
+        failure = SourceError(f"{self._name}: {what}: {type(error).__name__}: {error}; start again")
         failure.__cause__ = error
         return failure

@@ -340,7 +340,7 @@ class Owner:
             self._group.check_topics()
             self._group.out_of_range(self._client, place_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
-            log.error("%s: the client was not polled for max.poll.interval.ms and has left the group", self._name)
+            log.error("%s: not polled for max.poll.interval.ms: out of the group, partitions are lost", self._name)
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             # Whether it is gone, or only unknown to one broker for a moment, the ids tell.
             self._topics.question()
@@ -396,7 +396,7 @@ class Owner:
             try:
                 self._group.readopt(self._client)
             except KafkaException as failure:
-                self._fail(SourceError(f"{self._name}: not assigned again: {failure}"))
+                self._fail(SourceError(f"{self._name}: partitions not assigned again: {failure}; start again"))
 
     def _tell(self, events: Sequence[SourceEvent]) -> None:
         """What was read, and then these."""

@@ -173,7 +173,7 @@ class ConfirmedProducer:
                 outcome.fail(error)
             except BaseException as error:
                 # Of a callback of the user's that calls sys.exit(): it would end the thread without a word.
-                failure = SourceError(f"{self._name}: a call of the client failed with {type(error).__name__}")
+                failure = SourceError(f"{self._name}: a function of its settings raised {type(error).__name__}")
                 failure.__cause__ = error
                 outcome.fail(failure)
 
@@ -216,7 +216,7 @@ class ConfirmedProducer:
 
     def _check_open(self) -> None:
         if self._thread is None:
-            raise SourceError(f"{self._name}: not opened, or closed already")
+            raise SourceError(f"{self._name}: not opened, or closed already: await open() first")
 
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait up to ``timeout`` seconds for records on their way, then end client and thread. Idempotent.
@@ -244,7 +244,7 @@ class ConfirmedProducer:
                 job()
             except BaseException:
                 # Of a function of the user's, such as oauth_cb.
-                log.exception("%s: a call of the client failed", self._name)
+                log.exception("%s: a function in its settings, such as oauth_cb, raised: correct it", self._name)
         self._producer = None
         self._ended.give(None)
 

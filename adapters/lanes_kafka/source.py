@@ -128,7 +128,7 @@ class KafkaSource:
             system="kafka",
             settles="cumulative",
             hands_over=self._hands_over and carries(self._owner.limit),
-            drain_within=OF_POLL_INTERVAL * self._config.max_poll_interval,
+            revoke_limit=OF_POLL_INTERVAL * self._config.max_poll_interval,
             partitions=self._owner.partitions,
         )
 
@@ -162,7 +162,7 @@ class KafkaSource:
         made.
         """
         if any(each.floor is None for each in settlements):
-            raise ContractError(f"{self._name}: a settlement without a floor: this source commits positions")
+            raise ContractError(f"{self._name}: a settlement without a floor, where positions count: please report it")
         if settlements:
             answer = self._answer()
             await self._command(Commit(settlements, answer), answer)
@@ -214,7 +214,7 @@ class KafkaSource:
     def _end(self) -> None:
         self._ended.set()
         for answer in list(self._answers):
-            answer.give(self._failure or SourceError(f"{self._name}: the client is closed"))
+            answer.give(self._failure or SourceError(f"{self._name}: the client is closed: make a new source"))
         self._arrived.set()
 
     # --- inside
@@ -258,7 +258,7 @@ class KafkaSource:
 
     def _answer(self) -> Answer:
         if self._ended.is_set() or self._owner is None:
-            raise self._failure or SourceError(f"{self._name}: the client is closed")
+            raise self._failure or SourceError(f"{self._name}: the client is closed: make a new source")
         return Answer(self._bridge)
 
     async def _command(self, command: Command, answer: Answer) -> None:

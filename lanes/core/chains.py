@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from lanes.core import ring
-from lanes.core.lane import ABANDONED, FINISHED, QUEUED, RUNNING, step
+from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.policy import ANY, KEY, NONE, Policy
 from lanes.core.types import Message, Partition, PartitionId
@@ -96,8 +96,7 @@ class Chains:
             tails[message.lane] = message
             self.ready.append(message)
             return
-        # A head that waits in the queue for its next attempt has started: it stays the head, even above lower ones.
-        started = [m for m in others if m.state != QUEUED or m.attempt > m.partition.recalled.get(m.position, 1)]
+        started = [m for m in others if _has_started(m)]
         below = [m for m in others if m not in started and m.position < message.position]
         if not started and not below:
             # The head of a lane in which nothing has started is in the ready queue: take its place there.
@@ -116,7 +115,7 @@ class Chains:
     def _lane(self, message: Message) -> list[Message]:
         """Everything of a lane that is not finished, fenced handlers included."""
         partition = message.partition
-        lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane and m.state != FINISHED]
+        lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane]
         return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id == partition.id]
 
     def prefix(self, partition: Partition) -> set[Message]:
@@ -171,6 +170,12 @@ def behind(message: Message) -> list[Message]:
         found.append(following)
         following = following.next
     return found
+
+
+def _has_started(message: Message) -> bool:
+    """Whether it stays in front of lower positions that come late: it is out of the queue, or waits there for one more
+    attempt, which ``Waiting`` alone counts. One that was returned has not: what ran of it does not count."""
+    return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
 
 
 def _last(started: list[Message]) -> Message:

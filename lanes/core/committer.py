@@ -9,10 +9,10 @@ from __future__ import annotations
 from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.commits import Commits
-from lanes.core.lane import FINISHED, SETTLED
+from lanes.core.lane import SETTLED
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import Message, Partition, Settlement
+from lanes.core.types import NEVER, Message, Partition, Settlement
 
 
 class Committer:
@@ -42,7 +42,7 @@ class Committer:
     def receive(self, partition: Partition, ledger: OffsetLedger, run: list[Message], now: float) -> tuple[int, int]:
         """Admit a run, as far as ``max_ahead`` lets in; returns count and bytes of what was finished before.
 
-        Raises ``ValueError`` for a position that does not rise.
+        Raises ``PositionFell`` for a position that does not rise.
         """
         ledger.deliver(run, now)
         if ledger.waiting:
@@ -63,8 +63,7 @@ class Committer:
             commits.changed(len(finished), now)
         if len(run) >= space and partition not in self.ahead:
             self.ahead.add(partition)
-            unfinished = (m for m in ledger.unfinished() if m.state != FINISHED)
-            self._effects.append(fx.AheadReached(partition, next(unfinished, None)))
+            self._effects.append(fx.AheadReached(partition, ledger.oldest()))
         return len(finished), sum(m.size for m in finished)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
@@ -95,9 +94,9 @@ class Committer:
         return due
 
     def next_at(self) -> float:
-        """When ``due`` has something next; infinity while there is nothing to commit."""
+        """When ``due`` has something next; ``NEVER`` while there is nothing to commit."""
         pending = ((p, ledger, _commits(p)) for p, ledger in self.partitions.items())
-        return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=float("inf"))
+        return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=NEVER)
 
     def _at(self, partition: Partition, ledger: OffsetLedger, commits: Commits) -> float:
         # Where messages wait for the floor to be confirmed, it is confirmed at once.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lanes.core.types import Failure, Message, Partition
+
+if TYPE_CHECKING:
+    from lanes.core.policy import Follows
 
 STILL_HELD: Final = "held"
 ALREADY_SETTLED: Final = "settled"
@@ -17,44 +20,56 @@ class Effect:
     __slots__ = ()
 
 
-class Held(Effect):
+class Failed(Effect):
+    """Base of those that say what ``follows`` a failed attempt."""
+
+    __slots__ = ("failure", "follows", "message")
+
+    def __init__(self, message: Message, failure: Failure, follows: Follows) -> None:
+        self.message = message
+        self.failure = failure
+        self.follows = follows
+
+
+class Held(Failed):
     """The head of a lane waits for its next attempt, ``delay`` seconds from the call that failed."""
 
-    __slots__ = ("delay", "message")
+    __slots__ = ("delay",)
 
-    def __init__(self, message: Message, delay: float) -> None:
-        self.message = message
+    def __init__(self, message: Message, failure: Failure, delay: float) -> None:
+        super().__init__(message, failure, "hold")
         self.delay = delay
 
 
-class DeadLetterDue(Effect):
-    """Write the message to the dead letters, for as long as it takes, then call ``Engine.parked``."""
+class DeadLetterDue(Failed):
+    """Write the message to the dead letters, for as long as it takes, then call ``Engine.parked``: it is done then
+    (``park``), or its lane stands still (``archive``)."""
 
-    __slots__ = ("failure", "message")
-
-    def __init__(self, message: Message, failure: Failure) -> None:
-        self.message = message
-        self.failure = failure
+    __slots__ = ()
 
 
-class Halted(Effect):
+class Halted(Failed):
     """The poison policy says stop: drain everything; the message itself stays unsettled."""
 
-    __slots__ = ("failure", "message")
+    __slots__ = ()
 
     def __init__(self, message: Message, failure: Failure) -> None:
-        self.message = message
-        self.failure = failure
+        super().__init__(message, failure, "halt")
 
 
-class Blocked(Effect):
+class Blocked(Failed):
     """The poison policy says block: the lane stands still until ``Engine.unblock`` or ``Engine.park``."""
 
-    __slots__ = ("failure", "message")
+    __slots__ = ()
 
     def __init__(self, message: Message, failure: Failure) -> None:
-        self.message = message
-        self.failure = failure
+        super().__init__(message, failure, "block")
+
+
+class Interrupted(Failed):
+    """It failed while its partition drained, and was abandoned: what ``follows`` is up to the next owner."""
+
+    __slots__ = ()
 
 
 class Abandoned(Effect):
@@ -108,7 +123,7 @@ class Resumed(Effect):
 
 
 class AheadReached(Effect):
-    """``max_ahead`` messages were delivered above the confirmed floor: nothing more of the partition is taken.
+    """``max_ahead`` messages were admitted above the confirmed floor: nothing more of the partition is taken.
 
     ``oldest`` is the unfinished message that holds the floor, or None when only a confirmation is missing.
     """

@@ -4,9 +4,9 @@ Rules
 -----
 1. At most one *execution* of a lane is out of ``QUEUED``: its head, or in a batch the head and what follows it. The
    next one becomes the head when that is finished, not before: through retries and through the write of a dead letter.
-2. In flight = admitted and not settled. A message leaves the count when its settlement was sent (where the source
+2. In flight = delivered and not settled. A message leaves the count when its settlement was sent (where the source
    commits: when it finished), when it is abandoned, or, if its assignment was fenced, when its handler ended. Nothing
-   is admitted while a partition drains.
+   is taken in while a partition drains.
 3. A result counts only while ``message.partition.live``: identity fences, not numbers. A fenced handler keeps
    its key: a new assignment of the same partition queues behind it.
 4. A position that comes again is never run twice at once: held -> its token is swapped; settled -> it is
@@ -35,7 +35,6 @@ is in ``effects``; it empties that list after every call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from lanes.core import effects as fx
 from lanes.core.chains import behind
@@ -43,11 +42,8 @@ from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, Lan
 from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.ownership import Ownership
-from lanes.core.policy import BLOCK_AND_DLQ, EXIT, SKIP, Policy
-from lanes.core.retry import EXHAUSTED
+from lanes.core.policy import Policy
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, Room, Settlement
-
-INFINITY: Final = float("inf")
 
 
 class Engine(Ownership):
@@ -70,7 +66,7 @@ class Engine(Ownership):
     def receive(self, partition: Partition, run: list[Message], size: int, now: float) -> None:
         """Admit a run of consecutive messages of one partition; ``size`` is the sum of their sizes.
 
-        Raises ``ValueError`` for a position that does not rise, where the source commits.
+        Raises ``PositionFell`` for a position that does not rise, where the source commits.
         """
         if not partition.live:
             return
@@ -234,6 +230,8 @@ class Engine(Ownership):
                 abandoned = self._stop_starting(partition, set())
             if abandoned:
                 self.effects.append(fx.Abandoned(abandoned))
+            if isinstance(outcome, Failure):
+                self.effects.append(fx.Interrupted(message, outcome, self.policy.follows(message.attempt, outcome)))
             step(message, "abandon")
             partition.ledger.drop(message)
             chains.free(message)
@@ -244,22 +242,21 @@ class Engine(Ownership):
 
     def _failed(self, message: Message, failure: Failure, now: float) -> None:
         policy, waiting = self.policy, self.waiting
-        delay = policy.retry.delay(message.attempt, failure)
-        if delay != EXHAUSTED:
+        follows = policy.follows(message.attempt, failure)
+        if follows == "hold":
             self.retries += 1
+            delay = policy.retry.delay(message.attempt, failure)
             waiting.hold(message, failure, now + delay)
-            self.effects.append(fx.Held(message, delay))
-        elif policy.poison in (SKIP, BLOCK_AND_DLQ) and not failure.archived:
-            waiting.stop(message, "give up" if policy.poison == SKIP else "archive", failure)
-            self.effects.append(fx.DeadLetterDue(message, failure))
+            self.effects.append(fx.Held(message, failure, delay))
+        elif follows == "park" or follows == "archive":
+            waiting.stop(message, "give up" if follows == "park" else "archive", failure)
+            self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
             # Under ``exit`` too: its successors must not start before the drain takes them.
             waiting.stop(message, "block", failure)
-            if policy.poison == EXIT:
-                self.halted = True
-                self.effects.append(fx.Halted(message, failure))
-            else:
-                self.effects.append(fx.Blocked(message, failure))
+            self.halted |= follows == "halt"
+            effect = fx.Halted if follows == "halt" else fx.Blocked
+            self.effects.append(effect(message, failure))
 
     def kept(self, message: Message) -> None:
         """Its failed attempt is in the store: its hold may end. Idempotent; ignored for one that is not held."""
@@ -286,7 +283,7 @@ class Engine(Ownership):
     def park(self, key: bytes | None) -> int:
         """Give the blocked and held heads of a key up to the dead letters; returns how many there were."""
         parked = self.waiting.park(key)
-        self.effects += [fx.DeadLetterDue(lane.head, lane.failure) for lane in parked]
+        self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "park") for lane in parked]
         return len(parked)
 
     def _finished(self, message: Message) -> None:
@@ -302,10 +299,9 @@ class Engine(Ownership):
         if self.flow.due(now):
             self.effects.append(fx.PauseDue())
 
-    def next_due(self) -> float | None:
-        """When ``due`` is to be called next; None when nothing waits for a time."""
-        at = min(self.waiting.next_due(), self.flow.pause_at)
-        return None if at == INFINITY else at
+    def next_due(self) -> float:
+        """When ``due`` is to be called next; ``NEVER`` when nothing waits for a time."""
+        return min(self.waiting.next_due(), self.flow.pause_at)
 
     def room(self) -> Room:
         """How much more the sources may deliver now, and which partitions they should pause."""
@@ -386,7 +382,7 @@ class Engine(Ownership):
     def unsettled(self, settlements: list[Settlement], *, again_at: float = 0.0) -> None:
         """These settlements may not have been sent: they are collected again, commits not before ``again_at``."""
         for settlement in settlements:
-            if self.partitions.get(settlement.partition.id) is not settlement.partition:
+            if not self.owns(settlement.partition):
                 continue
             if settlement.partition.commits is None:
                 self.outbox.give_back(settlement)
@@ -406,12 +402,12 @@ class Engine(Ownership):
 
     def held_since(self, time: float) -> list[Message]:
         """Everything in flight of live partitions that was delivered at or before ``time``."""
-        return [m for p in self.partitions.values() for m in p.ledger.unfinished() if m.received <= time]
+        return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:
         """The unfinished message that was delivered first, if any."""
-        unfinished = (m for p in self.partitions.values() for m in p.ledger.unfinished() if m.state != FINISHED)
-        return min(unfinished, key=lambda message: message.received, default=None)
+        each = (partition.ledger.oldest() for partition in self.partitions.values())
+        return min((m for m in each if m is not None), key=lambda message: message.received, default=None)
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,7 @@ less than that in flight some of them would have nothing to do.
 
 from __future__ import annotations
 
-from lanes.core.types import Room
+from lanes.core.types import NEVER, Room
 
 
 class Flow:
@@ -36,9 +36,7 @@ class Flow:
         "taking",
     )
 
-    def __init__(
-        self, max_in_flight: int, max_bytes: int, pause_after: float = float("inf"), *, concurrency: int = 0
-    ) -> None:
+    def __init__(self, max_in_flight: int, max_bytes: int, pause_after: float = NEVER, *, concurrency: int = 0) -> None:
         self.max_in_flight = max_in_flight
         self.low = (max_in_flight + concurrency) // 2
         self.max_bytes = max_bytes
@@ -50,7 +48,7 @@ class Flow:
         self.taking: bool = True
         self.paused: bool = False
         self.pausing: bool = False
-        self.pause_at: float = float("inf")
+        self.pause_at: float = NEVER
 
     def admit(self, count: int, size: int, now: float) -> bool:
         """Count messages in; True when this crossed the high mark."""
@@ -73,7 +71,7 @@ class Flow:
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
             self.taking = True
             self.pausing = False
-            self.pause_at = float("inf")
+            self.pause_at = NEVER
             return True
         return False
 
@@ -81,7 +79,7 @@ class Flow:
         """Whether the clients should be paused from now on, and were not before."""
         if self.pause_at > now:
             return False
-        self.pause_at = float("inf")
+        self.pause_at = NEVER
         self.pausing = True
         return True
 

@@ -70,7 +70,7 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
 what becomes of the rest of a lane in a batch behind one that was not acknowledged."""
 
 
-class IllegalTransition(ValueError):
+class IllegalTransition(RuntimeError):
     """An event that the state of a lane does not allow: a bug in ``lanes`` or in a source, never in a handler."""
 
 
@@ -104,5 +104,5 @@ def illegal(message: Message, event: str) -> IllegalTransition:
     """The error for an event that the message's state does not allow."""
     return IllegalTransition(
         f"lane of {message.partition.id} position {message.position}: {event!r} is not allowed while "
-        f"{STATE_NAMES[message.state]}"
+        f"{STATE_NAMES[message.state]}: a bug of lanes or of its source, please report it"
     )

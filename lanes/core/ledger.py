@@ -4,6 +4,8 @@ It answers one question, for a position that comes again: is it still held here,
 unknown? Held messages are a dict by position; settled positions are sorted runs, so that a long stretch of
 finished work costs two numbers. The number of runs is bounded: beyond ``RUNS_LIMIT`` the lowest are forgotten,
 and a forgotten position that comes again is handled again (at least once, never lost).
+What the next owner of a partition has to handle is another question, for which a cohort's source keeps its
+``DeliveryLedger``.
 
 Where the source itself passes over what was settled, nothing of that is kept: its partitions may be sparse, such as
 one of 64 on one stream, where no settled position has a neighbour and every one would be a run.
@@ -16,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from lanes.core.lane import SETTLED
+from lanes.core.lane import FINISHED, SETTLED
 from lanes.core.types import Message
 
 RUNS_LIMIT: Final = 65_536
@@ -125,9 +127,17 @@ class AckLedger:
         """Hold it no more although it is unfinished: it is delivered again later."""
         del self.held[message.position]
 
-    def unfinished(self) -> list[Message]:
-        """The messages held, in order of delivery."""
+    def in_flight(self) -> list[Message]:
+        """The messages held, those included that are finished and not settled, in order of delivery."""
         return list(self.held.values())
+
+    def unfinished(self) -> list[Message]:
+        """Those of them that are not finished."""
+        return [message for message in self.in_flight() if message.state != FINISHED]
+
+    def oldest(self) -> Message | None:
+        """The unfinished message that was delivered first. O(held)."""
+        return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
         """How many deliveries are not settled."""

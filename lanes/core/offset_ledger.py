@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from lanes.core.lane import SETTLED
+from lanes.core.lane import FINISHED, SETTLED
 from lanes.core.types import Message, Runs
 
 _TRIM: Final = 1_024
 """Entries below the floor that are kept at least, so that trimming costs O(1) amortised."""
+
+
+class PositionFell(ValueError):
+    """A source that commits delivered a position that is not above the one before."""
 
 
 class OffsetLedger:
@@ -55,16 +59,16 @@ class OffsetLedger:
     def deliver(self, run: list[Message], now: float) -> None:
         """Number the messages of a run and note when it came; ``admit`` enters them, at once or later.
 
-        Raises ``ValueError`` for an offset that does not rise: within one assignment a source goes only onwards. The
+        Raises ``PositionFell`` for an offset that does not rise: within one assignment a source goes only onwards. The
         ledger is then as it was.
         """
         delivered = self._delivered
         ordinal = self._base + len(self._open) + len(self.waiting)
         for message in run:
             if message.position <= delivered:
-                raise ValueError(
+                raise PositionFell(
                     f"{message.partition.id} delivered position {message.position} after {delivered}: a source that "
-                    "commits goes only onwards within one assignment"
+                    "commits goes only onwards within one assignment: a bug of the source, please report it"
                 )
             delivered = message.position
             message.ordinal = ordinal
@@ -160,7 +164,7 @@ class OffsetLedger:
 
     @property
     def next_ordinal(self) -> int:
-        """How many messages were delivered in this assignment."""
+        """How many messages were admitted in this assignment."""
         return self._base + len(self._open)
 
     def completed(self) -> Runs:
@@ -181,9 +185,20 @@ class OffsetLedger:
         runs += [(max(start, above), end) for start, end in self._seeded if end > above]
         return runs
 
-    def unfinished(self) -> list[Message]:
-        """The messages held, in order of delivery. O(delivered above the floor)."""
+    def in_flight(self) -> list[Message]:
+        """The messages held, those included that are finished and not entered as that, in order of delivery.
+
+        O(delivered above the floor).
+        """
         return [message for message in self._messages[self._first :] if message is not None]
+
+    def unfinished(self) -> list[Message]:
+        """Those of them that are not finished. O(delivered above the floor)."""
+        return [message for message in self.in_flight() if message.state != FINISHED]
+
+    def oldest(self) -> Message | None:
+        """The unfinished message that was delivered first. O(delivered above the floor)."""
+        return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
         """How many deliveries above the floor are not finished. O(delivered above the floor)."""

@@ -9,13 +9,21 @@ from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.committer import Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import FINISHED, RUNNING
+from lanes.core.lane import RUNNING
 from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.policy import SERIAL, Policy
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.core.waiting import Waiting
+
+
+class AlreadyAssigned(ValueError):
+    """A partition was assigned that is owned, or was: every assignment has an object of its own."""
+
+
+class SecondPartition(ValueError):
+    """A partition was assigned beside another one under the order ``serial``, which handles one."""
 
 
 class Ownership:
@@ -32,15 +40,19 @@ class Ownership:
         self.outbox = Outbox()
         self.committer = Committer(policy, self.chains, self.effects)
 
+    def owns(self, partition: Partition) -> bool:
+        """Whether it is this very assignment that is owned: not given up, and nothing assigned in its place."""
+        return self.partitions.get(partition.id) is partition
+
     def assign(self, partition: Partition) -> None:
         """Take a partition on, under a new epoch.
 
-        Raises ``ValueError`` when it is already assigned, and for a second partition under the order ``serial``.
+        Raises ``AlreadyAssigned``, and ``SecondPartition`` under the order ``serial``.
         """
         if partition.epoch or partition.id in self.partitions:
-            raise ValueError(f"{partition.id} is already assigned: release it, or report it lost, first")
+            raise AlreadyAssigned(f"{partition.id} is already assigned: release it, or report it lost, first")
         if self.policy.order == SERIAL and self.partitions:
-            raise ValueError(f'{partition.id} would be a second partition: order="serial" handles one at most')
+            raise SecondPartition(f'{partition.id} would be a second partition: order="serial" handles one at most')
         self.epoch += 1
         partition.epoch = self.epoch
         partition.live = True
@@ -81,7 +93,7 @@ class Ownership:
         partition.steady = False
         unfinished = partition.ledger.unfinished()
         partition.unended = len(kept) + sum(1 for m in unfinished if m.state == RUNNING)
-        abandoned = [m for m in unfinished if m.state not in (RUNNING, FINISHED) and m not in kept]
+        abandoned = [m for m in unfinished if m.state != RUNNING and m not in kept]
         return self._abandon(partition, abandoned)
 
     def _drained_if_ended(self, partition: Partition) -> None:
@@ -102,7 +114,7 @@ class Ownership:
         for message in zombies:
             partition.ledger.drop(message)
             self.chains.fenced.add(message)
-        self._abandon(partition, [m for m in unfinished if m.state not in (RUNNING, FINISHED)])
+        self._abandon(partition, [m for m in unfinished if m.state != RUNNING])
         return zombies
 
     def lose(self, partition: Partition) -> list[Message]:
@@ -113,11 +125,11 @@ class Ownership:
 
     def release(self, partition: Partition) -> None:
         """Forget a partition, what it finished and was not settled included. Idempotent."""
-        if self.partitions.get(partition.id) is not partition:
+        if not self.owns(partition):
             return
         self.fence(partition)
         del self.partitions[partition.id]
-        self._abandon(partition, partition.ledger.unfinished())
+        self._abandon(partition, partition.ledger.in_flight())
         self.outbox.forget(partition)
         self.committer.forget(partition)
         self.chains.forget(partition.id)

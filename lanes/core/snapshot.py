@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lanes.core.commits import Commits
 from lanes.core.engine import Engine
@@ -24,6 +24,9 @@ from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import Failure, LaneId, Message, Partition, PartitionId, Reader, Settlement
+
+if TYPE_CHECKING:
+    from lanes.errors import MessageError
 
 _NO_DATA: Final = object()
 
@@ -45,7 +48,7 @@ class MessageState(NamedTuple):
     raw: Any
     token: Any
     data: tuple[object, ...]
-    broken: Exception | None
+    broken: MessageError | None
     attempt: int
     state: int
     ordinal: int
@@ -191,7 +194,7 @@ def _assignments(engine: Engine) -> list[Partition]:
 
 
 def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
-    owned = engine.partitions.get(partition.id) is partition
+    owned = engine.owns(partition)
     # Nothing is left of one that was given up but the handlers that run.
     ledger = partition.ledger if owned else _empty(partition)
     fenced = sorted((m for m in engine.chains.fenced if m.partition is partition), key=message_id)
@@ -210,7 +213,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
         ledger=_offset_state(ledger) if isinstance(ledger, OffsetLedger) else _ack_state(ledger),
         commits=_commits_state(partition.commits) if owned else None,
         ahead=partition in engine.committer.ahead,
-        held=_messages(ledger.unfinished()),
+        held=_messages(ledger.in_flight()),
         fenced=_messages(fenced),
         waiting=_messages(ledger.waiting) if isinstance(ledger, OffsetLedger) else (),
         finished=tuple(message_id(message) for message in partition.finished),

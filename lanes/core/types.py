@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lanes.core.commits import Commits
     from lanes.core.ledger import AckLedger
     from lanes.core.offset_ledger import OffsetLedger
+    from lanes.errors import MessageError
 
 __all__ = [
     "ABANDON",
@@ -46,13 +47,14 @@ Runs: TypeAlias = list[tuple[int, int]]
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")
-"""The deadline of what is owned without a lease."""
+"""When what does not come is due: the deadline without a lease. Also a length of time that has no limit."""
 
 
 def key_bytes(key: PartitionKey) -> bytes:
     """The bytes that identify a key.
 
-    Raises ``ValueError`` for an ``int`` outside 0 … 2¹²⁸−1 and ``TypeError`` for any other type, naming both.
+    Raises ``ValueError`` for an ``int`` outside 0 … 2¹²⁸−1 and ``TypeError`` for any other type. Neither shows the
+    key.
     """
     if isinstance(key, bytes):
         return key
@@ -61,7 +63,9 @@ def key_bytes(key: PartitionKey) -> bytes:
     if isinstance(key, int) and not isinstance(key, bool):
         if 0 <= key < 1 << 8 * KEY_INT_BYTES:
             return key.to_bytes(KEY_INT_BYTES, "little")
-        raise ValueError(f"an int key must be in 0 … 2**128-1, not {key}; pass its bytes instead")
+        # Not the key itself: it is private, and one of thousands of digits could not be written.
+        found = "is below 0" if key < 0 else f"has {key.bit_length()} bits"
+        raise ValueError(f"an int key must be in 0 … 2**128-1, and this one {found}; pass its bytes instead")
     raise TypeError(f"a key must be bytes, str or int, not {type(key).__name__}; return None for 'no key'")
 
 
@@ -186,7 +190,7 @@ class Message:
     redelivery replaces it.
     ``received`` is the time of the delivery in seconds of the engine's clock. ``data`` is what the consumer's
     ``decode`` made of the message; there is none without. ``broken`` is set by a source that could not read the key,
-    for one: then the handler is not called, and this is what it failed with.
+    for one: then the handler is not called, and this is what it failed with, an outcome of this one message.
 
     ``lane``, ``next``, ``ordinal`` and ``state`` belong to the engine.
     """
@@ -218,7 +222,7 @@ class Message:
         self.size = size
         self.raw = raw
         self.token = token
-        self.broken: Exception | None = None
+        self.broken: MessageError | None = None
         self.attempt: int = 1
         self.state: int = 0
         self.ordinal: int = 0
@@ -268,7 +272,9 @@ ABANDON: Final = Outcome()
 
 
 RETURN: Final = Outcome()
-"""It was interrupted because of other messages of its batch: it goes back to the head of its lane, and runs again."""
+"""It was interrupted because of other messages of its batch: it goes back to the head of its lane, and runs again.
+
+It has not started, and its ``attempt`` is what it was: a lower position of its lane that comes late goes before it."""
 
 
 class Failure(Outcome):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from lanes.core.lane import BLOCKED, HELD, Lane, step
-from lanes.core.types import Failure, Message
+from lanes.core.types import NEVER, Failure, Message
 
 
 class Waiting:
@@ -58,11 +58,11 @@ class Waiting:
         return over
 
     def next_due(self) -> float:
-        """When ``due`` is to be called next; infinity when nothing is held."""
+        """When ``due`` is to be called next; ``NEVER`` when nothing is held."""
         heap = self._heap
         while heap and heap[0][2].state != HELD:
             heappop(heap)
-        return heap[0][0] if heap else float("inf")
+        return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
         """Take out the blocked heads of a key; each begins one more attempt, its attempts so far are kept."""

@@ -46,6 +46,8 @@ class NaiveModes:
                 continue
             if m.partition in self.fenced or (outcome is not ACK and m.partition in self.draining):
                 del self.state[m]
+                if isinstance(outcome, Failure) and m.partition not in self.fenced:
+                    self.failed[m] = "left"
             elif outcome is ACK:
                 self.state[m] = "done"
             elif outcome is ABANDON:

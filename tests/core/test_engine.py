@@ -6,7 +6,7 @@ import pytest
 
 from lanes.core import effects as fx
 from lanes.core.lane import ABANDONED, BLOCKED, FINISHED, HELD, PARKING, QUEUED, RUNNING, SETTLED, IllegalTransition
-from lanes.core.types import ACK, Message, Room
+from lanes.core.types import ACK, NEVER, Message, Room
 from tests.core.builders import (
     ATTEMPTS,
     BACKOFF,
@@ -223,7 +223,7 @@ def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
     engine.due(100.4)
     assert take_all(engine) == []
     engine.due(100.5)
-    assert (head.attempt, engine.lanes(), engine.next_due()) == (2, [], None)
+    assert (head.attempt, engine.lanes(), engine.next_due()) == (2, [], NEVER)
     assert take(engine) is head
     assert engine.take() is None
     engine.finish(head, ACK, 101.0)
@@ -330,7 +330,7 @@ def test_a_halt_keeps_its_lane_and_is_drained_with_the_rest() -> None:
     assert isinstance(halted, fx.Halted)
     assert (halted.message, halted.failure, engine.halted) == (head, failure, True)
     engine.due(1e300)
-    assert engine.next_due() is None
+    assert engine.next_due() == NEVER
     assert take(engine) is other
     engine.finish(other, ACK, 2.0)
     assert engine.drain(partition) == [head, behind]
@@ -351,6 +351,20 @@ def test_the_oldest_is_the_unfinished_message_that_came_first() -> None:
     take(engine)
     engine.finish(take(engine), ACK, 6.0)
     assert engine.oldest() is late
+
+
+@pytest.mark.parametrize("floor", [None, 0])
+def test_what_is_finished_is_in_flight_and_holds_nothing_up(floor: int | None) -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=floor)
+    first, second = deliver(engine, partition, 0, 1, key=None)
+    ledger = partition.ledger
+    assert (ledger.in_flight(), ledger.unfinished(), ledger.oldest()) == ([first, second], [first, second], first)
+    engine.finish(take(engine), ACK, 0.0)
+    assert (ledger.in_flight(), ledger.unfinished(), ledger.oldest()) == ([first, second], [second], second)
+    engine.finish(take(engine), ACK, 0.0)
+    assert (ledger.in_flight(), ledger.unfinished(), ledger.oldest()) == ([first, second], [], None)
+    assert engine.oldest() is None
 
 
 def test_held_since_is_all_in_flight_that_came_by_then() -> None:

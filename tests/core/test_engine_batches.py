@@ -166,10 +166,12 @@ def test_an_interruption_drains_the_partition() -> None:
     engine.finish_batch(batch, [ABANDON, ACK, failed(), ACK, ACK], 0.0)
     assert states(run + others) == ["abandoned", "abandoned", "abandoned", "finished", "finished"]
     assert {m.state for m in queued} == {ABANDONED}
-    abandoned, drained = effects(engine)
+    abandoned, interrupted, drained = effects(engine)
     assert isinstance(abandoned, fx.Abandoned)
     assert set(abandoned.messages) == {run[1], *queued}
-    assert isinstance(drained, fx.Drained)
+    # The drain that the first one began takes the failure of the third.
+    assert isinstance(interrupted, fx.Interrupted) and isinstance(drained, fx.Drained)
+    assert interrupted.message is run[2]
     assert (drained.partition, engine.running, partition.unended, engine.flow.in_flight) == (partition, 0, 0, 2)
     assert partition.tails == {}
 
@@ -184,9 +186,11 @@ def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) ->
     assert effects(engine) == []
     engine.finish_batch(batch, [ACK, outcome, ACK, ACK], 0.0)
     assert states(run) == ["finished", "abandoned", "abandoned", "finished"]
-    abandoned, drained = effects(engine)
+    abandoned, *interrupted, drained = effects(engine)
     assert isinstance(abandoned, fx.Abandoned)
     assert (abandoned.messages, type(drained)) == ([run[2]], fx.Drained)
+    # Of those that failed with the call only the first counts.
+    assert [e.message for e in interrupted if isinstance(e, fx.Interrupted)] == [run[1]] * (outcome is not ABANDON)
     assert (engine.flow.in_flight, engine.running, partition.tails) == (2, 0, {})
 
 
@@ -289,7 +293,9 @@ def test_what_does_not_run_cannot_end() -> None:
     engine = new_engine()
     run = delivered(engine, assigned(engine), b"aab")
     batch = engine.take_batch(1)
-    with pytest.raises(IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued$"):
+    with pytest.raises(
+        IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued: a bug"
+    ):
         engine.finish_batch([*batch, run[1]], [ACK, ACK], 0.0)
     # Nothing of it was done.
     assert (run[0].state, engine.running) == (RUNNING, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.types import ABANDON, ACK, Message, Outcome, Partition, Room
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Outcome, Partition, Room
 from tests.core.builders import PAUSE_AFTER, assigned, deliver, effects, failed, new_engine, take, take_all
 
 A, B, C = b"a", b"b", b"c"
@@ -42,7 +42,7 @@ def test_what_is_completed_is_handed_over_with_the_floor() -> None:
     assert kinds(engine) == []
     engine.finish(run[3], ACK, 0.0)
     engine.finish(run[0], failed(), 0.0)
-    assert kinds(engine) == [fx.Drained]
+    assert kinds(engine) == [fx.Interrupted, fx.Drained]
     assert (committed(engine), take_all(engine)) == ([(0, [(2, 4)])], [])
 
 
@@ -134,14 +134,15 @@ def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
     take_all(engine)
     assert engine.drain(partition, close_prefix=True) == []
     engine.finish(run[0], outcome, 0.0)
-    (abandoned,) = effects(engine)
+    abandoned, *interrupted = effects(engine)
+    told = [] if outcome is ABANDON else [fx.Interrupted]
     assert isinstance(abandoned, fx.Abandoned)
-    assert positions(abandoned.messages) == [1]
+    assert (positions(abandoned.messages), [type(effect) for effect in interrupted]) == ([1], told)
     engine.finish(run[4], ACK, 0.0)
     engine.finish(run[2], ACK, 0.0)
     assert (take_all(engine), kinds(engine)) == ([3], [])
     engine.finish(run[3], outcome, 0.0)
-    assert kinds(engine) == [fx.Drained]
+    assert kinds(engine) == [*told, fx.Drained]
     assert committed(engine) == [(0, [(2, 3), (4, 5)])]
     assert (engine.flow.in_flight, partition.tails, engine.lanes()) == (0, {}, [])
 
@@ -295,7 +296,7 @@ def test_a_bound_that_lasts_pauses_the_clients() -> None:
     assert (kinds(engine), engine.room()) == ([fx.PauseDue], Room(0, 0, frozenset({partition})))
     # Assigned while saturated: paused from the start.
     other = assigned(engine, 1)
-    assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), None)
+    assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), NEVER)
     engine.due(1e6)
     assert kinds(engine) == []
     take_all(engine)
@@ -316,7 +317,7 @@ def test_a_bound_that_does_not_last_pauses_nobody() -> None:
     assert engine.next_due() == 10.0 + PAUSE_AFTER
     engine.finish(run[1], ACK, 11.0)
     engine.settled(engine.collect(11.0))
-    assert engine.next_due() is None
+    assert engine.next_due() == NEVER
     engine.due(1e6)
     assert kinds(engine) == [fx.Saturated, fx.Held, fx.Resumed]
     assert engine.room() == Room(1, 999)

@@ -38,12 +38,7 @@ SIZES = [*range(30), 1000]
 ONWARDS = [0, 0, 0, 1, 2, 3, -1, -2]
 BACK = [*range(-12, 0), 0, 1]
 
-EFFECTS: dict[type[fx.Effect], str] = {
-    fx.Held: "held",
-    fx.DeadLetterDue: "parking",
-    fx.Halted: "stuck",
-    fx.Zombie: "zombie",
-}
+EFFECTS = {fx.Held: "held", fx.DeadLetterDue: "parking", fx.Halted: "stuck", fx.Interrupted: "out", fx.Zombie: "zombie"}
 GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
 CAUSES = {"held": fx.STILL_HELD, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
 NAMES = {"done": "finished", "stuck": "blocked"}
@@ -231,6 +226,7 @@ class EngineMachine(RuleBasedStateMachine):
         message = self.running()[index % len(self.running())]
         attempt, until = message.attempt, 0.0
         if isinstance(outcome, Failure):
+            self.announced["out"] += message.partition in self.naive.draining - self.naive.fenced
             backoff = min(MAX_BACKOFF, BACKOFF * 2 ** (attempt - 1))
             until = self.now + (outcome.chance * backoff if outcome.delay is None else outcome.delay)
         if message.partition in self.naive.fenced:
@@ -251,8 +247,7 @@ class EngineMachine(RuleBasedStateMachine):
         due_at = self.engine.next_due()
         held = [self.naive.until[m] for m in self.naive.waiting()]
         # Never later than the first hold that ends; sooner only for one that was abandoned.
-        assert due_at is not None or not held
-        assert due_at is None or due_at <= min(held, default=due_at)
+        assert due_at <= min(held, default=due_at)
         self.engine.due(self.now)
         self.naive.due(self.now)
 

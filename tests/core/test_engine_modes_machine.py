@@ -222,7 +222,7 @@ class ModesMachine(RuleBasedStateMachine):
         self.now += chance.choice([0.0, 0.5, 1.0])
         due_at = self.engine.next_due()
         held = [m for m, state in self.naive.state.items() if state == "held"]
-        assert not held or (due_at is not None and due_at <= min(self.naive.until[m] for m in held))
+        assert due_at <= min((self.naive.until[m] for m in held), default=due_at)
         self.engine.due(self.now)
         self.again([m for m in held if self.naive.until[m] <= self.now])
 
@@ -368,8 +368,8 @@ class ModesMachine(RuleBasedStateMachine):
             new = naive.failed.get(message) or naive.state.get(message, "gone")
             if new == old:
                 continue
-            if new == "held":
-                expected[fx.Held, message] += 1
+            if new in ("held", "left"):
+                expected[fx.Held if new == "held" else fx.Interrupted, message] += 1
             elif new in ("parking", "archiving"):
                 expected[fx.DeadLetterDue, message] += 1
                 self.to_park.append(message)
@@ -382,7 +382,7 @@ class ModesMachine(RuleBasedStateMachine):
         found: Counter[tuple[type[fx.Effect], Message]] = Counter()
         dropped: list[Message] = []
         for effect in self.engine.effects:
-            if isinstance(effect, fx.Held | fx.DeadLetterDue | fx.Halted | fx.Blocked | fx.Zombie | fx.Redelivered):
+            if isinstance(effect, fx.Failed | fx.Zombie | fx.Redelivered):
                 found[type(effect), effect.message] += 1
             elif isinstance(effect, fx.Abandoned):
                 dropped += effect.messages

@@ -8,7 +8,7 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING, QUEUED, IllegalTransition
 from lanes.core.policy import BLOCK, BLOCK_AND_DLQ, EXIT, KEY, PARTITION, SKIP
-from lanes.core.types import ACK, Failure, Message
+from lanes.core.types import ACK, NEVER, Failure, Message
 from tests.core.builders import ATTEMPTS, assigned, deliver, effects, failed, new_engine, take, take_all
 
 A, B = b"a", b"b"
@@ -22,7 +22,7 @@ ENDS: dict[str, tuple[type[fx.Effect], int]] = {
 
 def told(engine: Engine) -> list[tuple[type[fx.Effect], Message, Failure]]:
     """The effects that name a message and its failure; the list is empty afterwards."""
-    named = [e for e in effects(engine) if isinstance(e, fx.DeadLetterDue | fx.Blocked | fx.Halted)]
+    named = [e for e in effects(engine) if isinstance(e, fx.Failed) and not isinstance(e, fx.Held)]
     return [(type(e), e.message, e.failure) for e in named]
 
 
@@ -45,7 +45,7 @@ def test_it_is_told_once_and_only_its_lane_waits(poison: str) -> None:
     assert [lane.head for lane in engine.lanes()] == [run[0]]
     assert take_all(engine) == [2]
     engine.due(1e9)
-    assert (take_all(engine), engine.next_due()) == ([], None)
+    assert (take_all(engine), engine.next_due()) == ([], NEVER)
     assert engine.oldest() is run[0]
 
 
@@ -59,6 +59,36 @@ def test_attempts_are_used_up_first(poison: str) -> None:
         engine.finish(message, failure, 0.0)
         engine.due(1e9)
     assert told(engine) == [(ENDS[poison][0], message, failure)]
+
+
+@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("poison", ENDS)
+def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(poison: str, archived: bool) -> None:
+    """The same as would have followed here, for one that was given up and for one that was not."""
+    for terminal in (False, True):
+        failure = Failure(ValueError(), terminal=terminal, archived=archived and terminal)
+        engine = new_engine(poison=poison)
+        deliver(engine, assigned(engine), 0)
+        engine.finish(take(engine), failure, 0.0)
+        (here,) = effects(engine)
+        engine = new_engine(poison=poison)
+        partition = assigned(engine)
+        (message,) = deliver(engine, partition, 0)
+        take(engine)
+        engine.drain(partition)
+        engine.finish(message, failure, 0.0)
+        left, ended = effects(engine)
+        assert isinstance(here, fx.Failed) and isinstance(left, fx.Interrupted) and isinstance(ended, fx.Drained)
+        assert (left.message, left.failure, left.follows) == (message, failure, here.follows)
+        assert (message.state, engine.lanes(), engine.retries) == (ABANDONED, [], 0)
+
+
+def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None:
+    engine = new_engine(poison=BLOCK_AND_DLQ)
+    (message,) = deliver(engine, assigned(engine), 0)
+    failure = Failure(ValueError(), terminal=True, archived=True)
+    engine.finish(take(engine), failure, 0.0)
+    assert (told(engine), message.state) == ([(fx.Blocked, message, failure)], BLOCKED)
 
 
 def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:

@@ -8,7 +8,7 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED, SETTLED
 from lanes.core.ledger import AckLedger
-from lanes.core.types import ACK, Message, Partition
+from lanes.core.types import ACK, RETURN, Message, Partition
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
 
@@ -180,6 +180,26 @@ def test_behind_a_head_that_is_due_for_its_next_attempt() -> None:
     assert ran(engine) == [10, 3, 5, 6, 7, 12, 20]
 
 
+def test_before_a_head_that_was_returned_for_it_counts_as_not_started() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    engine.finish(take(engine), RETURN, 0.0)
+    late_ones(engine, partition)
+    assert ran(engine) == [3, 5, 7, 10, 12, 20]
+
+
+def test_behind_a_head_that_was_returned_in_a_later_attempt() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 10, 20)
+    engine.finish(take(engine), failed(delay=1.0), 0.0)
+    engine.due(1.0)
+    engine.finish(take(engine), RETURN, 1.0)
+    late_ones(engine, partition)
+    assert ran(engine) == [10, 3, 5, 7, 12, 20]
+
+
 def test_behind_a_parking_head() -> None:
     engine = new_engine()
     partition = assigned(engine)
@@ -248,4 +268,4 @@ def test_while_draining_nothing_is_admitted() -> None:
     engine.drain(partition)
     deliver(engine, partition, 1, 4, 5)
     assert (engine.flow.in_flight, engine.take(), effects(engine)) == (1, None, [])
-    assert [m.position for m in partition.ledger.unfinished()] == [3]
+    assert [m.position for m in partition.ledger.in_flight()] == [3]

@@ -36,7 +36,7 @@ def offsets(runs: Sequence[tuple[int, int]]) -> set[int]:
 def test_a_new_ledger_is_at_its_floor() -> None:
     ledger = OffsetLedger(7)
     assert (ledger.floor(), ledger.highest, ledger.floor_ordinal, ledger.next_ordinal) == (7, 6, 0, 0)
-    assert (ledger.completed(), ledger.unfinished(), ledger.holes(), ledger.last_finished()) == ([], [], 0, 6)
+    assert (ledger.completed(), ledger.in_flight(), ledger.holes(), ledger.last_finished()) == ([], [], 0, 6)
     assert repr(ledger) == "<OffsetLedger floor 7, 0 unfinished of 0 above it, highest 6>"
 
 
@@ -45,7 +45,7 @@ def test_the_floor_is_the_lowest_unfinished_offset() -> None:
     first, second, third = deliver(ledger, 3, 5, 9)
     assert ledger.floor() == 3
     assert ledger.settle([second]) == (1, 6)
-    assert (ledger.floor(), ledger.completed(), ledger.unfinished()) == (3, [(5, 6)], [first, third])
+    assert (ledger.floor(), ledger.completed(), ledger.in_flight()) == (3, [(5, 6)], [first, third])
     assert repr(ledger) == "<OffsetLedger floor 3, 2 unfinished of 3 above it, highest 9>"
     assert ledger.settle([first]) == (1, 4)
     assert (ledger.floor(), ledger.completed(), ledger.floor_ordinal) == (9, [], 2)
@@ -83,7 +83,7 @@ def test_an_offset_that_does_not_rise_is_refused(before: list[int], position: in
         ledger.deliver([new_message(PARTITION, 100), new_message(PARTITION, 100)], 0.0)
     # Nothing of it was entered.
     deliver(ledger, 50)
-    assert [m.position for m in ledger.unfinished()] == [*before, 50]
+    assert [m.position for m in ledger.in_flight()] == [*before, 50]
 
 
 def test_an_offset_below_what_the_source_has_read_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_what_is_dropped_holds_the_floor_for_ever() -> None:
     dropped, finished = deliver(ledger, 4, 5)
     ledger.drop(dropped)
     ledger.settle([finished])
-    assert (ledger.unfinished(), ledger.holes(), ledger.floor(), ledger.completed()) == ([], 1, 4, [(5, 6)])
+    assert (ledger.in_flight(), ledger.holes(), ledger.floor(), ledger.completed()) == ([], 1, 4, [(5, 6)])
     ledger.progressed(100)
     assert ledger.floor() == 4
 
@@ -155,7 +155,7 @@ def test_what_waits_is_below_the_sources_position_and_not_passed() -> None:
     ledger.deliver([waiting], 0.0)
     ledger.waiting = [waiting]
     ledger.progressed(12)
-    ledger.settle(ledger.unfinished())
+    ledger.settle(ledger.in_flight())
     assert ledger.floor() == 6
     ledger.waiting = []
     ledger.admit([waiting])
@@ -191,7 +191,7 @@ def test_seeded_offsets_are_finished_on_arrival() -> None:
     run = [new_message(PARTITION, offset, size=offset) for offset in (3, 5, 6, 7, 9, 11)]
     ledger.deliver(run, 0.0)
     assert [m.position for m in ledger.admit(run)] == [5, 6, 9]
-    assert [m.position for m in ledger.unfinished()] == [3, 7, 11]
+    assert [m.position for m in ledger.in_flight()] == [3, 7, 11]
     assert [m.state for m in run if m.state == SETTLED] == [SETTLED] * 3
     assert (ledger.floor(), ledger.completed()) == (3, [(5, 7), (9, 10), (20, 22)])
     assert ledger._seeded == [(20, 22)]
@@ -202,7 +202,7 @@ def test_a_seeded_run_may_be_delivered_in_parts() -> None:
     for offset, floor, completed in [(0, 0, [(1, 5)]), (2, 0, [(2, 3), (3, 5)]), (4, 0, [(2, 5)])]:
         deliver(ledger, offset)
         assert (ledger.floor(), ledger.completed()) == (floor, completed)
-    ledger.settle(ledger.unfinished())
+    ledger.settle(ledger.in_flight())
     assert (ledger.floor(), ledger.completed()) == (5, [])
 
 
@@ -227,7 +227,7 @@ def test_entries_below_the_floor_are_forgotten_by_halves() -> None:
     ledger.settle(run[1_026:1_030])
     assert (ledger.floor(), ledger.completed(), ledger.next_ordinal) == (2_050, [(2_052, 2_059)], 2_000)
     ledger.drop(run[1_025])
-    assert [m.position for m in ledger.unfinished()] == list(range(2_060, 4_000, 2))
+    assert [m.position for m in ledger.in_flight()] == list(range(2_060, 4_000, 2))
 
 
 def test_a_peek_forgets_nothing() -> None:
@@ -341,7 +341,7 @@ def test_it_does_what_dicts_and_sets_do(
         assert all(start < stop for start, stop in found)
         assert all(below[1] <= above[0] for below, above in pairwise(found))
         assert offsets(found) == naive.completed()
-        assert [m.position for m in ledger.unfinished()] == sorted(naive.held)
+        assert [m.position for m in ledger.in_flight()] == sorted(naive.held)
         assert ledger.next_ordinal == len(naive.finished)
         assert ledger.floor_ordinal == sum(1 for offset in naive.finished if offset < ledger.floor())
         assert ledger.holes() == sum(1 for finished in naive.finished.values() if not finished)

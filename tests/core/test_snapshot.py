@@ -8,6 +8,7 @@ from lanes.core.engine import Engine
 from lanes.core.ledger import AckLedger
 from lanes.core.snapshot import MessageId, message_id, restore, snapshot
 from lanes.core.types import ABANDON, ACK, Message, Partition
+from lanes.errors import MessageError
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
 
@@ -70,7 +71,7 @@ def test_a_restored_engine_has_partitions_and_messages_of_its_own() -> None:
     engine, partition, run = busy()
     restored = again(engine)
     assert only(restored) is not partition
-    assert not set(only(restored).ledger.unfinished()) & set(run)
+    assert not set(only(restored).ledger.in_flight()) & set(run)
     restored.lose(only(restored))
     assert (engine.flow.in_flight, restored.flow.in_flight) == (4, 0)
 
@@ -124,11 +125,11 @@ def test_a_fenced_handler_keeps_its_key_after_its_partition_was_given_up() -> No
 def test_what_the_client_handed_in_is_passed_on() -> None:
     engine = new_engine(dead_letters=True)
     partition = assigned(engine)
-    error = ValueError("no key")
+    error = MessageError("no key")
     message = new_message(partition, 1)
     message.data, message.broken = None, error
     engine.receive(partition, [message, new_message(partition, 2)], 2, 7.0)
-    first, second = only(again(engine)).ledger.unfinished()
+    first, second = only(again(engine)).ledger.in_flight()
     assert (first.raw, first.token, first.data, first.broken, first.received) == ("raw 1", "token 1", None, error, 7.0)
     assert first.next is second
     assert not hasattr(second, "data")
@@ -162,7 +163,7 @@ def test_a_drain_goes_on() -> None:
     engine.finish(last, ACK, 0.0)
     engine.drain(partition, close_prefix=True)
     for one in (again(engine), engine):
-        running = next(m for m in only(one).ledger.unfinished() if m.position == first.position)
+        running = next(m for m in only(one).ledger.in_flight() if m.position == first.position)
         one.finish(running, ACK, 0.0)
         one.finish(take(one), ACK, 0.0)
         (drained,) = effects(one)

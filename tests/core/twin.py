@@ -141,7 +141,7 @@ def _partitions(engine: Engine) -> list[Partition]:
 def _messages(engine: Engine) -> list[Message]:
     found = sorted(engine.chains.fenced, key=lambda m: (m.partition.epoch, m.position))
     for partition in engine.partitions.values():
-        found += partition.ledger.unfinished() + partition.resettle
+        found += partition.ledger.in_flight() + partition.resettle
         if isinstance(partition.ledger, OffsetLedger):
             found += partition.ledger.waiting
     return found

@@ -327,8 +327,13 @@ DRAINING: list[Case] = [
         what="within what it is given, and handed over",
         asks="drain_timeout and grace",
         more=OPEN,
-        keeps=[owned("revoking", timeout=5.0), at(112.0, owned("drained")), at(116.0, owned("revoked"))],
-        breaks=[owned("revoking", timeout=5.0), at(112.0, owned("drained")), at(118.0, owned("revoked"))],
+        keeps=[owned("revoking", timeout=5.0), at(112.0, owned("drained")), at(126.9, owned("revoked"))],
+        breaks=[
+            owned("revoking", timeout=5.0),
+            at(112.0, owned("drained")),
+            at(123.0, delivered(1, partition="S/1")),
+            at(129.0, owned("revoked")),
+        ],
         witness="handed over 6.999 s late",
     ),
     Case(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes import journal as journal_module
-from lanes.errors import ConfigError, ContractError
+from lanes.errors import ConfigError
 from lanes.journal_buffer import RowBuffer
 from lanes.journal_writer import ParquetFile
 from memsource import HistoryError, check, read
@@ -100,7 +100,7 @@ def test_two_runs_of_one_member_share_no_file(tmp_path: Path) -> None:
         ended(journal, recording)
     assert len(files(tmp_path)) == 2
     journal, _ = both[0]
-    with pytest.raises(ContractError, match="one Journal per run"):
+    with pytest.raises(ConfigError, match="one Journal per run"):
         journal.open("m-1", "")
 
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from lanes.config import Retry, Settings
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.errors import ConfigError, ContractError
+from lanes.errors import ConfigError
 from lanes.history import BUFFER_BYTES, BUFFER_ROWS, FORMAT, History
 from lanes.rules import Rules
 from lanes.source import SourceTraits
@@ -331,12 +331,12 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -
 
 def test_opening_twice_is_refused_and_closing_twice_is_nothing(tmp_path: Path) -> None:
     history = opened(tmp_path)
-    with pytest.raises(ContractError, match="opened before"):
+    with pytest.raises(ConfigError, match="opened before"):
         history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
     history.close("stopped", NOW)
     history.close("failed", NOW)
     assert [row["event"] for row in written(history)] == ["begin", "end"]
-    with pytest.raises(ContractError, match="opened before"):
+    with pytest.raises(ConfigError, match="opened before"):
         history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
 
 

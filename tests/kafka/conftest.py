@@ -25,6 +25,13 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals between two polls pass that are too short to settle and release in, for a test that waits for them."""
+    monkeypatch.setattr("lanes.config.SETTLE_WITHIN", 0.1)
+    monkeypatch.setattr("lanes.config.RELEASE_WITHIN", 0.1)
+
+
+@pytest.fixture
 def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
     """Makes topics of this test's own: `topic(partitions=4, on=server, config={"retention.ms": "1000"})`.
 

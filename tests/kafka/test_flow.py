@@ -206,6 +206,7 @@ async def test_a_full_process_is_paused_once_and_not_for_a_moment(topic: MakeTop
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("short_polls")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_poll_goes_on_while_saturated(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)

@@ -184,19 +184,24 @@ def test_an_end_is_what_the_client_has_heard() -> None:
 def test_the_broker_is_asked_where_nothing_was_heard_for_long() -> None:
     stand = Stand(3)
     stand.client.heard = {0: 7, 1: 7, 2: 7}
-    stand.client.answers = {1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}
+    stand.client.answers = {0: 8, 1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}
     stand.look()
     stand.client.heard[0] = 8
     assert stand.look(after=ASK_AFTER - 0.1) == [8, 7, 7]
     assert stand.client.asked == []
     assert stand.look(after=0.2) == [8, 20, 7]
-    # One that the broker does not answer for is asked again, the other one not so soon.
+    # One that the broker has no answer for, for want of a leader, is not asked at every look: each blocks the client.
+    for _ in range(9):
+        assert stand.look(after=0.5) == [8, 20, 7]
+    assert stand.client.asked == [[1, 2]]
+    stand.client.answers[2] = 9
     assert stand.look(after=0.5) == [8, 20, 7]
-    assert stand.client.asked == [[1, 2], [2]]
+    assert stand.client.asked == [[1, 2], [0, 1]]
+    assert stand.look(after=25.0) == [8, 20, 9]
     # What was heard before is older than the answer.
-    assert stand.look(ask=False) == [8, 20, 7]
+    assert stand.look(ask=False) == [8, 20, 9]
     stand.client.heard[1] = 21
-    assert stand.look(ask=False) == [8, 21, 7]
+    assert stand.look(ask=False) == [8, 21, 9]
 
 
 @pytest.mark.parametrize("reachable", [True, False])

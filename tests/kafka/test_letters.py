@@ -158,7 +158,7 @@ def without(name: str) -> list[tuple[str, Any]]:
         ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"0")], "Lanes-Null-Headers that lanes does not"),
         ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"2")], "Lanes-Null-Headers that lanes does not"),
         ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"1,1")], "Lanes-Null-Headers that lanes does not"),
-        ([*wire(), ("Lanes-Key", b"%zz")], "Lanes-Key that lanes does not write: '%zz'"),
+        ([*wire(), ("Lanes-Key", b"%zz")], "Lanes-Key that lanes does not write;"),
         ([*wire(), ("Lanes-Origin-%zz", b"")], "a header 'Lanes-Origin-%zz', a name that lanes does not write"),
         ([*wire(), ("Lanes-Origin-%FF", b"")], "a header 'Lanes-Origin-%FF', a name that lanes does not write"),
     ],

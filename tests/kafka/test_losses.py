@@ -11,7 +11,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS, Client, Group, Story, Work, group, short_sessions
 from tests.kafka.workload import produce, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_polls")]
 
 CLASSIC = [protocol for protocol in PROTOCOLS if protocol != "848"]
 QUICK = lanes.Settings(commit_interval=0.0, drain_timeout=1.0, grace=0.2)

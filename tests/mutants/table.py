@@ -97,7 +97,7 @@ _RETRY: Final = (
     Mutant(
         "settled_before_its_letter",
         "lanes.core.engine",
-        '            waiting.stop(message, "give up" if policy.poison == SKIP else "archive", failure)',
+        '            waiting.stop(message, "give up" if follows == "park" else "archive", failure)',
         '            step(message, "ack")\n            self._finished(message)',
         "a message that is given up is settled while its dead letter is being written",
         "jetstream",
@@ -106,7 +106,7 @@ _RETRY: Final = (
     Mutant(
         "parked_without_a_letter",
         "lanes.core.engine",
-        "        self.effects += [fx.DeadLetterDue(lane.head, lane.failure) for lane in parked]",
+        '        self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "park") for lane in parked]',
         "        for lane in parked:\n            self.parked(lane.head)",
         "a blocked message that is parked is settled, and nobody has written it anywhere",
         "jetstream",

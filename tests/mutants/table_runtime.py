@@ -37,8 +37,8 @@ RUNTIME: Final = (
     Mutant(
         "drained_unsettled",
         "lanes.handover",
-        "                await self._settler.settle_all(partition)",
-        "                pass",
+        "            await self._settler.settle_all(partition)",
+        "            pass",
         "a partition is handed over before what has finished is committed",
         "kafka",
         ("NoDuplicateCleanly",),

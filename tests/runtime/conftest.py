@@ -33,6 +33,12 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
 
 
 @pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be settled in a drain is given up almost at once."""
+    monkeypatch.setattr("lanes.handover.SETTLE_WITHIN", 0.02)
+
+
+@pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> tuple[Options, list[ThreadWorkers]]:
     """What else the threads of the consumers of this test are made with, and what was made."""
     options: Options = {}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lanes import Consumer, History, Retry, Settings
 from memsource import Group, GroupSource
-from tests.runtime.support import Run
+from tests.runtime.support import Run, turns, until
 
 ONCE: Final = Retry(attempts=1)
 
@@ -37,10 +37,18 @@ def epochs(run: Run) -> list[int]:
 
 
 class HandClock:
-    """A clock that the test moves."""
+    """A clock that the test moves. ``asked``: how often; where nothing happens, only timers ask that wake up."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
+        self.asked = 0
 
     def __call__(self) -> float:
+        self.asked += 1
         return self.now
+
+    async def asked_again(self, times: int = 3) -> None:
+        """Wait until timers have woken up, and have found that their time has not come."""
+        await turns()
+        before = self.asked
+        await until(lambda: self.asked >= before + times)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,8 +16,9 @@ import pytest
 from lanes import Consumer, History, Message, PartitionKey, Retry, Settings
 from lanes.clock import Clock, monotonic
 from lanes.config import Poison
+from lanes.core.types import Room
 from lanes.handlers import Handler
-from lanes.source import DeadLetters, Source
+from lanes.source import Assigned, DeadLetters, Delivered, Source, SourceEvent
 from memsource.broker import MemoryBroker
 from memsource.source import MemorySource
 
@@ -201,3 +203,17 @@ def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr("lanes.segment.os.write", counting)
     return writes
+
+
+def deliver_beside_the_assignment(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have its first messages come by the call of ``receive`` that tells of their partition."""
+    receive = source.receive
+
+    async def at_once(room: Room) -> list[SourceEvent]:
+        events = list(await receive(room))
+        if any(isinstance(one, Assigned) for one in events):
+            while not any(isinstance(one, Delivered) for one in events):
+                events += await receive(room)
+        return events
+
+    monkeypatch.setattr(source, "receive", at_once)

@@ -15,7 +15,7 @@ from lanes import Attempt, ConfigError, Consumer, HandlerHalted, History, Messag
 from lanes.core.types import PartitionId
 from memsource import Group, GroupSource, MemoryAttempts, MemoryBroker, MemoryDeadLetters, MemorySource, read
 from tests.runtime.grouped import group_of
-from tests.runtime.support import published, started, turns, until
+from tests.runtime.support import deliver_beside_the_assignment, published, started, turns, until
 from tests.runtime.threaded import assert_kept
 
 pytestmark = pytest.mark.anyio
@@ -228,19 +228,21 @@ async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
     assert_kept(tmp_path)
 
 
-async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(broker: Any) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["waits", "comes beside its assignment"])
+async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(
+    broker: Any, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what is put aside meanwhile is in flight, is not lost, and keeps its order."""
-    store = Store()
+    store, handler, source = Store(), Failing(), source_of(broker)
     store.open = anyio.Event()
-    handler = Failing()
-    source = source_of(broker)
+    if beside:
+        deliver_beside_the_assignment(source, monkeypatch)
     async with started(consumer_of(source, handler, store, max_in_flight=4)) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         await turns()
         assert handler.calls == []
         room = source.called("receive")[-1].room
-        aside = 3 if isinstance(broker, MemoryBroker) else 0  # a group is asked again before it delivers anything
-        assert room is not None and room.messages == 4 - aside
+        assert room is not None and room.messages == (1 if beside else 4)
         assert [one.id for one in room.paused] == [HERE]
         store.open.set()
         await until(lambda: len(handler.calls) == 3)

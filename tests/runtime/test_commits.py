@@ -45,7 +45,7 @@ async def test_a_commit_waits_for_its_interval() -> None:
     async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
         await until(lambda: handler.ended == [0, 1] and run.consumer.status().settled == 2)
         # Its time passes for the loop, and not for the clock that decides.
-        await anyio.sleep(0.1)
+        await clock.asked_again()
         assert commits(source) == []
         clock.now += 0.05
         await until(lambda: commits(source) == [2])
@@ -268,6 +268,7 @@ async def test_what_finished_beside_the_commit_of_a_drain_is_committed_when_it_i
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("hurried")
 async def test_a_partition_is_released_although_its_commit_hangs() -> None:
     group = group_of("a")
     source = GroupSource(group, "m")
@@ -284,6 +285,7 @@ async def test_a_partition_is_released_although_its_commit_hangs() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("hurried")
 async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.001))
     group = Group(2)
@@ -297,8 +299,9 @@ async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pyte
         await until(lambda: source.called("release"))
         before = len(source.calls)
         for _ in range(3):
+            tried = len(source.called("settle"))
             group.publish(key="a", partition=1)
-            await anyio.sleep(0.01)
+            await until(lambda: len(source.called("settle")) > tried)  # noqa: B023 (awaited here)
         later = [each.partition.id.number for call in source.calls[before:] for each in call.commits]
         assert set(later) == {1}
         run.scope.cancel()

@@ -66,6 +66,17 @@ async def test_a_write_that_fails_is_repeated_and_the_handler_is_not() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("error", [ConfigError("no such topic"), SourceError("may not be written")])
+async def test_a_letter_that_can_never_be_written_stops_everything(error: Exception) -> None:
+    broker = published("a", "b")
+    letters = MemoryDeadLetters(broker)
+    letters.fail("put", error, times=1_000_000)
+    with anyio.fail_after(20), pytest.raises(type(error), match=str(error)):
+        await consumer_of(MemorySource(broker), refuse_a, dead_letters=letters).run()
+    assert (broker.acked(), broker.unacked()) == ([1], [0])
+
+
+@pytest.mark.anyio
 async def test_a_letter_says_where_it_came_from_and_why() -> None:
     broker = MemoryBroker(2, name="orders")
     broker.skip(41, partition=1)

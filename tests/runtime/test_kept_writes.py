@@ -29,9 +29,9 @@ class Told(MemoryAttempts):
         self.fails: dict[str, Exception] = {}
         self._rows[HERE, ""] = dict.fromkeys(range(known), (HELD, 0))
 
-    async def keep(self, message: Message, attempt: Attempt) -> bool:
+    async def keep(self, message: Message, attempt: Attempt) -> None:
         await self._begin("keep", [message.position])
-        return await super().keep(message, attempt)
+        await super().keep(message, attempt)
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
         await self._begin("drop", list(positions))

@@ -31,6 +31,7 @@ async def test_of_a_lost_partition() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("hurried")
 async def test_of_a_partition_given_back_while_its_commit_hangs() -> None:
     group = Group(2)
     for number in (0, 1):
@@ -81,6 +82,7 @@ async def test_what_was_sent_together_with_it_is_sent_again() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("hurried")
 async def test_a_commit_that_is_cancelled_with_everything_is_not_begun_again() -> None:
     group = group_of("abcdef")
     source = GroupSource(group, "m-1")

@@ -317,6 +317,7 @@ async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("hurried")
 async def test_a_drain_without_a_limit_does_not_wait_for_ever_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.handover._SETTLE_LIMIT", 0.01)
     broker = MemoryBroker()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Literal
 
 import anyio
 import pytest
 
 import lanes
-from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Settings, SourceError
-from lanes.source import SourceEvent
+from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Retry, Settings, SourceError
+from lanes.core.types import Room
+from lanes.source import Delivered, SourceEvent
 from memsource.broker import MemoryBroker
 from memsource.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import Gated, consumer_of, living, published, started, turns, until
@@ -121,8 +123,38 @@ async def test_what_is_no_event_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         return ["surprise"]  # type: ignore[list-item]
 
     monkeypatch.setattr(source, "receive", receive)
-    with pytest.raises(lanes.ContractError, match="'surprise'"):
+    with pytest.raises(lanes.ContractError, match="delivered a str, no event"):
         await consumer_of(source, acknowledge).run()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 4])
+async def test_what_cannot_be_read_says_so_by_a_message_error(
+    batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    handled: list[object] = []
+    delivered = source.receive
+
+    async def receive(room: Room) -> Sequence[SourceEvent]:
+        events = await delivered(room)
+        for event in events:
+            if isinstance(event, Delivered):
+                event.run[0].broken = ValueError("no key")  # type: ignore[assignment]
+        return events
+
+    async def handler(message: object) -> None:
+        handled.append(message)
+
+    monkeypatch.setattr(source, "receive", receive)
+    settings = Settings(batch=batch, retry=Retry(attempts=1), poison="skip")
+    with pytest.raises(lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError: .* MessageError$"):
+        await Consumer(source, handler, settings=settings, dead_letters=letters).run()
+    # Nobody is told that what was delivered beside it could not be handled either.
+    assert (handled, broker.dead_letters) == ([], [])
 
 
 # --- run, status

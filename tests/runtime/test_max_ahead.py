@@ -8,13 +8,13 @@ from collections import Counter
 import anyio
 import pytest
 
-from lanes import stalls
+from lanes import SourceError, stalls
 from memsource import Group, GroupSource
 from memsource.group import Committed
 from tests.runtime.grouped import commits, group_of, member
 from tests.runtime.support import Gated, started, turns, until
 
-UNCONFIRMED = "until the broker has confirmed position 3: a commit is not answered, or fails"
+UNCONFIRMED = "until the broker has confirmed position 3: a commit is not answered"
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -112,6 +112,24 @@ async def test_a_broker_that_does_not_confirm_is_named_after_the_message_that_he
             source.unblock("settle")
             await until(lambda: group.unfinished == 0)
             assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_commits_that_fail_are_named_with_their_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.2)
+    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.001))
+    group = group_of("abcdef")
+    source = GroupSource(group, "m")
+    source.fail("settle", SourceError("the group is away", retryable=True), times=1_000_000)
+    with caplog.at_level(logging.WARNING, "lanes"):
+        async with started(member(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
+            await until(lambda: any("position 3: commits fail: the group is away" in said for said in stalled(caplog)))
+            why = run.consumer.health().reasons
+            assert any("what has finished of memory/0 is not settled for " in reason for reason in why)
+            run.scope.cancel()
+            await run.end()
 
 
 @pytest.mark.anyio

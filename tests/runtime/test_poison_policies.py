@@ -11,7 +11,7 @@ import pytest
 
 from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings, SourceError
 from lanes.errors import MessageError
-from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource
+from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource, read
 from memsource.group import Committed
 from tests.runtime.grouped import ONCE, group_of
 from tests.runtime.support import published, started, turns, until
@@ -224,6 +224,25 @@ async def test_block_and_dlq_goes_on_by_park(tmp_path: Path) -> None:
     assert_kept(tmp_path)
 
 
+@pytest.mark.anyio
+async def test_a_letter_that_comes_behind_the_drain_says_archived(tmp_path: Path) -> None:
+    broker = published("a")
+    source, letters = MemorySource(broker), MemoryDeadLetters(broker)
+    letters.block("put")
+    consumer = consumer_of(source, Poisoned(0), "block_and_dlq", dead_letters=letters, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: letters.called("put"))
+        source.revoke(0)
+        await until(lambda: source.owned == [])
+        letters.unblock("put")
+        await until(lambda: broker.dead_letters)
+        assert await run.stop() is None
+    # It has a letter, and is finished nowhere: whoever takes it for settled would believe that it was handled.
+    told = [row.event for segment in read([tmp_path]) for row in segment.rows]
+    assert ("archived" in told, "dlq_confirmed" in told) == (True, False)
+    assert_kept(tmp_path, left=True)
+
+
 # --- skip, exit
 
 
@@ -309,7 +328,9 @@ async def test_what_cannot_be_decoded_is_not_retried_and_not_handled(kind: Any, 
     await consumer.run()
     (letter,) = broker.dead_letters
     assert (letter.position, letter.error_type, letter.attempts) == (0, "MessageError", 1)
-    assert letter.error_text == "decode failed at memory/0 position 0 with UnicodeError"
+    assert letter.error_text == (
+        "decode failed at memory/0 position 0 with UnicodeError: correct decode=…, or what writes such messages"
+    )
     assert sorted(poisoned.done) == [1, 2]
     assert_kept(tmp_path)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from collections.abc import Sequence
 
 import anyio
 import pytest
 
 from lanes import Message, Nak, SourceError
 from lanes.clock import monotonic
+from lanes.core.types import Settlement
 from memsource.source import MemorySource
+from tests.runtime.grouped import HandClock
 from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
 
 
@@ -39,7 +43,7 @@ async def test_a_settlement_that_may_not_have_been_sent_is_repeated() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "hurried")
 async def test_what_is_not_sent_stays_in_flight() -> None:
     broker = published(*[None] * 6)
     source = MemorySource(broker)
@@ -73,6 +77,75 @@ async def test_a_drain_waits_for_a_settlement_that_is_repeated() -> None:
         assert await run.end() is None
     assert [call.name for call in source.calls if call.name in ("settle", "release")] == [*["settle"] * 6, "release"]
     assert broker.acked() == [0]
+
+
+class Refusing(MemorySource):
+    """Settles nothing while it ``refuses``."""
+
+    refuses = True
+    tries = 0
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        self.tries += 1
+        if self.refuses:
+            raise SourceError("the stream is away", retryable=True)
+        await super().settle(settlements)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_a_settlement_that_goes_on_failing_is_told_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    source, clock = Refusing(published("a")), HandClock()
+
+    def said() -> list[tuple[int, str]]:
+        return [(one.levelno, one.getMessage()) for one in caplog.records if "the stream is away" in one.getMessage()]
+
+    async def tried(count: int = 3) -> None:
+        before = source.tries
+        await until(lambda: source.tries >= before + count)
+
+    what = "memory: what has finished is not settled%s and is tried again, of memory/0: the stream is away"
+    with caplog.at_level(logging.INFO, "lanes"):
+        async with started(consumer_of(source, Gated(free=[b"a"]), clock=clock)) as run:
+            await tried()
+            assert said() == [(logging.INFO, what % "")]
+            clock.now += 1.0
+            await tried()
+            clock.now += 29.9
+            await tried()
+            assert said()[1:] == [(logging.WARNING, what % " for 1.0 s")]
+            assert run.consumer.health().reasons == ()
+            clock.now += 300.0
+            await tried()
+            assert said()[2:] == [(logging.WARNING, what % " for 330.9 s")]
+            told = "what has finished of memory/0 is not settled for 330.9 s: the stream is away"
+            assert told in run.consumer.health().reasons
+            source.refuses = False
+            await until(lambda: run.consumer.status().settled == 1)
+            assert told not in run.consumer.health().reasons
+            assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient", "hurried")
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_what_a_drain_could_not_settle_is_told(caplog: pytest.LogCaptureFixture, *, hangs: bool) -> None:
+    source, handler = MemorySource(published("a")), Gated()
+    async with started(consumer_of(source, handler, drain_timeout=0.02)) as run:
+        await until(lambda: handler.running == 1)
+        if hangs:
+            source.block("settle")
+        else:
+            source.fail("settle", SourceError("the stream is away", retryable=True), times=1_000_000)
+        handler.let(0)
+        await until(lambda: source.called("settle"))
+        assert await run.stop() is None
+    (said,) = [record.getMessage() for record in caplog.records if "is given up, and not all" in record.getMessage()]
+    why = "" if hangs else " (the stream is away)"
+    assert said == (
+        "memory: memory/0 is given up, and not all that has finished of it could be settled within 0.0 s: the rest "
+        f"runs again{why}"
+    )
 
 
 @pytest.mark.anyio

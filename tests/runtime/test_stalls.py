@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lanes.core.engine import Engine
 from lanes.core.types import ACK, Message, Partition
+from lanes.health import examine
 from lanes.stalls import Stalls
 from tests.core.builders import assigned, deliver, failed, new_engine, take_all
 
@@ -110,3 +111,13 @@ def test_a_message_that_waits_to_be_tried_again_is_named() -> None:
     engine, _, run, stalls = standing(0, 1, 2)
     engine.finish(run[0], failed(), 10.0)
     assert told(stalls, 11.0) == [(0, 0)]
+
+
+def test_health_names_what_is_not_finished() -> None:
+    engine, _, run, _ = standing(0, 1, 2)
+    held = []
+    for message in run:
+        engine.finish(message, ACK, 10.0)  # not entered into the ledger yet
+        (reason,) = examine(engine, 10.0, unhealthy_after=9.0, stuck=[], unknown={}, unsettled={}).reasons
+        held.append(reason.removeprefix("S/0 has reached max_ahead=3").partition(", key")[0])
+    assert held == [", held by S/0 position 1", ", held by S/0 position 2", ""]

@@ -1,0 +1,41 @@
+"""What a source must not tell: a rule of ``lanes.source`` that it broke is named as a bug of the adapter."""
+
+from __future__ import annotations
+
+from lanes.core.types import NEVER, Partition
+from lanes.errors import ContractError, MessageError
+from lanes.source import Delivered
+
+
+def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
+    """Raises ``ContractError`` for an assignment that does not go with how source ``name`` settles.
+
+    ``commits``: by a position.
+    """
+    if (partition.floor is not None) != commits:
+        raise ContractError(
+            f"{name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
+            f"{'by a position' if commits else 'each message by itself'}: please report it"
+        )
+    if commits and partition.deadline != NEVER:
+        raise ContractError(
+            f"{name}: {partition.id} was assigned with deadline={partition.deadline}, but the source settles by a "
+            "position, and only what settles each message by itself may have a lease: please report it"
+        )
+
+
+def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
+    """Raises ``ContractError`` for a run that source ``name`` cannot deliver.
+
+    ``stopping``: what is assigned now is given back, and may have messages behind it.
+    """
+    if not event.partition.epoch and not stopping:
+        raise ContractError(
+            f"{name} delivered messages of {event.partition.id}, which was never assigned: please report it"
+        )
+    for message in event.run:
+        if message.broken is not None and not isinstance(message.broken, MessageError):
+            raise ContractError(
+                f"{name} delivered {message.partition.id} position {message.position} with "
+                f"broken={type(message.broken).__qualname__}: a message that cannot be read fails with a MessageError"
+            )

@@ -1,0 +1,167 @@
+"""What a source must not tell, and which sources are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import ConfigError, Consumer, ContractError, History, Message, Retry, Settings
+from lanes.config import Order
+from lanes.core.lane import IllegalTransition
+from lanes.core.types import Partition, Room
+from lanes.source import Assigned, Delivered, SourceEvent
+from memsource import GroupSource, MemorySource
+from tests.runtime.grouped import group_of, member
+from tests.runtime.support import Gated, published, started, turns, until
+from tests.runtime.threaded import assert_kept
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("floor", [None, 0])
+async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of("a")
+    source = GroupSource(group, "m-1")
+    receive = source.receive
+
+    async def without(room: Any) -> list[SourceEvent]:
+        events = list(await receive(room))
+        for event in events:
+            if isinstance(event, Assigned):
+                event.partition.floor = floor
+        return events
+
+    monkeypatch.setattr(source, "receive", without)
+    source.finish()
+    consumer = member(source, Gated(free=[b"a"]))
+    if floor is None:
+        with pytest.raises(ContractError, match="assigned with floor=None, but the source settles by a position"):
+            await consumer.run()
+    else:
+        await consumer.run()
+
+
+class Saying(MemorySource):
+    """Tells what a source must not tell: ``also``, behind the first partition that it assigns."""
+
+    def __init__(self, also: Callable[[Assigned], SourceEvent], *, partitions: int = 1) -> None:
+        super().__init__(published("a", partitions=partitions, partition=0), assigned=[0])
+        self.also: Callable[[Assigned], SourceEvent] | None = also
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        events = list(await super().receive(room))
+        assigned = next((event for event in events if isinstance(event, Assigned)), None)
+        if assigned is not None and self.also is not None:
+            events.append(self.also(assigned))
+            self.also = None
+        return events
+
+
+def unheard_of(assigned: Assigned) -> Delivered:
+    """A run of another assignment than that one."""
+    other = Partition(assigned.partition.id, assigned.partition.reader)
+    return Delivered(other, [Message(other, 0, b"a", 1, None, None)], 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("order", ["key", "serial"])
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [
+        pytest.param(lambda assigned: assigned, "memory: memory/0 is already assigned:", id="assigned twice"),
+        pytest.param(unheard_of, "messages of memory/0, which was never assigned", id="never assigned"),
+    ],
+)
+async def test_what_a_source_must_not_tell_is_a_bug_of_the_source(
+    also: Callable[[Assigned], SourceEvent], said: str, order: Order
+) -> None:
+    consumer = Consumer(Saying(also), Gated(free=[b"a"]), settings=Settings(order=order))
+    with anyio.fail_after(10), pytest.raises(ContractError, match=said):
+        await consumer.run()
+
+
+@pytest.mark.anyio
+async def test_what_is_delivered_of_a_partition_that_is_given_back_unhandled_is_no_bug() -> None:
+    handler = Gated()
+    source = Saying(lambda assigned: Delivered(assigned.partition, [], 0), partitions=2)
+    consumer = Consumer(source, handler)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 1)
+        run.consumer.stop()
+        await turns()
+        source.also = unheard_of
+        source.assign(1)
+        await until(lambda: [call.partition for call in source.called("release")] == [1])
+        handler.let(0)
+        assert await run.end() is None
+
+
+@pytest.mark.anyio
+async def test_only_what_settles_each_message_by_itself_may_have_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = GroupSource(group_of("a"), "m-1")
+    receive = source.receive
+
+    async def leased(room: Room) -> list[SourceEvent]:
+        events = list(await receive(room))
+        for event in events:
+            if isinstance(event, Assigned):
+                event.partition.deadline = 1e9
+        return events
+
+    monkeypatch.setattr(source, "receive", leased)
+    with pytest.raises(ContractError, match=r"assigned with deadline=1000000000\.0, but the source settles by"):
+        await member(source, Gated(free=[b"a"])).run()
+
+
+@pytest.mark.anyio
+async def test_a_bug_of_the_ledgers_is_not_named_as_one_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def illegal(*given: object) -> None:
+        raise IllegalTransition("a bug of lanes")
+
+    monkeypatch.setattr("lanes.core.engine.Engine.receive", illegal)
+    with pytest.raises(IllegalTransition, match="a bug of lanes"):
+        await member(GroupSource(group_of("a"), "m-1"), Gated()).run()
+
+
+@pytest.mark.anyio
+async def test_positions_that_do_not_rise_are_a_bug_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of("ab")
+    source = GroupSource(group, "m-1")
+    read = group.fetch
+    monkeypatch.setattr(group, "fetch", lambda *args: read(*args)[::-1])
+    with pytest.raises(ContractError, match="position 0 after 1"):
+        await member(source, Gated()).run()
+
+
+@pytest.mark.anyio
+async def test_serial_order_handles_one_partition() -> None:
+    source = GroupSource(group_of("ab", partitions=2), "m-1")
+    with pytest.raises(ConfigError, match=r'order="serial" handles one partition, and memory/1 is a second one: use'):
+        await member(source, Gated(free=[b"a", b"b"]), order="serial").run()
+
+
+@pytest.mark.anyio
+async def test_serial_order_is_one_at_a_time_and_waits_for_retries(tmp_path: Path) -> None:
+    group = group_of("abcab")
+    source = GroupSource(group, "m-1")
+    source.finish()
+    running = peak = 0
+    order: list[int] = []
+
+    async def handler(message: Message) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await turns(5)
+        running -= 1
+        if message.position == 2 and message.attempt == 1:
+            raise ValueError("once more")
+        order.append(message.position)
+
+    retry = Retry(attempts=2, backoff=0.001)
+    await member(source, handler, order="serial", retry=retry, history=History(tmp_path, member="m-1")).run()
+    assert (order, peak) == ([0, 1, 2, 3, 4], 1)
+    assert_kept(tmp_path)

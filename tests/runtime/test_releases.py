@@ -1,0 +1,85 @@
+"""How long settling and releasing a drained partition may take, and what is told when that is too long."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from lanes import Consumer, Message, Settings, SourceError
+from memsource import MemoryBroker, MemorySource
+from tests.runtime.support import Gated, published, started, until
+
+
+async def told_of(source: MemorySource, *, grace: float, release: float | None = None) -> list[str]:
+    """What is told of a partition, of which nothing runs, in a stop. ``release``: seconds until it is let go on."""
+    told: list[str] = []
+    settings = Settings(concurrency=1, grace=grace)
+    consumer = Consumer(source, Gated(), settings=settings, on_event=lambda event: told.append(event.name))
+    async with started(consumer) as run:
+        await until(lambda: told == ["assigned"])
+        run.consumer.stop()
+        if release is not None:
+            await until(lambda: source.called("release"))
+            await anyio.sleep(release)
+            source.unblock("release")
+        assert await run.end() is None
+    return told
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("grace", [0.0, 0.01])
+async def test_a_release_takes_its_time_whatever_the_grace_of_handlers_is(grace: float) -> None:
+    source = MemorySource(MemoryBroker(1))
+    source.block("release")
+    assert await told_of(source, grace=grace, release=0.05) == ["assigned", "revoked"]
+    assert source.owned == []
+
+
+@pytest.mark.anyio
+async def test_what_was_not_released_in_time_is_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes.handover.RELEASE_WITHIN", 0.02)
+    source = MemorySource(MemoryBroker(1))
+    source.block("release")
+    assert await told_of(source, grace=3_600.0) == ["assigned", "lost"]
+    assert "the source did not release it within 0.0 s" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_what_could_not_be_released_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    source = MemorySource(MemoryBroker(1))
+    source.fail("release", SourceError("not flushed"))
+    assert await told_of(source, grace=1.0) == ["assigned", "lost"]
+    assert ": not flushed" in caplog.text
+
+
+def test_a_drain_of_which_everything_hangs_takes_as_long_as_the_settings_say() -> None:
+    settings = Settings(drain_timeout=7.0, grace=3.0)
+    told: list[tuple[str, float]] = []
+
+    async def deaf(message: Message) -> None:
+        if message.key == b"a":
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(100.0)
+
+    async def drained() -> None:
+        source = MemorySource(published("a", "b"))
+        source.block("settle")
+        source.block("release")
+        clock, told_at = trio.current_time, trio.current_time() + 1.0
+        consumer = Consumer(
+            source, deaf, settings=settings, clock=clock, on_event=lambda event: told.append((event.name, clock()))
+        )
+        async with started(consumer):
+            await anyio.sleep_until(told_at)
+            consumer.stop()
+            await anyio.sleep_until(told_at + settings.longest_drain + 1.0)
+            source.unblock("settle")
+        ((name, at),) = told[1:]
+        assert name == "lost" and at - told_at == pytest.approx(settings.longest_drain)
+
+    trio.run(drained, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert settings.longest_drain == 25.0
