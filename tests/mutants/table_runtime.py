@@ -84,7 +84,7 @@ RUNTIME: Final = (
         "due_too_early",
         "lanes.running",
         "            self._engine.due(now)\n",
-        "            due and self._engine.due(due)\n",
+        "            due = self._engine.next_due()\n            due < float('inf') and self._engine.due(due)\n",
         "what was held goes on before its time has come",
         "jetstream",
         ("RetryHoldsLane",),
