@@ -9,10 +9,11 @@ class Backlog:
     """The backlog of one durable, as it says with each delivery, and when it is asked.
 
     ``left``: how many messages it had still to deliver when it was heard of last; None = not yet. ``missed``: how many
-    went without being delivered; ``reached``: the highest sequence that was read before the first of them.
+    went without being delivered; ``reached``: the highest sequence that was read before the first of them. ``doubted``:
+    its last answer has fewer left than there should be, and has to be heard once more to count.
     """
 
-    __slots__ = ("_answer", "_base", "_highest", "delivery", "left", "missed", "reached")
+    __slots__ = ("_answer", "_base", "_highest", "delivery", "doubted", "left", "missed", "reached")
 
     def __init__(self) -> None:
         self._base: tuple[int, int] | None = None
@@ -23,6 +24,7 @@ class Backlog:
         self.left: int | None = None
         self.missed = 0
         self.reached = 0
+        self.doubted = False
 
     def __repr__(self) -> str:
         return f"<Backlog: {self.left} left behind delivery {self.delivery}, {self.missed} missed>"
@@ -30,6 +32,7 @@ class Backlog:
     def begin(self) -> None:
         """Another durable: what it delivers is not known, and its deliveries count from 1."""
         self._base = self._answer = None
+        self.doubted = False
         self.delivery = 0
         self.left = None
 
@@ -40,6 +43,7 @@ class Backlog:
             self.delivery, self.left = delivery, left
         if self._base is None or delivery > self._base[0]:
             self._note(delivery, left, highest)
+            self.doubted = False
 
     def asked(self, delivery: int, left: int, highest: int) -> None:
         """It says that its last delivery has this number, and that so many are left. ``highest``: as above.
@@ -52,14 +56,19 @@ class Backlog:
         before, self._answer = self._answer, (delivery, left, highest)
         if before is not None and before[0] == delivery and (self._base is None or delivery >= self._base[0]):
             self._note(*before)
+        self.doubted = self._lost(delivery, left) > 0
+
+    def _lost(self, delivery: int, left: int) -> int:
+        if self._base is None:
+            return 0
+        known, before = self._base
+        # New messages make it more, deliveries make it less, and nothing else does but their removal.
+        return before - left - (delivery - known)
 
     def _note(self, delivery: int, left: int, highest: int) -> None:
-        if self._base is not None:
-            known, before = self._base
-            # New messages make it more, deliveries make it less, and nothing else does but their removal.
-            lost = before - left - (delivery - known)
-            if lost > 0:
-                if not self.missed:
-                    self.reached = self._highest
-                self.missed += lost
+        lost = self._lost(delivery, left)
+        if lost > 0:
+            if not self.missed:
+                self.reached = self._highest
+            self.missed += lost
         self._base, self._highest = (delivery, left), highest

@@ -290,10 +290,13 @@ class CohortSource:
     async def _end(self, running: asyncio.Task[None]) -> None:
         """Leave, or be gone as after a crash."""
         self._membership.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVING):
-                await self._leave(running)
-        running.cancel()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING):
+                    await self._leave(running)
+        finally:
+            # However that ended: nobody else would ever end it, and its leases would be renewed for nobody.
+            running.cancel()
         await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:

@@ -109,7 +109,7 @@ class CohortWatch:
         known = pulls.consumer, backlog.delivery
         before, self._looked[tenancy.number] = self._looked.get(tenancy.number), known
         # One that had nothing left and has a request open would have delivered what came.
-        if before != known or (backlog.left == 0 and pulls.taken):
+        if before != known or (backlog.left == 0 and pulls.taken and not backlog.doubted):
             return
         highest = tenancy.ledger.highest
         info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{pulls.consumer}")

@@ -198,6 +198,11 @@ class Connection:
                 f"({type(cause).__name__}{why}): start it, or correct the URL or the credentials",
                 retryable=retryable,
             ) from None
+        except BaseException:
+            # Cancelled: nobody else has it, and by itself it would try for ever.
+            with contextlib.suppress(AssertionError):
+                await client.close()
+            raise
         return client
 
     @property

@@ -18,8 +18,8 @@ from lanes_jetstream.letters import ID, WIRE, read_whole
 _NOTHING_THERE: Final = (10037, 10043)
 """What the server answers to a request for a message that it does not have."""
 
-_SUBJECT: Final = re.compile(r"(?!\$(?:JS|SYS)\.)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
-"""A subject that a message can have: no pattern, and no command to the server."""
+_SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
+"""A subject that a message can have: no pattern, and none of the server's own: commands, buckets, object stores."""
 
 _VERSION: Final = b"NATS/1.0"
 
@@ -119,6 +119,8 @@ class JetStreamLetterBox:
 
     async def dispose(self, parked: Parked, how: Disposition) -> None:
         """See ``lanes.letter_box.LetterBox.dispose``."""
+        # A copy may have come since they were listed.
+        await self.ids()
         for sequence in self._places.get(parked.letter.id, ()):
             try:
                 await self._api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})

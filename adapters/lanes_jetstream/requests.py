@@ -159,9 +159,10 @@ class Requests:
 
     def came(self, message: Msg) -> None:
         """A message of the consumer. Called for every one: what can be done once for many is done elsewhere."""
+        # Also behind others that wait: while nothing of a paused partition is taken, it is the only sign of life.
+        self._heard = True
         if not self._arrived:
             self._wake.set()
-            self._heard = True
             self.caught_up = False
         self._arrived.append(message)
         self._outstanding -= 1

@@ -114,7 +114,8 @@ class Tenancy:
     def lag(self) -> int | None:
         """How many messages are not finished, delivered or not; None while that is not known."""
         if self.pulls is not None and self.pulls.caught_up:
-            return len(self.ledger)
+            # What has come and is not taken, of a partition that is paused, is in no ledger yet.
+            return len(self.ledger) + len(self.pulls.waiting)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
 

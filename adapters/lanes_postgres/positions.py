@@ -177,7 +177,7 @@ class Positions:
     def unfence(self, connection: Connection[Any], topic: str) -> int: ...
 
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
-        """Forget the epochs of a topic, and no position; returns in how many rows. Those of kept attempts, too.
+        """Forget the epochs of a topic, those of kept attempts too, and no position; returns of how many positions.
 
         For epochs that begin anew. Effects stay exactly once: positions alone see to that. Idempotent.
         """

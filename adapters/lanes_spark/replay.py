@@ -201,7 +201,12 @@ def replay(
             tasks=tasks,
             effects=effects,
         )
-        meter = Meter(spark, None if explain else progress)
+        try:
+            meter = Meter(spark, None if explain else progress)
+        except BaseException:
+            # Else its checkpoint would stay taken.
+            prepared.close()
+            raise
     try:
         with mapped_errors(source.topic), closing(prepared), closing(meter):
             if explain:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from lanes.demo.errors import DemoError
 
-EXIT_ORPHANED: Final = 5
+EXIT_ORPHANED: Final = 6
 """The parent is gone."""
 
 _PR_SET_PDEATHSIG: Final = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -94,3 +95,25 @@ async def test_a_member_that_does_not_join_leaves_nothing_on_the_client_it_was_g
     left = [client._subs[sid].subject for sid in set(client._subs) - before]
     assert [subject for subject in left if not subject.startswith(answers)] == []
     assert client.is_connected
+
+
+async def test_a_close_that_is_cancelled_leaves_no_member_behind(
+    cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = cohort_stream.source("a", where=cohort_stream.client)
+    await source.open()
+    inner: Any = source._source
+    membership = inner._running
+
+    async def stays(_: object) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(inner, "_leave", stays)
+    closing = asyncio.create_task(source.aclose())
+    await anyio.sleep(0.1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await source.aclose()
+    await asyncio.wait([membership], timeout=5)
+    assert membership.done()

@@ -196,6 +196,17 @@ async def test_what_was_dropped_from_the_beginning_stops(monkeypatch: pytest.Mon
     assert looked.held.side.inbox.wake.is_set()
 
 
+async def test_what_was_dropped_is_found_while_a_request_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Looked(monkeypatch)
+    assert looked.tenancy.pulls is not None
+    looked.tenancy.backlog.delivered(2, 9, 8)
+    # Room has come back between two looks: the server would deliver what is left, and nothing is.
+    looked.tenancy.pulls._outstanding = 1
+    await looked.dropped(10)
+    assert isinstance(looked.watch.failure, lanes.SourceError)
+    assert len([one for one in looked.asked if one.startswith("CONSUMER.INFO")]) == 2
+
+
 async def test_what_was_dropped_is_gone_on_without_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,7 +89,8 @@ class JetStreamHarness:
     def forged(self) -> Sequence[Origin]:
         name = self._stream.name
         subjects = [f"{name}gone.a", f"{name}.*", f"{name}.>", ">", f"{name}.a b", f"{name}.a\tb", f"{name}..a", "é é"]
-        return [Origin(name, 0, subject) for subject in [*subjects, f"$JS.API.STREAM.PURGE.{name}"]]
+        subjects += [f"$JS.API.STREAM.PURGE.{name}", "$SYS.REQ.SERVER.PING", "$KV.bucket.key", "$O.bucket.M.name"]
+        return [Origin(name, 0, subject) for subject in subjects]
 
     def nowhere(self) -> tuple[DeadLetters, LetterBox]:
         subject = f"{self._dead}nowhere.x"

@@ -91,6 +91,18 @@ def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPa
     assert kind(requests) == "silence"
 
 
+def test_what_comes_behind_what_waits_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, _ = begun()
+    now = 100.0
+    monkeypatch.setattr("lanes_jetstream.requests.monotonic", lambda: now)
+    asyncio.run(requests.ask_exactly(100))
+    # Nothing is taken meanwhile, as of a partition that is paused, and the server has no need of heartbeats.
+    while now < 100.0 + 6 * HEARTBEAT:
+        requests.came(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
+        assert kind(requests) is None
+        now += HEARTBEAT / 4
+
+
 def test_a_request_that_is_over_gives_back_what_it_did_not_bring() -> None:
     requests, _ = begun()
     asyncio.run(requests.ask_exactly(10))
