@@ -106,10 +106,12 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition is to be handed over: drain it and ``release`` it within ``timeout`` seconds.
+    """The partition is to be handed over: its handlers have ``timeout`` seconds to end, then it is released.
 
-    Infinity: nobody takes it before it is released, so its handlers are let end, however long they take. Any other time
-    is cut to ``Settings.drain_timeout``.
+    Cancelling them, settling and ``release`` may take the rest of ``Settings.longest_drain`` on top: a broker's limit for
+    all of it is for ``SourceTraits.revoke_limit`` to say, before the first message. Infinity: nobody takes it before it
+    is released, so its handlers are let end, however long they take. Any other time is cut to
+    ``Settings.drain_timeout``.
     """
 
     partition: Partition
