@@ -108,9 +108,9 @@ class Progressed:
 class Revoking:
     """The partition is to be handed over: its handlers have ``timeout`` seconds to end, then it is released.
 
-    Cancelling them, settling and ``release`` may take the rest of ``Settings.longest_drain`` on top: a broker's limit for
-    all of it is for ``SourceTraits.revoke_limit`` to say, before the first message. Infinity: nobody takes it before it
-    is released, so its handlers are let end, however long they take. Any other time is cut to
+    Cancelling them, settling and ``release`` may take the rest of ``Settings.longest_drain`` on top: a broker's limit
+    for all of it is for ``SourceTraits.revoke_limit`` to say, before the first message. Infinity: nobody takes it
+    before it is released, so its handlers are let end, however long they take. Any other time is cut to
     ``Settings.drain_timeout``.
     """
 
