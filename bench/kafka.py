@@ -112,7 +112,7 @@ def _peer_is_there() -> bool:
 
 
 def _faststream(backlog: Backlog) -> float:
-    # By name: it need not be there, and nothing of the project depends on it.
+    # By name: it need not be there, and its types are none of ours.
     faststream: Any = importlib.import_module("faststream")
     confluent: Any = importlib.import_module("faststream.confluent")
 
