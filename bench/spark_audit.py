@@ -46,10 +46,10 @@ starts AS (
   )
 ),
 messages AS (
-  SELECT partition, key, position, run, epoch,
+  SELECT partition, key, position, run, assignment,
     min(IF(event = 'started', mono, NULL)) AS started, max(IF(final, mono, NULL)) AS finished,
     max(IF(final, n, NULL)) AS finished_n
-  FROM finals GROUP BY partition, key, position, run, epoch
+  FROM finals GROUP BY partition, key, position, run, assignment
 ),
 finished AS (
   SELECT *, max(coalesce(finished, double('inf'))) OVER (
@@ -58,24 +58,24 @@ finished AS (
 ),
 committed AS (
   SELECT *, min(commit_n) OVER (
-    PARTITION BY run, partition, epoch ORDER BY position DESC RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    PARTITION BY run, partition, assignment ORDER BY position DESC RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
   ) AS by FROM (
-    SELECT run, partition, epoch, position, finished_n, CAST(NULL AS bigint) AS commit_n FROM messages
+    SELECT run, partition, assignment, position, finished_n, CAST(NULL AS bigint) AS commit_n FROM messages
     UNION ALL
-    SELECT run, partition, epoch, floor, NULL, n FROM rows WHERE event = 'commit_sent'
+    SELECT run, partition, assignment, floor, NULL, n FROM rows WHERE event = 'commit_sent'
   )
 ),
 letters AS (
   SELECT *, last(IF(event = 'ack', NULL, event), true) OVER (
-    PARTITION BY run, partition, epoch, position ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    PARTITION BY run, partition, assignment, position ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
   ) AS before FROM rows WHERE event IN ('dlq_sent', 'dlq_confirmed', 'archived', 'ack')
 ),
 owners AS (
   SELECT *, max(until) OVER (
     PARTITION BY partition ORDER BY since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
   ) AS held FROM (
-    SELECT run, partition, epoch, min(IF(event = 'assigned', mono, NULL)) AS since, max(mono) AS until
-    FROM rows WHERE partition IS NOT NULL GROUP BY run, partition, epoch
+    SELECT run, partition, assignment, min(IF(event = 'assigned', mono, NULL)) AS since, max(mono) AS until
+    FROM rows WHERE partition IS NOT NULL GROUP BY run, partition, assignment
   )
 )
 SELECT 'order', count(*) FROM starts WHERE event = 'started' AND position < highest
@@ -89,7 +89,7 @@ UNION ALL SELECT 'commit', count(*) FROM committed
 UNION ALL SELECT 'letter', count(*) FROM letters WHERE event = 'ack' AND before = 'dlq_sent'
 UNION ALL SELECT 'owner', count(*) FROM owners WHERE held > since
 UNION ALL SELECT 'repeat', count(*) FROM (
-  SELECT 1 FROM rows WHERE event = 'started' GROUP BY partition, position HAVING count(DISTINCT run, epoch) > 1
+  SELECT 1 FROM rows WHERE event = 'started' GROUP BY partition, position HAVING count(DISTINCT run, assignment) > 1
 )
 UNION ALL SELECT 'again', count(*) FROM rows WHERE event = 'redelivered'
 UNION ALL SELECT 'missing', count(*) FROM (
@@ -158,7 +158,8 @@ def write_journal(spark: SparkSession, path: str, events: int) -> int:
             "mono": F.col("n") * 1e-4,
             "wall": 1e9 + F.col("n") * 1e-4,
             "partition": F.when(owned, F.format_string("orders/%d", "process")),
-            "epoch": F.when(owned, 1).cast("bigint"),
+            "assignment": F.when(owned, 1).cast("bigint"),
+            "epoch": F.when(F.col("event") == "assigned", 1).cast("bigint"),
             "position": position.cast("bigint"),
             "key": F.when(of_message, F.lower(F.hex(F.xxhash64("process", position * 7_919 % KEYS)))),
             "attempt": F.when(of_message, 1).cast("bigint"),

@@ -28,14 +28,14 @@ def real_lines() -> tuple[bytes, ...]:
         rules = Rules.of(Settings(), SourceTraits(name="S", extend_interval=1.0), "skip")
         history.open(source="S", concurrency=2, max_in_flight=9, max_in_flight_bytes=99, now=1.0, rules=rules)
         partition = new_partition()
-        partition.epoch = 1
+        partition.assignment = 1
         messages = [new_message(partition, position, key) for position, key in enumerate((b"a", b"a", None, b"b"))]
         history.assigned(partition, 1.0)
         history.delivered(messages, 1.1)
         _lives(history, messages)
         # Another assignment, of a source that commits.
         committing = Partition(partition.id, partition.reader, floor=0)
-        committing.epoch = 2
+        committing.assignment = 2
         history.assigned(committing, 2.5)
         history.delivered([new_message(committing, 0, b"a"), new_message(committing, 1, b"b")], 2.6)
         history.commit_sent(committing, 1, 1, 2.7)

@@ -29,7 +29,7 @@ def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
 
     ``stopping``: what is assigned now is given back, and may have messages behind it.
     """
-    if not event.partition.epoch and not stopping:
+    if not event.partition.assignment and not stopping:
         raise ContractError(
             f"{name} delivered messages of {event.partition.id}, which was never assigned: please report it"
         )

@@ -32,7 +32,7 @@ class GroupEvent:
         cls, name: Literal["assigned", "revoked", "lost"], partition: Partition, reason: str | None = None
     ) -> GroupEvent:
         """An event of one partition."""
-        return cls(name=name, partition=partition.id, epoch=partition.token, reason=reason)
+        return cls(name=name, partition=partition.id, epoch=partition.epoch, reason=reason)
 
 
 OnEvent = Callable[[GroupEvent], None]

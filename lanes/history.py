@@ -5,8 +5,9 @@ process crashed, ends with an ``end`` row. ``memsource`` reads segments and chec
 
 Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member``, ``mono`` (seconds of the engine's
 clock) and ``wall`` (seconds since the epoch, sampled once a millisecond). A row of a message adds
-``partition``, ``epoch``, ``position``, ``key`` (16 hex digits of blake3, null without a key) and ``attempt``.
-Neither payload nor key is ever written.
+``partition``, ``assignment`` (1, 2, 3 … of this process), ``position``, ``key`` (16 hex digits of blake3, null without
+a key) and ``attempt``. The row ``assigned`` says which ``epoch`` the handlers of an assignment get, and its spans, dead
+letters, events and status. Neither payload nor key is ever written.
 
 Rows are buffered; ``flush`` hands all of them to the kernel by one ``write(2)``, without an fsync: they
 survive the death of the process, not of the machine. The runtime flushes before it calls the handlers of a
@@ -97,7 +98,7 @@ class History(RowWriter):
         digits = THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]
         partition = message.partition
         origin = self._origins.get(partition)
-        if origin is None or origin[0] != partition.epoch or origin[2] != partition.deadline:
+        if origin is None or origin[0] != partition.assignment or origin[2] != partition.deadline:
             origin = self._leased(partition, now)
         key = self._hashes.get(message.key) or self._hash(message.key)
         n = self._n = self._n + 1
@@ -184,7 +185,7 @@ class History(RowWriter):
 
     def assigned(self, partition: Partition, now: float) -> None:
         """This process owns the partition from now on; a row with a floor where the source commits."""
-        more = f'{self._owned(partition)},"incarnation":{json.dumps(partition.incarnation)}'
+        more = f'{self._owned(partition)},"epoch":{partition.epoch},"incarnation":{json.dumps(partition.incarnation)}'
         self._row("assigned", more if partition.floor is None else f'{more},"floor":{partition.floor}', now)
 
     def revoking(self, partition: Partition, now: float, timeout: float | None = None) -> None:

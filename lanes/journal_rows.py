@@ -40,6 +40,7 @@ _FIELDS: Final[dict[str, tuple[str, str]]] = {
     "mono": (_REAL, ".6f"),
     "wall": (_REAL, ".3f"),
     "partition": (_TEXT, ""),
+    "assignment": (_WHOLE, "d"),
     "epoch": (_WHOLE, "d"),
     "position": (_WHOLE, "d"),
     "key": (_TEXT, ""),
@@ -124,7 +125,7 @@ class RowTables:
                     if value is not None
                 ]
                 if values[key_at] is None and (values[position_at] is not None or values[event_at] == "unblocked"):
-                    # Behind n, event, member, mono, wall; then partition, epoch and position, as far as there are any.
+                    # Behind n, event, member, mono, wall, and of partition, assignment and position what there is.
                     behind = sum(value is not None for value in values[:key_at])
                     fields.insert(behind, ',"key":null')
                 yield f"{{{''.join(fields)[1:]}}}\n"

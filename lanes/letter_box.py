@@ -104,8 +104,7 @@ def _letter(raw: object) -> DeadLetter:
 
 def message_of(letter: DeadLetter) -> Message:
     """The message that a letter was made of, as its handler saw it: a first attempt, in the assignment of then."""
-    partition = Partition(PartitionId(letter.source, letter.partition), _READER)
-    partition.epoch = letter.epoch
+    partition = Partition(PartitionId(letter.source, letter.partition), _READER, fencing_token=letter.epoch)
     size = len(letter.value) + len(letter.key or b"")
     size += sum(len(name) + len(value) for name, value in letter.headers)
     message = Message(partition, letter.position, letter.key, size, letter, None)

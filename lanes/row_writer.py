@@ -108,7 +108,7 @@ class RowWriter:
         self._before = self._after = ""
         self._step_from = self._step_until = 0.0
         self._latest = 0.0
-        # By partition: its epoch, how its rows begin, and the deadline that a row has told.
+        # By partition: its assignment, how its rows begin, and the deadline that a row has told.
         self._origins: dict[Partition, tuple[int, str, float]] = {}
         self._hashes: dict[bytes | None, str] = {None: "null"}
         self._unreported = 0
@@ -189,7 +189,7 @@ class RowWriter:
     def _message(self, event: str, message: Message, stamp: str, more: str = "") -> None:
         partition = message.partition
         origin = self._origins.get(partition)
-        if origin is None or origin[0] != partition.epoch:
+        if origin is None or origin[0] != partition.assignment:
             origin = self._origin(partition)
         key = self._hashes.get(message.key) or self._hash(message.key)
         self._n += 1
@@ -228,12 +228,12 @@ class RowWriter:
         self._after = f',"wall":{self._wall():.3f}'
 
     def _owned(self, partition: Partition) -> str:
-        return f',"partition":{json.dumps(str(partition.id))},"epoch":{partition.epoch}'
+        return f',"partition":{json.dumps(str(partition.id))},"assignment":{partition.assignment}'
 
     def _origin(self, partition: Partition, told: float = NEVER) -> tuple[int, str, float]:
         if len(self._origins) >= _CACHED_PARTITIONS:
             self._origins.clear()
-        origin = (partition.epoch, f'{self._owned(partition)},"position":', told)
+        origin = (partition.assignment, f'{self._owned(partition)},"position":', told)
         self._origins[partition] = origin
         return origin
 

@@ -131,7 +131,7 @@ def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> Pa
     if commits is not None and isinstance(ledger, OffsetLedger):
         ahead = ledger.next_ordinal - commits.confirmed_ordinal
     return PartitionStatus(
-        epoch=partition.token,
+        epoch=partition.epoch,
         floor=_floor(partition),
         holes=ledger.holes(),
         confirmed=None if commits is None else commits.confirmed,

@@ -84,8 +84,8 @@ async def check_assigns_before_it_delivers(harness: Harness) -> None:
         # The session refuses messages of partitions that were not announced.
         await session.take(3)
         for partition in session.partitions:
-            fresh = partition.epoch == 0 and not partition.live
-            expect(fresh, f"{partition!r} was touched by the source: epoch and liveness are the engine's")
+            fresh = partition.assignment == 0 and not partition.live
+            expect(fresh, f"{partition!r} was touched by the source: assignment and liveness are the engine's")
 
 
 @_check()

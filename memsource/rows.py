@@ -44,7 +44,7 @@ _TEXT: Final = r'"([^"\\\x00-\x1f]+)"'
 # As ``lanes.history`` writes nearly all lines. Whatever it matches is what a parser of JSON makes of it, and in bounds.
 _USUAL: Final = re.compile(
     rf'{{"n":{_COUNT},"event":"(started|ack|(ended)|(delivered))","member":{_TEXT},"mono":{_SECONDS},"wall":{_SECONDS},'
-    rf'"partition":{_TEXT},"epoch":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
+    rf'"partition":{_TEXT},"assignment":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
     rf'"attempt":{_COUNT}(?(3),"result":"(ok)")(?(4),"size":{_COUNT})}}\n'
 )
 _OWNERSHIP: Final = frozenset(
@@ -89,18 +89,18 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
 class Row(NamedTuple):
     """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
 
-    ``text`` is the cause, result, reason or incarnation, or ``asked`` of a retry; ``number`` the size, delay, count,
-    runs completed or in flight, the timeout of a drain, -1 where that is unknown, or the deadline of a lease, 0 where
-    there is none. ``floor`` is the next position to
-    read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and last
-    positions.
+    ``assignment`` is 1, 2, 3 … of the process. ``text`` is the cause, result, reason or incarnation, or ``asked`` of a
+    retry; ``number`` the size, delay, count, runs completed or in flight, the epoch of an assignment, the timeout of a
+    drain, -1 where that is unknown, or the deadline of a lease, 0 where there is none. ``floor`` is the next position
+    to read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and
+    last positions.
     """
 
     n: int
     event: str
     mono: float
     partition: str = ""
-    epoch: int = 0
+    assignment: int = 0
     position: int = -1
     key: str | None = None
     attempt: int = 0
@@ -124,7 +124,7 @@ class RowParser:
         match = _USUAL.fullmatch(line)
         if match is None:
             return None
-        number, event, _, _, of, mono, wall, partition, epoch, position, key, attempt, result, size = match.groups()
+        number, event, _, _, of, mono, wall, where, assignment, position, key, attempt, result, size = match.groups()
         if of != member or int(number) != n:
             return None
         return (
@@ -132,8 +132,8 @@ class RowParser:
                 n,
                 sys.intern(event),
                 float(mono),
-                self._texts.setdefault(partition, partition),
-                int(epoch),
+                self._texts.setdefault(where, where),
+                int(assignment),
                 int(position),
                 None if key is None else self._keys.setdefault(key, key),
                 int(attempt),
@@ -150,8 +150,8 @@ class RowParser:
         """
         details = _MESSAGE.get(event)
         if details is not None:
-            epoch, position, attempt = fields["epoch"], fields["position"], fields["attempt"]
-            if type(epoch) is not int or type(position) is not int or type(attempt) is not int:
+            assignment, position, attempt = fields["assignment"], fields["position"], fields["attempt"]
+            if type(assignment) is not int or type(position) is not int or type(attempt) is not int:
                 raise ValueError("numbers")
             if not 0 <= position < NUMBER_LIMIT:
                 raise ValueError("position")
@@ -160,7 +160,7 @@ class RowParser:
                 event,
                 mono,
                 self._partition(fields),
-                epoch,
+                assignment,
                 position,
                 self._key(fields),
                 attempt,
@@ -168,17 +168,20 @@ class RowParser:
                 _quantity(fields[details[1]]) if details[1] else 0,
             )
         if event in _OWNERSHIP:
-            epoch = whole_number(fields["epoch"])
+            assignment = whole_number(fields["assignment"])
             incarnation = self.text(fields.get("incarnation", ""))
             floor = whole_number(fields["floor"]) if "floor" in fields else -1
             number = _timeout(fields) if event in _DRAIN else 0
-            if event in _LEASE and "deadline" in fields:
+            if event == "assigned":
+                number = whole_number(fields["epoch"])
+            elif event in _LEASE and "deadline" in fields:
                 number = _quantity(fields["deadline"])
-            return Row(n, event, mono, self._partition(fields), epoch, text=incarnation, number=number, floor=floor)
+            partition = self._partition(fields)
+            return Row(n, event, mono, partition, assignment, text=incarnation, number=number, floor=floor)
         if event in _COMMIT:
-            epoch, floor = whole_number(fields["epoch"]), whole_number(fields["floor"])
+            assignment, floor = whole_number(fields["assignment"]), whole_number(fields["floor"])
             number = whole_number(fields["completed"]) if event == "commit_sent" else 0
-            return Row(n, event, mono, self._partition(fields), epoch, number=number, floor=floor)
+            return Row(n, event, mono, self._partition(fields), assignment, number=number, floor=floor)
         rare = self._rare(n, event, mono, fields)
         if rare is not None:
             return rare
@@ -196,14 +199,14 @@ class RowParser:
         if event == "unblocked":
             return Row(n, event, mono, key=self._key(fields), number=whole_number(fields["count"]))
         if event == "extended":
-            epoch = whole_number(fields["epoch"])
-            return Row(n, event, mono, self._partition(fields), epoch, runs=_runs(fields["runs"]))
+            assignment = whole_number(fields["assignment"])
+            return Row(n, event, mono, self._partition(fields), assignment, runs=_runs(fields["runs"]))
         if event == "ahead_reached":
-            epoch = whole_number(fields["epoch"])
+            assignment = whole_number(fields["assignment"])
             if "position" not in fields:
-                return Row(n, event, mono, self._partition(fields), epoch)
+                return Row(n, event, mono, self._partition(fields), assignment)
             position = whole_number(fields["position"])
-            return Row(n, event, mono, self._partition(fields), epoch, position, self._key(fields))
+            return Row(n, event, mono, self._partition(fields), assignment, position, self._key(fields))
         return None
 
     def times(self, fields: Fields) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from memsource.rows import Row
 __all__ = ["Assignment", "Timeline"]
 
 Assignment = tuple[Segment, str, int]
-"""A partition at a process: (segment, partition, epoch)."""
+"""A partition at a process: (segment, partition, assignment)."""
 
 # Results that come after one of these rows of their assignment change nothing.
 _FENCES = frozenset({"drained", "revoked", "lost"})
@@ -39,7 +39,7 @@ class Timeline:
     maps the partitions of which nothing can be said across segments to the reason. ``recreated`` are those of them
     whose positions mean several messages.
 
-    ``taken``: (member, partition, epoch) of assignments of which the broker says that it has taken them away, whatever
+    ``taken``: (member, partition, number) of assignments of which the broker says that it has taken them away, whatever
     their members have heard of it; as an attribute the assignments. A file alone never says that of a process that has
     died, or stood still, before it heard of its loss. ``deadlines``: of the assignments under a lease, when it ran out
     at last, as ``mono``.
@@ -48,8 +48,8 @@ class Timeline:
     def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
         self.segments = segments
         self.taken: set[Assignment] = {
-            (segment, partition, epoch)
-            for member, partition, epoch in taken
+            (segment, partition, assignment)
+            for member, partition, assignment in taken
             for segment in segments
             if segment.member == member
         }
@@ -58,7 +58,7 @@ class Timeline:
         self.incomparable: dict[str, str] = {}
         self.recreated: set[str] = set()
         self.committing: set[Assignment] = {
-            (segment, row.partition, row.epoch) for segment in segments for row in segment.rows if row.floor >= 0
+            (segment, row.partition, row.assignment) for segment in segments for row in segment.rows if row.floor >= 0
         }
         self._shift = _shifts(segments)
         self._find_incomparable()
@@ -70,12 +70,12 @@ class Timeline:
         ordered = sorted(self.segments, key=self._begin)
         for _, _, event, segment, row in heapq.merge(*(self._rows(i, s) for i, s in enumerate(ordered))):
             if event in _FENCES:
-                fenced.add((segment, row.partition, row.epoch))
-            elif fenced and event in _FENCED and (segment, row.partition, row.epoch) in fenced:
+                fenced.add((segment, row.partition, row.assignment))
+            elif fenced and event in _FENCED and (segment, row.partition, row.assignment) in fenced:
                 yield "zombie", segment, row
                 continue
             if delivered and event in ("delivered", "commit_sent"):
-                rows = delivered.get((segment, row.partition, row.epoch))
+                rows = delivered.get((segment, row.partition, row.assignment))
                 if rows is not None and event == "delivered":
                     rows.append(row)
                 # Within one assignment a source that commits goes only onwards, so the lowest are in front.
@@ -105,7 +105,7 @@ class Timeline:
         for segment in self.segments:
             for row in segment.rows:
                 if row.event in ("leased", "lost") and row.number:
-                    self.deadlines[segment, row.partition, row.epoch] = row.number
+                    self.deadlines[segment, row.partition, row.assignment] = row.number
 
     def _find_incomparable(self) -> None:
         incarnations: dict[str, set[str]] = defaultdict(set)

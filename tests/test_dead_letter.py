@@ -38,7 +38,7 @@ class Hostile(Exception):
 
 def letter(error: BaseException) -> DeadLetter:
     partition = Partition(PartitionId("PAYMENTS", 3), Reader(), "2026-01-01T00:00:00Z")
-    partition.epoch = 4
+    partition.assignment = 4
     message = Message(partition, 77, SECRET.encode(), 10, SECRET, "token")
     message.attempt = 5
     return dead_letter(message, Failure(error), 1_700_000_000.5)

@@ -29,7 +29,7 @@ class Audit:
     ``retry`` in the same assignment, ``takeover`` in another one where nobody had finished it before, and ``repeat``
     where somebody had. ``unfinished``: files that are not written to the end; 0 where nobody can look, as over Spark
     Connect. What they hold is in no verdict, see ``unjudged``. ``findings``: a row for each violation, with checker,
-    what, member, run, n, partition, epoch, position and key; usable as long as the session is.
+    what, member, run, n, partition, assignment, position and key; usable as long as the session is.
     """
 
     verdicts: tuple[AuditVerdict, ...]

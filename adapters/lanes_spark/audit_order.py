@@ -14,7 +14,7 @@ __all__ = ["behind_leases", "finding", "intervals", "no_overlap", "passing", "pe
 
 _KEY: Final = ("history", "partition", "key")
 _LANE: Final = (*ASSIGNMENT, "key")
-_PLACE: Final = ("history", "member", "run", "n", "partition", "epoch", "position", "key")
+_PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "position", "key")
 
 
 def finding(rows: DataFrame, checker: str, what: str) -> DataFrame:
@@ -232,7 +232,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
             {
                 # Without an order each message is kept from running beside itself alone.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
-                "beside": F.when(~keyed, F.col("epoch")),
+                "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),
                 "leased_until": F.when(F.col("comparable") & F.col("leased"), F.least("until", expires)),
             }

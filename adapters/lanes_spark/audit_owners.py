@@ -102,7 +102,7 @@ def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
         *ASSIGNMENT, "since", "until", "revoked", "process", "member"
     )
     others = events.where(F.col("rival") & F.col("event").isin("assigned", "lost")).select(
-        *_PARTITION, F.col("process").alias("other"), F.col("epoch").alias("its"), F.col("ts").alias("at"), "event"
+        *_PARTITION, F.col("process").alias("other"), F.col("assignment").alias("its"), F.col("ts").alias("at"), "event"
     )
     near = contested.join(others, list(_PARTITION)).where(
         (F.col("other") != F.col("process"))

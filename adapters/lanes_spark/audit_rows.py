@@ -34,7 +34,7 @@ __all__ = [
 SEGMENT: Final = ("history", "run")
 """Names a process."""
 
-ASSIGNMENT: Final = (*SEGMENT, "partition", "epoch")
+ASSIGNMENT: Final = (*SEGMENT, "partition", "assignment")
 """Names a partition at a process."""
 
 COLUMNS: Final = {
@@ -45,7 +45,7 @@ COLUMNS: Final = {
     "mono": "double",
     "wall": "double",
     "partition": "string",
-    "epoch": "bigint",
+    "assignment": "bigint",
     "position": "bigint",
     "key": "string",
     "cause": "string",
@@ -153,7 +153,7 @@ def assignment_number() -> Column:
     whatever is of both is then looked at closely."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.xxhash64("process", "partition_number", "epoch")
+    return F.xxhash64("process", "partition_number", "assignment")
 
 
 def know(raw: DataFrame) -> Known:
@@ -163,7 +163,7 @@ def know(raw: DataFrame) -> Known:
     rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
     stretches = _stretches(rows)
     segments = computed(_ordered(_segments(rows, stretches)))
-    owned = rows.where(F.col("event").isin(*_OWNED) & F.col("partition").isNotNull() & F.col("epoch").isNotNull())
+    owned = rows.where(F.col("event").isin(*_OWNED) & F.col("partition").isNotNull() & F.col("assignment").isNotNull())
     owned = computed(owned.select(*ASSIGNMENT, "n", "event", "mono", "incarnation", "floor", "deadline"))
     assignments = computed(_assignments(owned, segments))
     figures = segments.agg(any_of(F.col("produced") > 0).alias("produced"), any_of(F.col("several")).alias("several"))
@@ -190,9 +190,9 @@ def _stretches(rows: DataFrame) -> DataFrame:
 
     event, n = F.col("event"), F.col("n")
     places = event.isin(*MESSAGES) & (
-        F.col("epoch").isNull() | F.col("position").isNull() | F.col("partition").isNull()
+        F.col("assignment").isNull() | F.col("position").isNull() | F.col("partition").isNull()
     )
-    owners = event.isin(*_OWNED) & (F.col("epoch").isNull() | F.col("partition").isNull())
+    owners = event.isin(*_OWNED) & (F.col("assignment").isNull() | F.col("partition").isNull())
     commits = event.isin(*_COMMITS) & F.col("floor").isNull()
     results = (event == "ended") & F.col("result").isNull() | (event == "redelivered") & F.col("cause").isNull()
     nameless = event.isNull() | n.isNull() | F.col("mono").isNull() | F.col("wall").isNull()

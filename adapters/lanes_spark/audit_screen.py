@@ -139,7 +139,7 @@ def _grouped(known: Known) -> DataFrame:
     named = used.join(F.broadcast(processes), list(SEGMENT)).select(
         F.xxhash64("history", "partition", "key", F.when(F.col("key").isNull(), F.col("position"))).alias("lane"),
         partition_number().alias("partition_number"),
-        *("position", "process", "epoch", "n", "mono"),
+        *("position", "process", "assignment", "n", "mono"),
         kind.alias("kind"),
         F.col("key").isNotNull().alias("keyed"),
         F.coalesce(ended | (event == "dlq_confirmed"), F.lit(False)).alias("ends"),
@@ -148,7 +148,7 @@ def _grouped(known: Known) -> DataFrame:
     )
     kind = F.col("kind")
     acts, lasts = ~kind.isin(_DELIVERED, _ACK, _PRODUCED), ~kind.isin(_ACK, _PRODUCED)
-    return named.groupBy("lane", *MESSAGE, "process", "epoch").agg(
+    return named.groupBy("lane", *MESSAGE, "process", "assignment").agg(
         F.bit_or("kind").alias("kinds"),
         F.count("*").alias("rows"),
         F.count_if(kind == _STARTED).alias("starts"),
@@ -236,7 +236,8 @@ def _known_of(known: Known, rows: DataFrame) -> DataFrame:
     named = joined.withColumn("event", F.when(fenced, "zombie").otherwise(F.col("event")))
     ended_well = (F.col("event") == "ended") & (F.col("result") == "ok")
     return named.select(
-        *("history", "run", "member", "n", "event", "partition", "epoch", "position", "key", "cause", "floor", "mono"),
+        *("history", "run", "member", "n", "event", "partition", "assignment", "position", "key"),
+        *("cause", "floor", "mono"),
         *("gappy", "lost_n", "ordered", "shift", F.col("expiry").alias("deadline")),
         F.coalesce("committing", F.lit(False)).alias("committing"),
         F.coalesce("leased", F.lit(False)).alias("leased"),

@@ -15,7 +15,7 @@ __all__ = ["LEFT", "at_least_once", "dead_letter_before_settle", "duplicates", "
 LEFT: Final = "messages were left at the broker: neither settled nor handled"
 
 _MESSAGE: Final = (*ASSIGNMENT, "position")
-_PLACE: Final = ("member", "run", "n", "partition", "epoch", "position", "key")
+_PLACE: Final = ("member", "run", "n", "partition", "assignment", "position", "key")
 
 
 def passed(committed: DataFrame) -> DataFrame:
@@ -134,7 +134,8 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
         named = _settled(known, unhandled, passes, place)
     else:
         judged = unhandled.withColumn("by", F.col("acked")).withColumn("settled", F.col("by").isNotNull())
-        named = judged.select(*place, "settled", *(f"by.{name}" for name in ("member", "run", "n", "epoch", "key")))
+        by = ("member", "run", "n", "assignment", "key")
+        named = judged.select(*place, "settled", *(f"by.{name}" for name in by))
     told = named.join(F.broadcast(whole), "history")
     lost = told.where(F.col("settled") & F.col("whole"))
     return finding(lost, "AtLeastOnce", "settled, and never handled"), told.where(~F.col("settled"))
@@ -160,7 +161,7 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
         .select(
             F.col("history").alias("of"),
             F.col("partition").alias("at"),
-            *("begun", "committed", "member", "run", "last_n", "epoch"),
+            *("begun", "committed", "member", "run", "last_n", "assignment"),
         )
     )
     covers = (
@@ -172,7 +173,7 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
     covered = (
         marked.join(F.broadcast(spans), covers, "left")
         .groupBy(*place, "acked", "passed")
-        .agg(F.min(F.struct("member", "run", "last_n", "epoch")).alias("span"), any_of(covers).alias("spanned"))
+        .agg(F.min(F.struct("member", "run", "last_n", "assignment")).alias("span"), any_of(covers).alias("spanned"))
     )
     by = F.coalesce("acked", "passed")
     span = F.when(F.col("spanned"), F.col("span"))
@@ -182,7 +183,7 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
         F.coalesce(by["member"], span["member"]).alias("member"),
         F.coalesce(by["run"], span["run"]).alias("run"),
         F.coalesce(by["n"], span["last_n"]).alias("n"),
-        F.coalesce(by["epoch"], span["epoch"]).alias("epoch"),
+        F.coalesce(by["assignment"], span["assignment"]).alias("assignment"),
         by["key"].alias("key"),
     )
 
@@ -199,7 +200,7 @@ def duplicates(rows: DataFrame) -> DataFrame:
     event = F.col("event")
     in_time = Window.partitionBy("history", "partition", "position").orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, -1)
-    owner = F.struct("run", "epoch")
+    owner = F.struct("run", "assignment")
     starts = (
         rows.where((event == "started") | F.col("final"))
         .withColumns(

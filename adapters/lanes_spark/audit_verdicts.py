@@ -222,7 +222,7 @@ def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: 
         .select(
             *("history", "partition", "position"),
             *(F.lit(None).cast("string").alias(name) for name in ("member", "run", "key")),
-            *(F.lit(None).cast("bigint").alias(name) for name in ("n", "epoch")),
+            *(F.lit(None).cast("bigint").alias(name) for name in ("n", "assignment")),
         )
     )
 

@@ -20,7 +20,7 @@ COLUMNS: Final = {
     "n": "bigint",
     "event": "string",
     "partition": "string",
-    "epoch": "bigint",
+    "assignment": "bigint",
     "position": "bigint",
     "result": "string",
     "incarnation": "string",
@@ -109,7 +109,7 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
     place = (number, F.col("position").alias("offset"))
     if of == "dead_lettered":
         return mine.where(event.isin(*_DEAD) & F.col("position").isNotNull()).select(*place).distinct()
-    assignment = ["run", "partition", "epoch"]
+    assignment = ["run", "partition", "assignment"]
     fences = mine.where(event.isin(*_FENCES)).groupBy(*assignment).agg(F.min("n").alias("fence"))
     counts = F.col("fence").isNull() | (F.col("n") < F.col("fence"))
     well = (event == "dlq_confirmed") | ((event == "ended") & (F.col("result") == "ok"))

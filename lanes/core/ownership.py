@@ -33,7 +33,7 @@ class Ownership:
         self.policy = policy
         self.effects: list[fx.Effect] = []
         self.partitions: dict[PartitionId, Partition] = {}
-        self.epoch: int = 0
+        self.latest_assignment: int = 0
         self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after, concurrency=policy.concurrency)
         self.chains = Chains(policy)
         self.waiting = Waiting(keeps=policy.keeps_attempts)
@@ -45,16 +45,16 @@ class Ownership:
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
-        """Take a partition on, under a new epoch.
+        """Take a partition on, and number the assignment.
 
         Raises ``AlreadyAssigned``, and ``SecondPartition`` under the order ``serial``.
         """
-        if partition.epoch or partition.id in self.partitions:
+        if partition.assignment or partition.id in self.partitions:
             raise AlreadyAssigned(f"{partition.id} is already assigned: release it, or report it lost, first")
         if self.policy.order == SERIAL and self.partitions:
             raise SecondPartition(f'{partition.id} would be a second partition: order="serial" handles one at most')
-        self.epoch += 1
-        partition.epoch = self.epoch
+        self.latest_assignment += 1
+        partition.assignment = self.latest_assignment
         partition.live = True
         partition.steady = True
         if partition.floor is None:

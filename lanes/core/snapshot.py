@@ -3,7 +3,7 @@
 ``snapshot`` keeps what decides what the engine does next, and nothing else: counters, peaks and effects already
 performed are left out, and so is what the ledger keeps below its floor. Engines of equal snapshots behave alike.
 
-A message is named by the epoch of its assignment and its position. Times stay as they are, in seconds of the engine's
+A message is named by the number of its assignment and its position. Times stay as they are, in seconds of the engine's
 clock. What the engine only passes on is kept by reference: the policy, readers, failures, and of each message
 ``raw``, ``token``, ``data`` and ``broken``. A snapshot is hashable as far as these are.
 
@@ -32,9 +32,9 @@ _NO_DATA: Final = object()
 
 
 class MessageId(NamedTuple):
-    """Which delivery: the epoch of the assignment, and the position."""
+    """Which delivery: the number of the assignment, and the position."""
 
-    epoch: int
+    assignment: int
     position: int
 
 
@@ -95,7 +95,7 @@ class AssignmentState(NamedTuple):
     """
 
     id: PartitionId
-    epoch: int
+    assignment: int
     reader: Reader
     incarnation: str
     floor: int | None
@@ -129,13 +129,13 @@ class FlowState(NamedTuple):
 class EngineState(NamedTuple):
     """An engine.
 
-    ``assignments``: those owned, in the order in which they were assigned, then the others by epoch. ``lanes``: the
+    ``assignments``: those owned, in the order in which they were assigned, then the others by number. ``lanes``: the
     heads out of the ordinary, with why, until when, and whether that is kept; ``holds``: those with a time, by it, then
     as they were held.
     """
 
     policy: Policy
-    epoch: int
+    latest_assignment: int
     running: int
     halted: bool
     flow: FlowState
@@ -149,7 +149,7 @@ class EngineState(NamedTuple):
 
 def message_id(message: Message) -> MessageId:
     """How snapshots name a message."""
-    return MessageId(message.partition.epoch, message.position)
+    return MessageId(message.partition.assignment, message.position)
 
 
 # --- from an engine
@@ -170,7 +170,7 @@ def snapshot(engine: Engine) -> EngineState:
     holds = sorted((until, order, message_id(m)) for until, order, m in waiting._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,
-        epoch=engine.epoch,
+        latest_assignment=engine.latest_assignment,
         running=engine.running,
         halted=engine.halted,
         flow=FlowState(flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at),
@@ -183,14 +183,14 @@ def snapshot(engine: Engine) -> EngineState:
         ),
         lanes=tuple((message_id(head), lane.failure, lane.until, lane.kept) for head, lane in waiting.lanes.items()),
         holds=tuple((until, held) for until, _, held in holds),
-        dirty=tuple(partition.epoch for partition in engine.dirty),
+        dirty=tuple(partition.assignment for partition in engine.dirty),
     )
 
 
 def _assignments(engine: Engine) -> list[Partition]:
     owned = list(engine.partitions.values())
-    given_up = {m.partition.epoch: m.partition for m in engine.chains.fenced if m.partition not in owned}
-    return owned + [given_up[epoch] for epoch in sorted(given_up)]
+    given_up = {m.partition.assignment: m.partition for m in engine.chains.fenced if m.partition not in owned}
+    return owned + [given_up[number] for number in sorted(given_up)]
 
 
 def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
@@ -200,7 +200,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
     fenced = sorted((m for m in engine.chains.fenced if m.partition is partition), key=message_id)
     return AssignmentState(
         id=partition.id,
-        epoch=partition.epoch,
+        assignment=partition.assignment,
         reader=partition.reader,
         incarnation=partition.incarnation,
         floor=partition.floor,
@@ -295,17 +295,17 @@ def restore(state: EngineState) -> Engine:
     ledgers, ``chains.fenced`` and ``Commits.sending``.
     """
     engine = Engine(state.policy)
-    engine.epoch, engine.running, engine.halted = state.epoch, state.running, state.halted
+    engine.latest_assignment, engine.running, engine.halted = state.latest_assignment, state.running, state.halted
     flow = engine.flow
     flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
     messages: dict[MessageId, Message] = {}
     partitions = {}
-    for assignment in state.assignments:
-        partitions[assignment.epoch] = _restore_assignment(engine, assignment, messages)
-    for assignment in state.assignments:
-        for one in assignment.held + assignment.fenced:
+    for each in state.assignments:
+        partitions[each.assignment] = _restore_assignment(engine, each, messages)
+    for each in state.assignments:
+        for one in each.held + each.fenced:
             if one.next is not None:
-                messages[MessageId(assignment.epoch, one.position)].next = messages[one.next]
+                messages[MessageId(each.assignment, one.position)].next = messages[one.next]
     engine.chains.ready.extend(messages[one] for one in state.ready)
     for partition_id, lane, tail in state.tails:
         assert lane is not None, "a message in no lane is no tail"
@@ -319,7 +319,7 @@ def restore(state: EngineState) -> Engine:
     waiting._heap = [(until, order, messages[head]) for order, (until, head) in enumerate(state.holds, 1)]
     waiting._order = len(waiting._heap)
     heapify(waiting._heap)
-    engine.dirty.extend(partitions[epoch] for epoch in state.dirty)
+    engine.dirty.extend(partitions[number] for number in state.dirty)
     for partition in engine.dirty:
         partition.dirty = True
     return engine
@@ -328,7 +328,7 @@ def restore(state: EngineState) -> Engine:
 def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[MessageId, Message]) -> Partition:
     partition = Partition(state.id, state.reader, state.incarnation, floor=state.floor, completed=list(state.completed))
     partition.recalled = dict(state.recalled)
-    partition.epoch, partition.live = state.epoch, state.live
+    partition.assignment, partition.live = state.assignment, state.live
     partition.draining, partition.unended = state.draining, state.unended
     partition.steady = state.live and not state.draining
     held = _restored(partition, state.held)

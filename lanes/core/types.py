@@ -111,19 +111,23 @@ class Partition:
     ``deadline``: until when a lease certainly holds, in seconds of ``lanes.clock.monotonic``; infinite without one. The
     source raises it at each renewal, but never one that has passed: from then on the assignment is lost, for the
     source and for the engine's shell alike, whoever notices first. ``fencing_token``: the number of this ownership
-    across processes, rising for each partition; None = ``epoch``, which rises within this process alone.
+    across processes, 0 or more and rising for each partition; None = there is none.
+
+    ``assignment`` counts the assignments of this process: 1, 2, 3 … over all its partitions, 0 before there is one.
+    Rows of a history name their assignment by it. ``epoch`` is what handlers get, and spans, dead letters, events and
+    the status with them; the row ``assigned`` has both.
 
     ``recalled``: at which attempt some of its messages begin, by position, where a store has kept that. It is set
     before they are delivered, and their ``Message.attempt`` with it.
     """
 
     __slots__ = (
+        "assignment",
         "commits",
         "completed",
         "deadline",
         "dirty",
         "draining",
-        "epoch",
         "fencing_token",
         "finished",
         "floor",
@@ -158,7 +162,7 @@ class Partition:
         self.deadline = deadline
         self.fencing_token = fencing_token
         self.recalled: Mapping[int, int] = _NOTHING_RECALLED
-        self.epoch: int = 0
+        self.assignment: int = 0
         self.live: bool = False
         self.draining: bool = False
         self.steady: bool = False  # live and not draining
@@ -171,14 +175,14 @@ class Partition:
         self.commits: Commits | None = None
 
     @property
-    def token(self) -> int:
-        """What handlers get as the epoch: the fencing token, or the epoch of this process."""
-        return self.epoch if self.fencing_token is None else self.fencing_token
+    def epoch(self) -> int:
+        """What handlers get: the fencing token, or where there is none the number of the assignment."""
+        return self.assignment if self.fencing_token is None else self.fencing_token
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else "live" if self.live else "fenced"
         handlers = f", {self.unended} handlers to end" if self.draining else ""
-        return f"<Partition {self.id} epoch {self.epoch} {state}{handlers}>"
+        return f"<Partition {self.id} assignment {self.assignment} {state}{handlers}>"
 
 
 class Message:
@@ -247,11 +251,11 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """The assignment's number; pass it along with effects as a fencing token.
+        """A number that rises with each assignment; pass it along with effects as a fencing token.
 
-        In a cohort it rises across its processes, else within this one.
+        In a cohort it rises across its processes, else within this one. As ``partition.epoch``.
         """
-        return self.partition.token
+        return self.partition.epoch
 
     def __repr__(self) -> str:
         # Neither key nor payload: a repr ends up in logs, and both are the user's data.

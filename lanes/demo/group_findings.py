@@ -210,7 +210,7 @@ class _Overlaps:
         self.witnesses: list[str] = []
 
     def see(self, event: str, segment: Segment, row: Row) -> None:
-        assignment = segment.member, row.partition, row.epoch
+        assignment = segment.member, row.partition, row.assignment
         if event == "started":
             self._started(segment, row, assignment)
         elif event in ("ended", "zombie"):
@@ -219,7 +219,7 @@ class _Overlaps:
                 running[:] = [
                     (other, start)
                     for other, start in running
-                    if other is not segment or (start.position, start.epoch) != (row.position, row.epoch)
+                    if other is not segment or (start.position, start.assignment) != (row.position, row.assignment)
                 ]
         elif event == "lost":
             self._lost.add(assignment)
@@ -246,11 +246,12 @@ class _Overlaps:
         if row.key is None:
             return
         for other, start in self._ghosts[row.partition, row.key]:
-            if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.epoch), 0.0):
+            if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.assignment), 0.0):
                 self._found(segment, row, f"started while the lease held under which {other.label} ran row {start.n}")
         running = self._running[row.partition, row.key]
         for other, start in running:
-            if other is not segment and self._excused(row, assignment, (other.member, start.partition, start.epoch)):
+            earlier = other.member, start.partition, start.assignment
+            if other is not segment and self._excused(row, assignment, earlier):
                 self.at_loss += 1
             else:
                 self._found(segment, row, f"started while {other.label} row {start.n} ran a message of its key")
@@ -296,9 +297,9 @@ class _Runs:
     def see(self, event: str, segment: Segment, row: Row) -> None:
         if event == "started":
             runs = self._runs[row.partition, row.position]
-            runs.setdefault((segment.member, row.partition, row.epoch), _Run(row.mono))
+            runs.setdefault((segment.member, row.partition, row.assignment), _Run(row.mono))
         elif event in ("abandoned", "dlq_confirmed") or (event == "ended" and row.text == "ok"):
-            run = self._runs[row.partition, row.position].get((segment.member, row.partition, row.epoch))
+            run = self._runs[row.partition, row.position].get((segment.member, row.partition, row.assignment))
             if run is not None and event == "abandoned":
                 run.abandoned = True
             elif run is not None and not run.abandoned:

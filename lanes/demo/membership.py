@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memsource import Segment
 
 Assignment = tuple[str, str, int]
-"""A partition at a process: member, partition, epoch."""
+"""A partition at a process: member, partition, assignment."""
 
 
 class Member(NamedTuple):
@@ -83,7 +83,7 @@ def spans(segments: Sequence[Segment]) -> dict[Assignment, Span]:
     for segment in segments:
         opened: dict[Assignment, float] = {}
         for row in segment.rows:
-            assignment = segment.member, row.partition, row.epoch
+            assignment = segment.member, row.partition, row.assignment
             if row.event == "assigned":
                 opened[assignment] = row.mono
             elif row.event in ("revoked", "lost") and assignment in opened:
@@ -111,7 +111,7 @@ def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) ->
 def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
     """When the leases of assignments ran out at last, of those that had one. Pure."""
     return {
-        (segment.member, row.partition, row.epoch): row.number
+        (segment.member, row.partition, row.assignment): row.number
         for segment in segments
         for row in segment.rows
         if row.event in ("leased", "lost") and row.number
@@ -145,7 +145,7 @@ def handovers(segments: Sequence[Segment]) -> list[float]:
     begun: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for segment in segments:
         for row in segment.rows:
-            assignment = segment.member, row.partition, row.epoch
+            assignment = segment.member, row.partition, row.assignment
             if row.event == "drained":
                 drained[assignment] = row.mono
             elif row.event == "revoked" and assignment in drained:

@@ -30,12 +30,12 @@ class Assignments(Generic[State]):
 
     def begin(self, segment: Segment, row: Row) -> State:
         """It is assigned."""
-        state = self.states[segment, row.partition, row.epoch] = self._make()
+        state = self.states[segment, row.partition, row.assignment] = self._make()
         return state
 
     def of(self, segment: Segment, row: Row) -> State | None:
         """Its state; None when not everything is known of it, or it is over."""
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         state = self.states.get(assignment)
         if state is not None:
             return state
@@ -45,19 +45,19 @@ class Assignments(Generic[State]):
 
     def known(self, segment: Segment, row: Row) -> State | None:
         """Its state, None when it has none yet."""
-        return self.states.get((segment, row.partition, row.epoch))
+        return self.states.get((segment, row.partition, row.assignment))
 
     def end(self, segment: Segment, row: Row) -> State | None:
         """It is over: nothing more is kept of it."""
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         self._over.add(assignment)
         return self.states.pop(assignment, None)
 
     def ending(self, segment: Segment, row: Row) -> Iterator[tuple[Row, State]]:
         """The states of this segment, each with ``row`` as one of its assignment."""
-        for (one, partition, epoch), state in self.states.items():
+        for (one, partition, assignment), state in self.states.items():
             if one is segment:
-                yield row._replace(partition=partition, epoch=epoch), state
+                yield row._replace(partition=partition, assignment=assignment), state
 
     def gap(self, segment: Segment) -> None:
         """Anything may have happened to those of this segment."""

@@ -42,7 +42,7 @@ class NoCommitPastUnfinished:
         return self._findings.verdict()
 
     def _delivered(self, segment: Segment, row: Row) -> None:
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         if assignment in self._committing:
             self._unfinished[assignment].add(row.position)
 
@@ -55,12 +55,12 @@ class NoCommitPastUnfinished:
             self._finished(segment, row)
 
     def _finished(self, segment: Segment, row: Row) -> None:
-        unfinished = self._unfinished.get((segment, row.partition, row.epoch))
+        unfinished = self._unfinished.get((segment, row.partition, row.assignment))
         if unfinished is not None:
             unfinished.discard(row.position)
 
     def _passed(self, segment: Segment, row: Row) -> None:
-        if row.position in self._unfinished[segment, row.partition, row.epoch]:
+        if row.position in self._unfinished[segment, row.partition, row.assignment]:
             self._findings.violation(segment, row, "a position above it was committed before it had finished")
 
     def _sent(self, segment: Segment, row: Row) -> None:
@@ -93,11 +93,11 @@ class CommitsRise:
 
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor >= 0:
-            self._floors[segment, row.partition, row.epoch] = row.floor
+            self._floors[segment, row.partition, row.assignment] = row.floor
 
     def _sent(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         before = self._floors.get(assignment, row.floor)
         if row.floor < before:
             _violation(self._findings, segment, row, f"the floor fell, it was {before}")
@@ -130,7 +130,7 @@ class OneCommitAtATime:
 
     def _send(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         other = self._sent.get(assignment)
         if other is not None:
             what = f"committed while the commit of {other.floor} (row {other.n}) was on its way"
@@ -138,7 +138,7 @@ class OneCommitAtATime:
         self._sent[assignment] = row
 
     def _answered(self, segment: Segment, row: Row) -> None:
-        self._sent.pop((segment, row.partition, row.epoch), None)
+        self._sent.pop((segment, row.partition, row.assignment), None)
 
     def _gap(self, segment: Segment, row: Row) -> None:
         self._sent = {assignment: sent for assignment, sent in self._sent.items() if assignment[0] is not segment}
@@ -167,19 +167,19 @@ class NoCommitAfterRevoke:
         return self._findings.verdict()
 
     def _assigned(self, segment: Segment, row: Row) -> None:
-        self._newest[segment, row.partition] = row.epoch
+        self._newest[segment, row.partition] = row.assignment
 
     def _given_up(self, segment: Segment, row: Row) -> None:
-        self._over[segment, row.partition, row.epoch] = row.event
+        self._over[segment, row.partition, row.assignment] = row.event
 
     def _sent(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        over = self._over.get((segment, row.partition, row.epoch))
-        newest = self._newest.get((segment, row.partition), row.epoch)
+        over = self._over.get((segment, row.partition, row.assignment))
+        newest = self._newest.get((segment, row.partition), row.assignment)
         if over is not None:
             _violation(self._findings, segment, row, f"committed after its assignment was {over}")
-        elif row.epoch < newest:
-            _violation(self._findings, segment, row, f"committed under epoch {row.epoch}, it is {newest} by now")
+        elif row.assignment < newest:
+            _violation(self._findings, segment, row, f"committed in assignment {row.assignment}, it is {newest} by now")
 
 
 def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> None:

@@ -18,9 +18,9 @@ class BoundedRepeats:
     behind a crash or a loss at most what was not written down (56).
 
     That is what has finished since ``written_every`` messages were (None = ``max_in_flight``, as a cohort does), and as
-    many again as may be in flight, whose acknowledgements were on their way. ``excused``: (member, partition, epoch) of
-    assignments behind which the broker has forgotten something, or could not be told; a file alone never says that, so
-    this checker is not one of ``CHECKERS``.
+    many again as may be in flight, whose acknowledgements were on their way. ``excused``: member, partition and number
+    of assignments behind which the broker has forgotten something, or could not be told; a file alone never says that,
+    so this checker is not one of ``CHECKERS``.
     """
 
     name = "BoundedRepeats"
@@ -67,35 +67,37 @@ class BoundedRepeats:
 
     def _letter(self, segment: Segment, row: Row) -> None:
         # One that is confirmed when its message was given up changes nothing: it runs again.
-        if row.position not in self._abandoned[segment, row.partition, row.epoch]:
+        if row.position not in self._abandoned[segment, row.partition, row.assignment]:
             self._done(segment, row)
 
     def _done(self, segment: Segment, row: Row) -> None:
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         if assignment in self._leased:
             self._finished[row.partition][row.position] = assignment
 
     def _given_up(self, segment: Segment, row: Row) -> None:
-        self._abandoned[segment, row.partition, row.epoch].add(row.position)
+        self._abandoned[segment, row.partition, row.assignment].add(row.position)
 
     def _revoked(self, segment: Segment, row: Row) -> None:
-        self._clean.add((segment, row.partition, row.epoch))
+        self._clean.add((segment, row.partition, row.assignment))
 
     def _started(self, segment: Segment, row: Row) -> None:
         former = self._finished[row.partition].pop(row.position, None)
-        if former is None or former == (segment, row.partition, row.epoch):
+        if former is None or former == (segment, row.partition, row.assignment):
             return
         if self._stopped or row.partition in self._incomparable:
             return
-        owner, _, epoch = former
-        if (owner.member, row.partition, epoch) in self._excused:
+        owner, _, assignment = former
+        if (owner.member, row.partition, assignment) in self._excused:
             return
         self._repeated[former] += 1
         bound = self._bound(former)
         if bound is not None and self._repeated[former] == bound + 1:
             how = "handed it over cleanly" if former in self._clean else f"may leave {bound} of them to be run again"
             self._findings.violation(
-                segment, row, f"started again after it had finished at {owner.label} under epoch {epoch}, which {how}"
+                segment,
+                row,
+                f"started again after it had finished at {owner.label} in assignment {assignment}, which {how}",
             )
 
     def _bound(self, assignment: Assignment) -> int | None:

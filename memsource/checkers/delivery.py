@@ -94,17 +94,17 @@ class AtLeastOnce:
             self._settled.setdefault((row.partition, row.position), (segment, row))
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled" and (segment, row.partition, row.epoch) in self._timeline.committing:
+        if row.text == "settled" and (segment, row.partition, row.assignment) in self._timeline.committing:
             self._ack(segment, row)
 
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor >= 0:
-            self._begun[segment, row.partition, row.epoch] = row.floor
+            self._begun[segment, row.partition, row.assignment] = row.floor
 
     def _commit(self, segment: Segment, row: Row) -> None:
-        known = self._commits.setdefault((segment, row.partition, row.epoch), (segment, row))
+        known = self._commits.setdefault((segment, row.partition, row.assignment), (segment, row))
         if row.floor > known[1].floor:
-            self._commits[segment, row.partition, row.epoch] = segment, row
+            self._commits[segment, row.partition, row.assignment] = segment, row
 
     def _committed(self) -> dict[str, list[_Span]]:
         spans: dict[str, list[_Span]] = defaultdict(list)

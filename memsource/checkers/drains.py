@@ -124,7 +124,7 @@ class DrainStartsNothing:
         return self._findings.verdict()
 
     def _started(self, segment: Segment, row: Row) -> None:
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         if self._draining and assignment in self._draining:
             self._judge(segment, row, self._draining[assignment])
         elif row.position > self._highest.get(assignment, -1):
@@ -152,25 +152,25 @@ class DrainStartsNothing:
         if not self._draining:
             return
         self._ended[segment] = row.mono
-        drain = self._draining.get((segment, row.partition, row.epoch))
+        drain = self._draining.get((segment, row.partition, row.assignment))
         if drain is not None and drain.since is not None and row.text == "cancelled":
             # A handler may cancel itself, too.
             drain.over |= well_nigh(row.mono - drain.since, drain.timeout)
 
     def _revoking(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         self._draining[assignment] = _Closing(self._highest.pop(assignment, -1))
         self._hastened(segment, row)
 
     def _hastened(self, segment: Segment, row: Row) -> None:
-        drain, timeout = self._draining.get((segment, row.partition, row.epoch)), timeout_of(segment, row)
+        drain, timeout = self._draining.get((segment, row.partition, row.assignment)), timeout_of(segment, row)
         if drain is not None and timeout is not None:
             drain.begin(row.mono, timeout)
 
     def _over(self, segment: Segment, row: Row) -> None:
-        self._highest.pop((segment, row.partition, row.epoch), None)
-        self._draining.pop((segment, row.partition, row.epoch), None)
+        self._highest.pop((segment, row.partition, row.assignment), None)
+        self._draining.pop((segment, row.partition, row.assignment), None)
 
     def _gap(self, segment: Segment, row: Row) -> None:
         # The highest may be in it.
@@ -283,7 +283,7 @@ class HandedOverAfterDrain:
             state.begin(row.mono, timeout)
 
     def _drain(self, segment: Segment, row: Row) -> None:
-        self._drained.add((segment, row.partition, row.epoch))
+        self._drained.add((segment, row.partition, row.assignment))
         state = self._assignments.known(segment, row)
         if state is None or state.running <= 0 or state.since is None:
             return
@@ -298,7 +298,7 @@ class HandedOverAfterDrain:
             return
         self._findings.checked += 1
         self._assignments.end(segment, row)
-        if (segment, row.partition, row.epoch) not in self._drained:
+        if (segment, row.partition, row.assignment) not in self._drained:
             self._findings.violation(segment, row, "handed over before it was drained")
 
     def _lost(self, segment: Segment, row: Row) -> None:

@@ -91,8 +91,8 @@ class _Bound:
             self._begin_batch(segment, row, flight)
             flight.receiving = True
         flight.latest = row
-        held = flight.held[row.partition, row.epoch]
-        name = (row.partition, row.epoch, row.position)
+        held = flight.held[row.partition, row.assignment]
+        name = (row.partition, row.assignment, row.position)
         if row.position not in held:
             held[row.position] = row.number
             flight.size += 1
@@ -103,8 +103,8 @@ class _Bound:
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
-        name = (row.partition, row.epoch, row.position)
-        if row.text == "settled" and (segment, row.partition, row.epoch) in self._committing:
+        name = (row.partition, row.assignment, row.position)
+        if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
             # It was in flight until it was known that a predecessor had finished it.
             self._left(segment, row)
             return
@@ -124,14 +124,14 @@ class _Bound:
 
     def _ended(self, segment: Segment, row: Row) -> None:
         self._flights[segment].receiving = False
-        draining = (row.partition, row.epoch) in self._flights[segment].draining
+        draining = (row.partition, row.assignment) in self._flights[segment].draining
         if row.text == "cancelled" or (row.text != "ok" and draining):
             self._left(segment, row)
         elif row.text == "ok":
             self._finished(segment, row)
 
     def _finished(self, segment: Segment, row: Row) -> None:
-        if (segment, row.partition, row.epoch) in self._committing:
+        if (segment, row.partition, row.assignment) in self._committing:
             self._left(segment, row)
 
     def _left(self, segment: Segment, row: Row) -> None:
@@ -140,12 +140,12 @@ class _Bound:
         self._remove(flight, row)
 
     def _revoking(self, segment: Segment, row: Row) -> None:
-        self._flights[segment].draining.add((row.partition, row.epoch))
+        self._flights[segment].draining.add((row.partition, row.assignment))
 
     def _given_up(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         self._measure(segment, flight)
-        left = flight.held.pop((row.partition, row.epoch), {})
+        left = flight.held.pop((row.partition, row.assignment), {})
         flight.size -= len(left)
         flight.bytes -= sum(left.values())
 
@@ -168,8 +168,8 @@ class _Bound:
 
     def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
         """Measure where the rows that say which of the last run were fresh may be missing."""
-        for partition, epoch, position in flight.tentative:
-            flight.bytes -= flight.held[partition, epoch].pop(position, 0.0)
+        for partition, assignment, position in flight.tentative:
+            flight.bytes -= flight.held[partition, assignment].pop(position, 0.0)
         flight.size -= len(flight.tentative)
         self._measure(segment, flight)
 
@@ -179,7 +179,7 @@ class _Bound:
 
     @staticmethod
     def _remove(flight: _Flight, row: Row) -> None:
-        size = flight.held[row.partition, row.epoch].pop(row.position, None)
+        size = flight.held[row.partition, row.assignment].pop(row.position, None)
         if size is not None:
             flight.size -= 1
             flight.bytes -= size

@@ -139,7 +139,7 @@ class PerKeyOrder:
             if not repeats or lane.first_unfinished() is None:
                 # Else what was delivered before it, and is still queued, starts before it.
                 lane.know(row.position)
-            self._late.add((segment, row.partition, row.epoch, row.position))
+            self._late.add((segment, row.partition, row.assignment, row.position))
 
     def _started(self, segment: Segment, row: Row) -> None:
         key, position = row.key, row.position
@@ -148,7 +148,7 @@ class PerKeyOrder:
         self._findings.checked += 1
         across = self._know_across(segment, row, key)
         lane = self._lane(segment, row, key)
-        name = (segment, row.partition, row.epoch, position)
+        name = (segment, row.partition, row.assignment, position)
         if segment in self._gaps and not lane.knows(position):
             # Delivered in or before a gap: it may have been noted there that it came late.
             self._late.add(name)
@@ -203,7 +203,7 @@ class PerKeyOrder:
 
     def _lane(self, segment: Segment, row: Row, key: str) -> _Lane:
         lanes = self._within[segment]
-        name = (row.partition, row.epoch, key)
+        name = (row.partition, row.assignment, key)
         lane = lanes.get(name)
         if lane is None:
             lane = lanes[name] = _Lane()

@@ -101,7 +101,7 @@ class OneTerminalOutcome:
         before = state.states.get(row.position, _FINISHED)
         if before == _FINISHED:
             self._findings.violation(segment, row, "finished though it had finished, was given up, or never delivered")
-        elif (segment, row.partition, row.epoch) in self._committing:
+        elif (segment, row.partition, row.assignment) in self._committing:
             del state.states[row.position]
         else:
             state.states[row.position] = _FINISHED
@@ -168,8 +168,8 @@ class ZombiesDoNotCount:
     def _zombie(self, segment: Segment, row: Row) -> None:
         if row.event == "dlq_confirmed":
             return
-        name = row.partition, row.epoch, row.position
-        self._zombies[segment, row.partition, row.epoch].add(row.position)
+        name = row.partition, row.assignment, row.position
+        self._zombies[segment, row.partition, row.assignment].add(row.position)
         if row.event == "ended":
             self._findings.checked += 1
             self._uncounted[segment][name] = row
@@ -177,11 +177,11 @@ class ZombiesDoNotCount:
             self._uncounted[segment].pop(name, None)
 
     def _ack(self, segment: Segment, row: Row) -> None:
-        if self._zombies and row.position in self._zombies.get((segment, row.partition, row.epoch), ()):
+        if self._zombies and row.position in self._zombies.get((segment, row.partition, row.assignment), ()):
             self._findings.violation(segment, row, "acknowledged, though its handler ended behind the fence")
 
     def _commit(self, segment: Segment, row: Row) -> None:
-        for position in self._zombies.get((segment, row.partition, row.epoch), ()):
+        for position in self._zombies.get((segment, row.partition, row.assignment), ()):
             if position < row.floor:
                 what = f"{row.floor} was committed above it, though its handler ended behind the fence"
                 self._findings.violation(segment, row._replace(position=position), what)

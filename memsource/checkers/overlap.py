@@ -39,9 +39,9 @@ class NoOverlap:
         self._findings = Findings(self.name, timeline)
         self._incomparable = timeline.incomparable
         self._running: dict[tuple[str, str | int], list[_Start]] = {}
-        # (segment, partition, epoch) -> number of the ``lost`` row
+        # (segment, partition, assignment) -> number of the ``lost`` row
         self._lost = {
-            (segment, row.partition, row.epoch): row.n
+            (segment, row.partition, row.assignment): row.n
             for segment in timeline.segments
             for row in segment.rows
             if row.event == "lost"
@@ -72,14 +72,14 @@ class NoOverlap:
 
     def _started(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        if row.mono >= self._leases.get((segment, row.partition, row.epoch), inf):
+        if row.mono >= self._leases.get((segment, row.partition, row.assignment), inf):
             self._findings.violation(segment, row, "started when its own lease had run out")
         name = _name(segment, row)
         running = self._running.setdefault(name, [])
         unaware = self._unaware(segment, row)
         for other, start in running:
             # A lane waits for a handler of a lost assignment, but a message without a lane has none.
-            same = other is segment and (isinstance(name[1], str) or row.epoch == start.epoch)
+            same = other is segment and (isinstance(name[1], str) or row.assignment == start.assignment)
             leased = other is not segment and self._leased_at(other, start, row)
             if same or leased or (not unaware and self._exclusive(other, start)):
                 what = f"started while position {start.position} of its key was running"
@@ -88,34 +88,34 @@ class NoOverlap:
         running.append((segment, row))
 
     def _leased(self, segment: Segment, row: Row) -> None:
-        self._leases[segment, row.partition, row.epoch] = row.number
+        self._leases[segment, row.partition, row.assignment] = row.number
 
     def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
         """Whether the lease of an assignment certainly held when a message was started elsewhere."""
-        deadline = self._deadlines.get((other, start.partition, start.epoch), 0.0)
+        deadline = self._deadlines.get((other, start.partition, start.assignment), 0.0)
         return row.mono < deadline and start.partition not in self._incomparable
 
     def _ack(self, segment: Segment, row: Row) -> None:
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         deadline = self._deadlines.get(assignment)
         if deadline is not None and (row.mono >= deadline or row.n > self._lost.get(assignment, inf)):
             self._findings.violation(segment, row, "acknowledged when its lease had run out or was lost")
 
     def _exclusive(self, other: Segment, start: Row) -> bool:
         """Whether a handler of another member or assignment may certainly not run beside this one."""
-        if (other, start.partition, start.epoch) in self._deadlines or start.partition in self._incomparable:
+        if (other, start.partition, start.assignment) in self._deadlines or start.partition in self._incomparable:
             return False
         if other.gaps:
             # A gap may hide that the partition was lost, even one that comes later.
             return False
-        if (other, start.partition, start.epoch, start.position) in self._outlived:
+        if (other, start.partition, start.assignment, start.position) in self._outlived:
             return False
-        lost = self._lost.get((other, start.partition, start.epoch), 0)
+        lost = self._lost.get((other, start.partition, start.assignment), 0)
         return lost < start.n and not self._unaware(other, start)
 
     def _unaware(self, segment: Segment, row: Row) -> bool:
         """Whether the broker has taken its partition, and its process had not heard of that when it started."""
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
     def _revoking(self, segment: Segment, row: Row) -> None:
@@ -128,10 +128,10 @@ class NoOverlap:
         drain = None if self._drains is None else self._drains.known(segment, row)
         if drain is None:
             return
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         for running in self._running.values():
             for other, start in running:
-                if (other, start.partition, start.epoch) == assignment and start.mono <= drain.deadline:
+                if (other, start.partition, start.assignment) == assignment and start.mono <= drain.deadline:
                     self._outlived.add((*assignment, start.position))
 
     def _ended(self, segment: Segment, row: Row) -> None:
@@ -140,7 +140,7 @@ class NoOverlap:
         if running is None:
             return
         for index, (other, start) in enumerate(running):
-            if other is segment and start.position == row.position and start.epoch == row.epoch:
+            if other is segment and start.position == row.position and start.assignment == row.assignment:
                 del running[index]
                 break
         if not running:

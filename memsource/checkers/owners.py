@@ -63,31 +63,31 @@ class ExclusiveOwner:
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         owners = self._owners[row.partition]
-        taken = (segment, row.partition, row.epoch) in self._taken
+        taken = (segment, row.partition, row.assignment) in self._taken
         for assignment, tenure in owners.items():
             if assignment[0] is segment:
-                what = f"assigned while the process had it under epoch {assignment[2]}"
+                what = f"assigned while the process had it in assignment {assignment[2]}"
                 self._findings.violation(segment, row, what)
             elif taken or assignment in self._taken or _shares(segment) or _shares(assignment[0]):
                 continue
             elif tenure.rival is None and row.partition not in self._incomparable:
                 tenure.rival = segment, row
                 self._contested[assignment] = tenure
-        owners[segment, row.partition, row.epoch] = _Tenure()
+        owners[segment, row.partition, row.assignment] = _Tenure()
 
     def _acts(self, segment: Segment, row: Row) -> None:
         if self._contested:
-            tenure = self._contested.get((segment, row.partition, row.epoch))
+            tenure = self._contested.get((segment, row.partition, row.assignment))
             # Of rows of two processes at the same moment nobody knows which came first.
             if tenure is not None and tenure.rival is not None and row.mono > tenure.rival[1].mono:
                 tenure.acted = tenure.acted or (segment, row)
 
     def _drained(self, segment: Segment, row: Row) -> None:
         # What it does until it is handed over still tells, but from now on somebody else may have it.
-        self._owners[row.partition].pop((segment, row.partition, row.epoch), None)
+        self._owners[row.partition].pop((segment, row.partition, row.assignment), None)
 
     def _revoked(self, segment: Segment, row: Row) -> None:
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         self._owners[row.partition].pop(assignment, None)
         tenure = self._contested.pop(assignment, None)
         if tenure is not None and tenure.acted is not None and tenure.rival is not None:
@@ -95,12 +95,12 @@ class ExclusiveOwner:
             self._findings.violation(*tenure.acted, what)
 
     def _lost(self, segment: Segment, row: Row) -> None:
-        lost = segment, row.partition, row.epoch
+        lost = segment, row.partition, row.assignment
         self._owners[row.partition].pop(lost, None)
         self._contested.pop(lost, None)
         for assignment, tenure in list(self._contested.items()):
             rival = tenure.rival
-            if rival is not None and (rival[0], rival[1].partition, rival[1].epoch) == lost:
+            if rival is not None and (rival[0], rival[1].partition, rival[1].assignment) == lost:
                 tenure.rival = tenure.acted = None
                 del self._contested[assignment]
 
@@ -144,10 +144,11 @@ class KeptWorkGoesOn:
 
     def _given_up(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
-        self._draining.add((segment, row.partition, row.epoch))
+        self._draining.add((segment, row.partition, row.assignment))
 
     def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text != "cancelled" or segment in self._gaps or (segment, row.partition, row.epoch) in self._draining:
+        given_up = (segment, row.partition, row.assignment) in self._draining
+        if row.text != "cancelled" or segment in self._gaps or given_up:
             return
         if segment.rules.batch is None:
             self._findings.unsaid(segment, "batch")

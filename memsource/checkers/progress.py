@@ -41,7 +41,7 @@ class LaneProgress:
         self._findings = Findings(self.name, timeline)
         self._assignments = Assignments(_Ready)
         self._starts: dict[Segment, int] = defaultdict(int)
-        # (segment, partition, lane) -> its handlers that run: (epoch, position); of several assignments when the
+        # (segment, partition, lane) -> its handlers that run: (assignment, position); of several ones when the
         # former ones were fenced.
         self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
         self._bounds = {segment: self._bound(segment) for segment in timeline.segments}
@@ -100,7 +100,7 @@ class LaneProgress:
     def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
         """Whether a handler of an earlier assignment still runs in its lane."""
         running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
-        return any(epoch != row.epoch for epoch, _ in running)
+        return any(assignment != row.assignment for assignment, _ in running)
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
@@ -121,7 +121,7 @@ class LaneProgress:
         self._starts[segment] += 1
         lane = lane_of(segment.rules, row)
         if lane is not None:
-            self._running.setdefault((segment, row.partition, lane), set()).add((row.epoch, row.position))
+            self._running.setdefault((segment, row.partition, lane), set()).add((row.assignment, row.position))
         state = self._state(segment, row)
         since = None if state is None else state.since.pop(row.position, None)
         if since is not None:
@@ -148,9 +148,9 @@ class LaneProgress:
         """A handler has ended; returns its lane, None when it has none or was not known to run."""
         lane = lane_of(segment.rules, row)
         running = None if lane is None else self._running.get((segment, row.partition, lane))
-        if lane is None or running is None or (row.epoch, row.position) not in running:
+        if lane is None or running is None or (row.assignment, row.position) not in running:
             return None
-        running.remove((row.epoch, row.position))
+        running.remove((row.assignment, row.position))
         if not running:
             del self._running[segment, row.partition, lane]
         return lane

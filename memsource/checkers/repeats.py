@@ -76,14 +76,14 @@ class EpochOrder:
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor < 0 or self._stopped or row.partition in self._incomparable:
             return
-        self._floors[segment, row.partition, row.epoch] = row.floor
+        self._floors[segment, row.partition, row.assignment] = row.floor
         self._committed.setdefault(row.partition, {row.floor})
 
     def _commit(self, segment: Segment, row: Row) -> None:
         self._committed.setdefault(row.partition, set()).add(row.floor)
 
     def _line(self, segment: Segment, row: Row) -> _Line | None:
-        if row.key is None or self._stopped or (segment, row.partition, row.epoch) not in self._committing:
+        if row.key is None or self._stopped or (segment, row.partition, row.assignment) not in self._committing:
             return None
         if segment.rules.order == "none" or row.partition in self._incomparable:
             return None
@@ -125,15 +125,15 @@ class EpochOrder:
         if index == len(line.delivered) or line.delivered[index] != row.position:
             # That it was never delivered is for DeliveredThenStarted to say.
             return
-        floor = self._floors.get((segment, row.partition, row.epoch), 0)
+        floor = self._floors.get((segment, row.partition, row.assignment), 0)
         if row.position < floor:
             self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
-        if (segment, row.partition, row.epoch) in self._taken:
+        if (segment, row.partition, row.assignment) in self._taken:
             # Beside it the next owner may have gone back: whoever is next goes on from where either of them was.
             line.started, line.by = max(line.started, index + 1), None
             line.taken = max(line.taken, index + 1)
             return
-        by = segment, row.epoch
+        by = segment, row.assignment
         # What was taken may have been committed when the next owner had gone back already.
         started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
         if index > started:
@@ -245,22 +245,22 @@ class NoDuplicateCleanly:
 
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._assignments.begin(segment, row).floor = row.floor
-        self._floors[segment, row.partition, row.epoch] = row.floor
+        self._floors[segment, row.partition, row.assignment] = row.floor
         if not self._taken:
             return
-        self._newest[row.partition] = segment, row.partition, row.epoch
+        self._newest[row.partition] = segment, row.partition, row.assignment
         for assignment, state in self._assignments.states.items():
             if assignment[1] == row.partition and assignment in self._taken and state.sent is not None:
                 self._disturb(row.partition)
 
     def _comes_late(self, segment: Segment, row: Row) -> None:
         """A commit of what the broker has taken lands on top of what the next owner has committed."""
-        assignment = segment, row.partition, row.epoch
+        assignment = segment, row.partition, row.assignment
         if assignment in self._taken and self._newest.get(row.partition) != assignment:
             self._disturb(row.partition)
 
     def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled" and (segment, row.partition, row.epoch) in self._committing:
+        if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
             self._finished(segment, row)
 
     def _started(self, segment: Segment, row: Row) -> None:
@@ -272,7 +272,7 @@ class NoDuplicateCleanly:
         done = self._done[row.partition].pop(row.position, None)
         if done is None or row.partition in self._disturbed or row.partition in self._incomparable or self._stopped:
             return
-        if self._floors.get((segment, row.partition, row.epoch), -1) >= done.floor:
+        if self._floors.get((segment, row.partition, row.assignment), -1) >= done.floor:
             # Else somebody had committed a lower position since then.
             what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
             self._findings.violation(segment, row, what)
@@ -339,7 +339,7 @@ class NoDuplicateCleanly:
             state.drained = row.mono
 
     def _revoked(self, segment: Segment, row: Row) -> None:
-        if (segment, row.partition, row.epoch) in self._taken:
+        if (segment, row.partition, row.assignment) in self._taken:
             self._lost(segment, row)
             return
         state = self._assignments.end(segment, row)
@@ -357,7 +357,7 @@ class NoDuplicateCleanly:
         if state.drained is None or well_nigh(row.mono - state.drained, SETTLE_WITHIN):
             return
         self._findings.checked += 1
-        if (segment, row.partition, row.epoch) in self._committing:
+        if (segment, row.partition, row.assignment) in self._committing:
             self._handed_over(segment, row, state, fenced=fenced)
         else:
             for position in state.finished:

@@ -162,7 +162,7 @@ class RetryHoldsLane:
     def _started(self, segment: Segment, row: Row) -> None:
         if not self._heads:
             return
-        heads = self._heads.get((segment, row.partition, row.epoch))
+        heads = self._heads.get((segment, row.partition, row.assignment))
         if not heads:
             return
         lane = _lane(segment, row)
@@ -181,7 +181,7 @@ class RetryHoldsLane:
 
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "error":
-            self._failed[segment, row.partition, row.epoch][row.position] = row.mono
+            self._failed[segment, row.partition, row.assignment][row.position] = row.mono
 
     def _retry(self, segment: Segment, row: Row) -> None:
         rules = segment.rules
@@ -193,7 +193,7 @@ class RetryHoldsLane:
         if row.text != "asked" and row.number > limit + _ROUNDING:
             what = f"held for {row.number:g} s after attempt {row.attempt}, the policy allows {limit:g} s"
             self._findings.violation(segment, row, what)
-        failed = self._failed[segment, row.partition, row.epoch].pop(row.position, None)
+        failed = self._failed[segment, row.partition, row.assignment].pop(row.position, None)
         if failed is not None:
             self._hold(segment, row, failed + row.number)
 
@@ -205,7 +205,7 @@ class RetryHoldsLane:
             self._hold(segment, row, None)
 
     def _hold(self, segment: Segment, row: Row, due: float | None) -> None:
-        heads = self._heads.setdefault((segment, row.partition, row.epoch), {})
+        heads = self._heads.setdefault((segment, row.partition, row.assignment), {})
         heads[_lane(segment, row)] = _Head(row.position, row.key, due)
 
     def _unblocked(self, segment: Segment, row: Row) -> None:
@@ -216,7 +216,7 @@ class RetryHoldsLane:
 
     def _left(self, segment: Segment, row: Row) -> None:
         """It is parked, or runs again elsewhere; what is behind it is not let past."""
-        heads = self._heads.get((segment, row.partition, row.epoch))
+        heads = self._heads.get((segment, row.partition, row.assignment))
         if heads:
             lane = _lane(segment, row)
             head = heads.get(lane)
@@ -224,8 +224,8 @@ class RetryHoldsLane:
                 del heads[lane]
 
     def _over(self, segment: Segment, row: Row) -> None:
-        self._heads.pop((segment, row.partition, row.epoch), None)
-        self._failed.pop((segment, row.partition, row.epoch), None)
+        self._heads.pop((segment, row.partition, row.assignment), None)
+        self._failed.pop((segment, row.partition, row.assignment), None)
 
     def _gap(self, segment: Segment, row: Row) -> None:
         for assignment in [one for one in self._heads if one[0] is segment]:

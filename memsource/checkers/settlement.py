@@ -13,11 +13,11 @@ from memsource.timeline import Timeline
 __all__ = ["DeadLetterBeforeSettle", "NoSettleBeforeEnd"]
 
 _Delivery = tuple[str, int, int]
-"""(partition, epoch, position): a message within one assignment."""
+"""(partition, assignment, position): a message within one assignment."""
 
 
 def _delivery(row: Row) -> _Delivery:
-    return row.partition, row.epoch, row.position
+    return row.partition, row.assignment, row.position
 
 
 class DeadLetterBeforeSettle:

@@ -236,11 +236,11 @@ def _running(engine: Engine) -> list[Message]:
 def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
     """What the shell has of the engine's: messages it holds, and others that it settles again."""
     partition = _owned(engine)
-    if any(one.message.epoch != partition.epoch for one in sent):
+    if any(one.message.assignment != partition.assignment for one in sent):
         # Of an assignment that was lost meanwhile.
         partition = Partition(partition.id, _READER)
         partition.ledger = AckLedger()
-    held = {} if partition.epoch == 0 else {m.position: m for m in partition.ledger.in_flight()}
+    held = {} if partition.assignment == 0 else {m.position: m for m in partition.ledger.in_flight()}
     messages = []
     for one in sent:
         message = held.get(one.message.position)

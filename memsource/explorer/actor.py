@@ -77,12 +77,12 @@ class _Actor:
     def happen(self, event: Event) -> None:
         """Let it happen. Raises ``Broken``."""
         if event.word in HANDLER:
-            self._ended(event.epoch, event.position, event.word)
+            self._ended(event.assignment, event.position, event.word)
         else:
             self._happen(event)
         self._perform()
         now = snapshot(self.engine)
-        kept = {(a.epoch, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
+        kept = {(a.assignment, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
         gone = {one for one in self._before.ready if one not in kept}
         self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
 
@@ -95,23 +95,23 @@ class _Actor:
             case "takes":
                 self._takes()
             case "parked":
-                self._parked(event.epoch, event.position)
+                self._parked(event.assignment, event.position)
             case "time passes":
                 self._time_passes()
             case "settles" | "commits":
                 self._collect(everything=event.word == "commits")
             case "made":
-                self._made(event.epoch)
+                self._made(event.assignment)
             case "confirmed":
-                self._confirmed(event.epoch)
+                self._confirmed(event.assignment)
             case "unanswered":
-                self._unanswered(event.epoch)
+                self._unanswered(event.assignment)
             case "deadline":
-                self._deadline(event.epoch)
+                self._deadline(event.assignment)
             case "fences":
-                self._fences(event.epoch)
+                self._fences(event.assignment)
             case "releases":
-                self._releases(event.epoch)
+                self._releases(event.assignment)
             case "session expires":
                 self._session_expires()
             case "stops":
@@ -141,7 +141,7 @@ class _Actor:
         self._check(invariants.drained_when_nothing_runs, running)
         self.outputs.append(Output("drained", partition.id.number))
         self.engine.fence(partition)
-        self._know(partition.epoch, drained=True)
+        self._know(partition.assignment, drained=True)
 
     # --- messages
 
@@ -156,8 +156,8 @@ class _Actor:
         message = self.engine.take()
         assert message is not None, "it was ready"
         partition, position = message.partition, message.position
-        shell = self._known[partition.epoch]
-        self._check(invariants.first_come_first_taken, MessageId(partition.epoch, position), self._before.ready)
+        shell = self._known[partition.assignment]
+        self._check(invariants.first_come_first_taken, MessageId(partition.assignment, position), self._before.ready)
         started = dict(shell.started)
         self._check(invariants.starts_in_order, message, started.get(message.key))
         unfinished = self._unfinished(shell)
@@ -172,35 +172,36 @@ class _Actor:
         positions, bound = list(self._topic[shell.number]), self._scope.max_ahead
         self._check(invariants.ahead_bounded, position, shell.confirmed, positions, bound)
         started[message.key] = position
-        self._know(partition.epoch, started=tuple(sorted(started.items(), key=str)))
+        self._know(partition.assignment, started=tuple(sorted(started.items(), key=str)))
         self.outputs.append(Output("started", shell.number, position))
         if partition.draining:
             self._note("started to close the prefix")
 
-    def _ended(self, epoch: int, position: int, way: str) -> None:
-        message = self._running(epoch, position)
-        partition, shell = message.partition, self._known.get(epoch)
+    def _ended(self, assignment: int, position: int, way: str) -> None:
+        message = self._running(assignment, position)
+        partition, shell = message.partition, self._known.get(assignment)
         fenced = shell is None or shell.over or message in self.engine.chains.fenced
         draining = partition.draining
         self.engine.finish(message, _OUTCOMES[way], 0.0)
         if fenced:
             self._check(invariants.zombie_changes_nothing, self._before, self._now())
-            follower = any(m.epoch != epoch for m in self._now().ready)
+            follower = any(m.assignment != assignment for m in self._now().ready)
             if follower:
                 self._note("waited behind a fenced handler")
         elif way == "ends well":
-            self._done(epoch, position)
+            self._done(assignment, position)
         elif draining:
             self._excuse()
 
-    def _parked(self, epoch: int, position: int) -> None:
-        message = next(m for m in self.engine.waiting.lanes if (m.partition.epoch, m.position) == (epoch, position))
+    def _parked(self, assignment: int, position: int) -> None:
+        waiting = self.engine.waiting.lanes
+        message = next(m for m in waiting if (m.partition.assignment, m.position) == (assignment, position))
         self.engine.parked(message)
-        self._done(epoch, position)
+        self._done(assignment, position)
 
-    def _done(self, epoch: int, position: int) -> None:
-        self._know(epoch, done=self._known[epoch].done | {position})
-        self.outputs.append(Output("done", self._known[epoch].number, position))
+    def _done(self, assignment: int, position: int) -> None:
+        self._know(assignment, done=self._known[assignment].done | {position})
+        self.outputs.append(Output("done", self._known[assignment].number, position))
 
     def _unfinished(self, shell: Assignment) -> set[int]:
         """What the predecessors of an assignment have not committed, and it has not handled itself."""
@@ -217,7 +218,7 @@ class _Actor:
     def _collect(self, *, everything: bool) -> None:
         for settlement in self.engine.collect(0.0, everything=everything):
             partition = settlement.partition
-            shell = self._known.get(partition.epoch)
+            shell = self._known.get(partition.assignment)
             owned = shell is not None and not shell.over
             assert settlement.floor is not None, "this source commits"
             commit = (settlement.floor, tuple(settlement.completed))
@@ -226,41 +227,41 @@ class _Actor:
                 continue
             self._check(invariants.one_commit_under_way, commit, shell.on_way and shell.on_way.commit)
             self._check(invariants.commits_rise, commit, shell.sent, list(self._topic[shell.number]))
-            self._know(partition.epoch, sent=commit, on_way=OnWay(commit))
+            self._know(partition.assignment, sent=commit, on_way=OnWay(commit))
             self._check(invariants.commit_only_what_is_done, commit, self._unfinished(shell))
 
-    def _made(self, epoch: int) -> None:
-        on_way = self._known[epoch].on_way
+    def _made(self, assignment: int) -> None:
+        on_way = self._known[assignment].on_way
         assert on_way is not None, "a commit is under way"
-        self._know(epoch, on_way=on_way._replace(made=True))
+        self._know(assignment, on_way=on_way._replace(made=True))
         commit = on_way.commit if self._scope.hands_over else (on_way.commit[0], ())
-        self.outputs.append(Output("made", self._known[epoch].number, commit=commit))
+        self.outputs.append(Output("made", self._known[assignment].number, commit=commit))
 
-    def _confirmed(self, epoch: int) -> None:
-        on_way = self._known[epoch].on_way
+    def _confirmed(self, assignment: int) -> None:
+        on_way = self._known[assignment].on_way
         assert on_way is not None, "a commit is under way"
         if not on_way.made:
-            self._made(epoch)
-        self.engine.settled([self._settlement(epoch)])
-        self._know(epoch, confirmed=on_way.commit[0])
-        self._answered(epoch)
+            self._made(assignment)
+        self.engine.settled([self._settlement(assignment)])
+        self._know(assignment, confirmed=on_way.commit[0])
+        self._answered(assignment)
 
-    def _unanswered(self, epoch: int) -> None:
-        self.engine.unsettled([self._settlement(epoch)])
-        self._answered(epoch)
+    def _unanswered(self, assignment: int) -> None:
+        self.engine.unsettled([self._settlement(assignment)])
+        self._answered(assignment)
 
-    def _answered(self, epoch: int) -> None:
-        if self._known[epoch].over:
+    def _answered(self, assignment: int) -> None:
+        if self._known[assignment].over:
             self._note("a commit was answered behind the end of its assignment")
-            del self._known[epoch]
+            del self._known[assignment]
         else:
-            self._know(epoch, on_way=None)
+            self._know(assignment, on_way=None)
 
-    def _settlement(self, epoch: int) -> Settlement:
-        shell = self._known[epoch]
+    def _settlement(self, assignment: int) -> Settlement:
+        shell = self._known[assignment]
         assert shell.on_way is not None, "a commit is under way"
         partition = self.engine.partitions.get(PartitionId(SOURCE, shell.number))
-        if partition is not None and partition.epoch == epoch:
+        if partition is not None and partition.assignment == assignment:
             assert partition.commits is not None and partition.commits.sending is not None, "a commit is under way"
             return partition.commits.sending
         floor, completed = shell.on_way.commit
@@ -275,7 +276,7 @@ class _Actor:
             if kind == "assigned" and not self._stopping:
                 partition = Partition(PartitionId(SOURCE, number), _READER, floor=floor, completed=completed)
                 self.engine.assign(partition)
-                self._known[partition.epoch] = Assignment(number, (floor, completed), floor)
+                self._known[partition.assignment] = Assignment(number, (floor, completed), floor)
             elif kind == "revoking" and owned is not None:
                 self._drain(owned)
             elif kind == "revoking":
@@ -294,7 +295,7 @@ class _Actor:
 
     def _lose(self, partition: Partition) -> None:
         self.engine.lose(partition)
-        self._over(partition.epoch)
+        self._over(partition.assignment)
 
     def _drain(self, partition: Partition) -> None:
         if partition.draining:
@@ -309,22 +310,22 @@ class _Actor:
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 
-    def _deadline(self, epoch: int) -> None:
+    def _deadline(self, assignment: int) -> None:
         """Its drain has taken too long: what runs is cancelled, and what was to close the prefix is given up."""
-        self._know(epoch, late=True)
-        if self.engine.stop_closing(self._partition(self._known[epoch].number)):
+        self._know(assignment, late=True)
+        if self.engine.stop_closing(self._partition(self._known[assignment].number)):
             self._note("abandoned at the deadline of a drain")
 
-    def _fences(self, epoch: int) -> None:
-        partition = self._partition(self._known[epoch].number)
+    def _fences(self, assignment: int) -> None:
+        partition = self._partition(self._known[assignment].number)
         if self.engine.fence(partition):
             self._note("fenced while handlers ran")
-        self._know(epoch, drained=True)
+        self._know(assignment, drained=True)
 
-    def _releases(self, epoch: int) -> None:
-        partition = self._partition(self._known[epoch].number)
+    def _releases(self, assignment: int) -> None:
+        partition = self._partition(self._known[assignment].number)
         self.engine.release(partition)
-        self._over(epoch)
+        self._over(assignment)
         number = partition.id.number
         self.outputs.append(Output("released", number))
         self._check(invariants.other_partitions_untouched, self._before, self._now(), {number})
@@ -334,11 +335,11 @@ class _Actor:
         for partition in list(self.engine.partitions.values()):
             self._drain(partition)
 
-    def _over(self, epoch: int) -> None:
-        if self._known[epoch].on_way is None:
-            del self._known[epoch]
+    def _over(self, assignment: int) -> None:
+        if self._known[assignment].on_way is None:
+            del self._known[assignment]
         else:
-            self._know(epoch, over=True)
+            self._know(assignment, over=True)
 
     # --- looking things up
 
@@ -349,16 +350,17 @@ class _Actor:
         self.engine.effects.extend(kept)
         return state
 
-    def _know(self, epoch: int, **changes: object) -> None:
-        self._known[epoch] = self._known[epoch]._replace(**changes)  # type: ignore[arg-type]
+    def _know(self, assignment: int, **changes: object) -> None:
+        self._known[assignment] = self._known[assignment]._replace(**changes)  # type: ignore[arg-type]
 
     def _partition(self, number: int) -> Partition:
         return self.engine.partitions[PartitionId(SOURCE, number)]
 
-    def _running(self, epoch: int, position: int) -> Message:
+    def _running(self, assignment: int, position: int) -> Message:
         everything = [m for p in self.engine.partitions.values() for m in p.ledger.in_flight()]
         everything += self.engine.chains.fenced
-        return next(m for m in everything if (m.partition.epoch, m.position, m.state) == (epoch, position, RUNNING))
+        wanted = assignment, position, RUNNING
+        return next(m for m in everything if (m.partition.assignment, m.position, m.state) == wanted)
 
 
 class Act(NamedTuple):

@@ -145,17 +145,17 @@ def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound:
 def only_its_lane_waits(state: EngineState) -> None:
     """29: a lane waits for its own head alone; what is not admitted waits for ``max_ahead``, which is said."""
     running_elsewhere = {(a.id, m.lane) for a in state.assignments for m in a.fenced}
-    for assignment in state.assignments:
-        if assignment.draining or not assignment.live:
+    for each in state.assignments:
+        if each.draining or not each.live:
             continue
-        if assignment.waiting and not assignment.ahead:
-            broken(only_its_lane_waits, f"{len(assignment.waiting)} messages wait, and max_ahead is not reached")
+        if each.waiting and not each.ahead:
+            broken(only_its_lane_waits, f"{len(each.waiting)} messages wait, and max_ahead is not reached")
         lanes = set()
-        for message in assignment.held:
+        for message in each.held:
             head = message.lane not in lanes
             lanes.add(message.lane)
-            name = MessageId(assignment.epoch, message.position)
-            fenced = (assignment.id, message.lane) in running_elsewhere
+            name = MessageId(each.assignment, message.position)
+            fenced = (each.id, message.lane) in running_elsewhere
             if head and message.state == QUEUED and not fenced and name not in state.ready:
                 broken(only_its_lane_waits, f"position {message.position} is the first of its lane and is not ready")
 
@@ -207,8 +207,8 @@ def other_partitions_untouched(before: EngineState, after: EngineState, given_up
 
 def _others(state: EngineState, given_up: Collection[int]) -> list[object]:
     kept = [a for a in state.assignments if a.id.number not in given_up and a.owned]
-    epochs = {a.epoch for a in kept}
-    return [kept, [one for one in state.ready if one.epoch in epochs]]
+    numbers = {a.assignment for a in kept}
+    return [kept, [one for one in state.ready if one.assignment in numbers]]
 
 
 def one_owner(owners: Mapping[int, Collection[str]]) -> None:

@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
     word: str
     number: int = 0
-    epoch: int = 0
+    assignment: int = 0
     position: int = 0
     run: tuple[tuple[int, str], ...] = ()
     notices: tuple[tuple[str, int, Commit], ...] = ()
@@ -73,7 +73,7 @@ class Assignment(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member: its engine, what its shell knows of each assignment by epoch, and whether it is being stopped."""
+    """A member: its engine, what its shell knows of each assignment by its number, and whether it is being stopped."""
 
     engine: EngineState
     assignments: tuple[tuple[int, Assignment], ...] = ()
@@ -87,31 +87,32 @@ def events(scope: Scope, member: Member) -> list[Event]:
     if engine.ready and engine.running < engine.concurrency:
         found.append(Event("takes"))
     for state in member.engine.assignments:
-        shell = known.get(state.epoch)
+        shell = known.get(state.assignment)
         for position in running_of(state):
             ways = ["ends well"]
             if shell is not None and not shell.over and state.live:
                 ways += ["is cancelled"] if shell.late else ["fails", "gives up"]
-            found += [Event(way, state.id.number, state.epoch, position) for way in ways]
-        found += [Event("parked", state.id.number, state.epoch, m.position) for m in state.held if m.state == PARKING]
+            found += [Event(way, state.id.number, state.assignment, position) for way in ways]
+        parking = [m.position for m in state.held if m.state == PARKING]
+        found += [Event("parked", state.id.number, state.assignment, position) for position in parking]
     if engine.next_due() != NEVER:
         found.append(Event("time passes"))
     if engine.dirty and scope.settles:
         found.append(Event("settles"))
     if engine.dirty or any(p.commits is not None and p.commits.pending for p in engine.partitions.values()):
         found.append(Event("commits"))
-    for epoch, shell in known.items():
+    for assignment, shell in known.items():
         partition = engine.partitions.get(PartitionId(SOURCE, shell.number))
-        owned = partition is not None and partition.epoch == epoch
+        owned = partition is not None and partition.assignment == assignment
         if shell.on_way is not None:
             words = ["confirmed", "unanswered"] if shell.on_way.made else ["confirmed", "unanswered", "made"]
-            found += [Event(word, shell.number, epoch) for word in words]
+            found += [Event(word, shell.number, assignment) for word in words]
         elif partition is not None and owned and shell.drained and not partition.finished:
             assert partition.commits is not None
             if not partition.commits.changes:
-                found.append(Event("releases", shell.number, epoch))
+                found.append(Event("releases", shell.number, assignment))
         if partition is not None and owned and partition.draining and not shell.drained:
-            found.append(Event("fences" if shell.late else "deadline", shell.number, epoch))
+            found.append(Event("fences" if shell.late else "deadline", shell.number, assignment))
     if not member.stopping:
         found.append(Event("stops"))
     elif not engine.partitions:

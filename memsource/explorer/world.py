@@ -159,7 +159,7 @@ class GroupWorld:
         """The state in which a member may act by itself; None when that is used up, or refused."""
         scope, word, name = self._scope, event.word, self._names[index]
         if word in ("made", "confirmed", "unanswered"):
-            on_way = dict(self._members[state.members[index]].assignments)[event.epoch].on_way
+            on_way = dict(self._members[state.members[index]].assignments)[event.assignment].on_way
             made = on_way is not None and on_way.made
             if word != "unanswered" and not made and not self._groups.knows(state.group, name):
                 return None  # The group knows it no more, which it is told instead.

@@ -230,8 +230,8 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
     happened.update(world.injection.happened)
-    # What was taken before its Assigned was handled has no epoch, and no row.
-    taken = {(name, str(partition.id), partition.epoch) for name, partition in world.broker.taken if partition.epoch}
+    # What was taken before its Assigned was handled has no number, and no row.
+    taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
     if segments:
         for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
             # Where nobody stood still, who wrote nothing at its deadline was late, and not suspended.

@@ -107,7 +107,7 @@ class Story:
         self._now = 0.0
         self._pending: dict[tuple[Segment, str, int, int], Stroke] = {}
         self._left: dict[Segment, set[tuple[str, int]]] = {
-            segment: {(row.partition, row.epoch) for row in segment.rows if row.event in ("revoked", "lost")}
+            segment: {(row.partition, row.assignment) for row in segment.rows if row.event in ("revoked", "lost")}
             for segment in segments
         }
         self.crashes = {moment.whom for moment in moments if moment.fault.kind == "crash"}
@@ -146,14 +146,14 @@ class Story:
             if event != "abandoned" or row.position in self._lane(row).ran:
                 self._mark(row, _OF_A_MESSAGE[event])
         elif event == "dlq_sent":
-            self._pending[segment, row.partition, row.epoch, row.position] = self._mark(row, "d", "d?")
+            self._pending[segment, row.partition, row.assignment, row.position] = self._mark(row, "d", "d?")
         elif event == "dlq_confirmed":
             self._settled(segment, row, row.position, "d")
         elif event == "commit_sent":
             text = f"{self.letters[segment]}c{row.floor}"
             stroke = self._stroke(f"{text}? ", "c")
             self.commits.setdefault(row.partition, []).append(stroke)
-            self._pending[segment, row.partition, row.epoch, -1 - row.floor] = stroke
+            self._pending[segment, row.partition, row.assignment, -1 - row.floor] = stroke
         elif event in ("commit_ok", "commit_failed"):
             end = " " if event == "commit_ok" else "! "
             self._settled(segment, row, -1 - row.floor, f"{self.letters[segment]}c{row.floor}{end}")
@@ -208,12 +208,12 @@ class Story:
         return stroke
 
     def _settled(self, segment: Segment, row: Row, which: int, text: str) -> None:
-        stroke = self._pending.pop((segment, row.partition, row.epoch, which), None)
+        stroke = self._pending.pop((segment, row.partition, row.assignment, which), None)
         if stroke is not None:
             stroke.text = text if which < 0 else stroke.text.replace("?", "")
 
     def _owned(self, event: str, segment: Segment, row: Row) -> None:
-        if event == "revoking" and (row.partition, row.epoch) in self._left[segment]:
+        if event == "revoking" and (row.partition, row.assignment) in self._left[segment]:
             return
         last = self.notes[-1] if self.notes else None
         if (

@@ -96,7 +96,7 @@ def test_a_ledger_that_is_never_written_down_is_found(monkeypatch: pytest.Monkey
     verdict = judged(run)
     assert verdict.status == "violated"
     bound = EVERY + IN_FLIGHT
-    assert verdict.witnesses[0].endswith(f"under epoch 1, which may leave {bound} of them to be run again")
+    assert verdict.witnesses[0].endswith(f"in assignment 1, which may leave {bound} of them to be run again")
     # The campaign finds it too, unless the bucket was lost that had it.
     case = next(seed for seed in range(100) if case_of(seed).in_flight == EVERY)
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=case))

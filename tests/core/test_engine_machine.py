@@ -122,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
             partition.recalled = {at: 2 + at % ATTEMPTS for at in range(len(self.partitions) % 5, 200, every)}
         self.engine.assign(partition)
         self.partitions.append(partition)
-        assert [p.epoch for p in self.partitions] == list(range(1, len(self.partitions) + 1))
+        assert [p.assignment for p in self.partitions] == list(range(1, len(self.partitions) + 1))
 
     def free(self) -> list[int]:
         return [number for number in NUMBERS if PartitionId("S", number) not in self.engine.partitions]

@@ -74,7 +74,7 @@ def test_serial_refuses_a_second_partition() -> None:
     first = assigned(engine, 0)
     with pytest.raises(ValueError, match=r'^S/1 would be a second partition: order="serial" handles one at most$'):
         assigned(engine, 1)
-    assert (list(engine.partitions), engine.epoch) == ([first.id], 1)
+    assert (list(engine.partitions), engine.latest_assignment) == ([first.id], 1)
     engine.release(first)
     assert assigned(engine, 1).live
 

@@ -31,12 +31,12 @@ def nothing_left(engine: Engine) -> bool:
 # --- assignment
 
 
-def test_epochs_rise_over_all_partitions() -> None:
+def test_assignments_are_numbered_over_all_partitions() -> None:
     engine = new_engine()
     first, second = assigned(engine, 0), assigned(engine, 1)
     engine.release(first)
     again = assigned(engine, 0)
-    assert [p.epoch for p in (first, second, again)] == [1, 2, 3]
+    assert [p.assignment for p in (first, second, again)] == [1, 2, 3]
     assert [p.live for p in (first, second, again)] == [False, True, True]
     assert list(engine.partitions) == [second.id, again.id]
 
@@ -50,7 +50,7 @@ def test_a_partition_is_assigned_once() -> None:
     engine.release(partition)
     with pytest.raises(ValueError, match="already assigned"):
         engine.assign(partition)
-    assert engine.epoch == 1
+    assert engine.latest_assignment == 1
 
 
 def test_a_partition_that_is_not_assigned_admits_nothing() -> None:

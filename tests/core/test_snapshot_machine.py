@@ -44,8 +44,8 @@ def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 KNOWN = {
-    Partition: "commits completed deadline dirty draining epoch fencing_token finished floor id incarnation ledger "
-    "live reader recalled resettle steady tails unended",
+    Partition: "assignment commits completed deadline dirty draining fencing_token finished floor id incarnation "
+    "ledger live reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts held highest",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
@@ -61,8 +61,8 @@ KNOWN = {
 """What ``snapshot`` knows of. A new name has to be kept by it, or to decide nothing, before it is entered here."""
 
 ENGINE = (
-    "_ready chains committer concurrency dirty effects epoch flow halted late outbox partitions policy retries running "
-    "settled_count waiting zombies"
+    "_ready chains committer concurrency dirty effects flow halted late latest_assignment outbox partitions policy "
+    "retries running settled_count waiting zombies"
 )
 
 

@@ -57,11 +57,13 @@ def test_a_partition_id_reads_as_source_and_number() -> None:
 def test_a_message_reads_its_raw_message_when_asked() -> None:
     partition = new_partition()
     message = new_message(partition, 7)
-    partition.epoch = 4
+    partition.assignment = 4
     assert message.value == b"raw 7"
     assert message.headers == [("raw", b"raw 7")]
     assert message.subject == "subject of raw 7"
-    assert (message.epoch, message.attempt, message.next) == (4, 1, None)
+    assert (message.epoch, partition.epoch, message.attempt, message.next) == (4, 4, 1, None)
+    partition.fencing_token = 0
+    assert (message.epoch, partition.epoch, partition.assignment) == (0, 0, 4)
 
 
 def test_a_message_shows_where_it_came_from_and_nothing_of_the_user() -> None:
@@ -71,11 +73,11 @@ def test_a_message_shows_where_it_came_from_and_nothing_of_the_user() -> None:
 
 def test_a_partition_shows_its_state_and_counts() -> None:
     partition = new_partition(2)
-    assert repr(partition) == "<Partition S/2 epoch 0 fenced>"
-    partition.live, partition.epoch, partition.unended = True, 5, 3
-    assert repr(partition) == "<Partition S/2 epoch 5 live>"
+    assert repr(partition) == "<Partition S/2 assignment 0 fenced>"
+    partition.live, partition.assignment, partition.unended = True, 5, 3
+    assert repr(partition) == "<Partition S/2 assignment 5 live>"
     partition.draining = True
-    assert repr(partition) == "<Partition S/2 epoch 5 draining, 3 handlers to end>"
+    assert repr(partition) == "<Partition S/2 assignment 5 draining, 3 handlers to end>"
 
 
 def test_messages_have_no_room_for_anything_else() -> None:

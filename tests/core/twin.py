@@ -126,7 +126,7 @@ def _copy(partition: Partition) -> Partition:
         floor=partition.floor,
         completed=partition.completed,
     )
-    copy.epoch, copy.recalled = partition.epoch, partition.recalled
+    copy.assignment, copy.recalled = partition.assignment, partition.recalled
     copy.ledger = AckLedger() if partition.floor is None else OffsetLedger(partition.floor)
     copy.commits = partition.commits
     return copy
@@ -134,12 +134,12 @@ def _copy(partition: Partition) -> Partition:
 
 def _partitions(engine: Engine) -> list[Partition]:
     owned = list(engine.partitions.values())
-    given_up = {m.partition.epoch: m.partition for m in engine.chains.fenced if m.partition not in owned}
-    return owned + [given_up[epoch] for epoch in sorted(given_up)]
+    given_up = {m.partition.assignment: m.partition for m in engine.chains.fenced if m.partition not in owned}
+    return owned + [given_up[number] for number in sorted(given_up)]
 
 
 def _messages(engine: Engine) -> list[Message]:
-    found = sorted(engine.chains.fenced, key=lambda m: (m.partition.epoch, m.position))
+    found = sorted(engine.chains.fenced, key=lambda m: (m.partition.assignment, m.position))
     for partition in engine.partitions.values():
         found += partition.ledger.in_flight() + partition.resettle
         if isinstance(partition.ledger, OffsetLedger):
@@ -151,9 +151,9 @@ def seen(value: Any) -> Any:
     """What can be seen of a result or an effect, whoever's it is."""
     match value:
         case Message():
-            return value.partition.epoch, value.position, value.state, value.attempt, value.token
+            return value.partition.assignment, value.position, value.state, value.attempt, value.token
         case Partition():
-            return value.epoch
+            return value.assignment
         case Settlement():
             return seen(value.partition), seen(value.messages), value.floor, list(value.completed), value.ordinal
         case Room():

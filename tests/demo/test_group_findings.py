@@ -182,9 +182,9 @@ RECOVERIES = {
     ),
     "its own to the end": Recovery("kill", RAN, [], {"kill": inf}, [], NEVER),
     "stopped": Recovery("stop", RAN, AGAIN, {"stop": 2.5}),
-    "it came back itself": Recovery("freeze", RAN + LOST + at(103.5, assigned(epoch=2)), AGAIN, {"freeze": 2.0}),
+    "it came back itself": Recovery("freeze", RAN + LOST + at(103.5, assigned(assignment=2)), AGAIN, {"freeze": 2.0}),
     "the other one had had it before": Recovery(
-        "kill", RAN, at(100.6, assigned(), owned("revoked")) + at(104.0, assigned(epoch=2)), {"kill": 2.5}
+        "kill", RAN, at(100.6, assigned(), owned("revoked")) + at(104.0, assigned(assignment=2)), {"kill": 2.5}
     ),
     "it held nothing any more": Recovery("kill", RAN + at(101.2, owned("revoked")), AGAIN, {}),
     "joined": Recovery("join", AGAIN, [], {"join": 2.5}),

@@ -189,7 +189,7 @@ def test_handovers() -> None:
     assert handovers(parsed(*segments)) == [pytest.approx(0.5)]
     # To nobody, to itself, and lost instead.
     assert handovers(parsed(segments[0])) == []
-    again = flat(back, at(103.4, assigned(None, epoch=2)))
+    again = flat(back, at(103.4, assigned(None, assignment=2)))
     assert handovers(parsed(segment(again, end=None), segments[1])) == []
     lost = flat(back[:3], at(103.2, owned("lost", deadline=103.0)))
     assert handovers(parsed(segment(lost, end=None), segments[1])) == []

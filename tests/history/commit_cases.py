@@ -79,16 +79,16 @@ COMMITTING: list[Case] = [
     Case(
         make=NoCommitAfterRevoke,
         what="lost",
-        keeps=[assigned(), sent(1), owned("lost"), failed(1), assigned(0, epoch=2), sent(1, epoch=2)],
+        keeps=[assigned(), sent(1), owned("lost"), failed(1), assigned(0, assignment=2), sent(1, assignment=2)],
         breaks=[assigned(), owned("lost"), sent(1)],
         witness="committed after its assignment was lost",
     ),
     Case(
         make=NoCommitAfterRevoke,
         what="followed by another assignment",
-        keeps=[assigned(), assigned(0, epoch=2), sent(1, epoch=2)],
-        breaks=[assigned(), assigned(0, epoch=2), sent(1)],
-        witness="committed under epoch 1, it is 2 by now",
+        keeps=[assigned(), assigned(0, assignment=2), sent(1, assignment=2)],
+        breaks=[assigned(), assigned(0, assignment=2), sent(1)],
+        witness="committed in assignment 1, it is 2 by now",
     ),
     Case(
         make=CommitsInTime,

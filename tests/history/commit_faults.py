@@ -18,7 +18,7 @@ def commits(rows: Rows, assigned: Fields) -> list[int]:
 
 
 def _assignment(row: Fields) -> tuple[object, object]:
-    return row.get("partition"), row.get("epoch")
+    return row.get("partition"), row.get("assignment")
 
 
 def covered(segments: list[Rows]) -> Iterator[tuple[Handling, int]]:

@@ -21,11 +21,11 @@ from tests.history.world import KEYS, RULES
 class Assignment:
     """One partition at one member, as long as it believes to own it."""
 
-    def __init__(self, group: Group, number: int, epoch: int) -> None:
+    def __init__(self, group: Group, number: int, assignment: int) -> None:
         floor, completed = group.committed(number)
         self.number = number
         self.partition = Partition(PartitionId("S", number), cast(Reader, None), floor=floor, completed=completed)
-        self.partition.epoch = epoch
+        self.partition.assignment = assignment
         self.read = floor
         self.unfinished: dict[int, Message] = {}
         self.running: dict[int, Message] = {}
@@ -68,8 +68,8 @@ class Member(Handling):
         notices = self.group.poll(self.name)
         for index, (kind, number) in enumerate(notices):
             if kind == "assigned":
-                self.epochs += 1
-                assignment = self.assignments[number] = Assignment(self.group, number, self.epochs)
+                self.latest_assignment += 1
+                assignment = self.assignments[number] = Assignment(self.group, number, self.latest_assignment)
                 self.history.assigned(assignment.partition, self.tick())
             elif kind == "revoking":
                 if ("lost", number) not in notices[index:]:

@@ -51,8 +51,8 @@ def handlings(segments: list[Rows]) -> Iterator[Handling]:
     for number, rows in enumerate(segments):
         found: dict[tuple[str, int, int], list[int]] = {}
         for index, row in enumerate(rows):
-            if "epoch" in row and "position" in row:
-                found.setdefault((row["partition"], row["epoch"], row["position"]), []).append(index)
+            if "assignment" in row and "position" in row:
+                found.setdefault((row["partition"], row["assignment"], row["position"]), []).append(index)
         for indices in found.values():
             yield Handling(segments, number, indices)
 
@@ -90,7 +90,8 @@ def two_of_a_key_swapped(segments: list[Rows]) -> list[Rows] | None:
     found = [handling for handling in handlings(segments) if handling.plain and handling.lane[1] is not None]
     for one in found:
         for two in found:
-            together = one.rows is two.rows and one.lane == two.lane and one.first["epoch"] == two.first["epoch"]
+            same = one.first["assignment"] == two.first["assignment"]
+            together = one.rows is two.rows and one.lane == two.lane and same
             if not together or one.position >= two.position:
                 continue
             ends = max(one.at("ended")[0], two.at("ended")[0])
@@ -157,9 +158,9 @@ def handed_over_while_it_runs(segments: list[Rows]) -> list[Rows] | None:
                 for row in rows
             )
             if rows is not zombie.rows and overlapping:
+                assignment = zombie.lane[0], zombie.first["assignment"]
                 for row in zombie.rows:
-                    owned = (row.get("partition"), row.get("epoch")) == (zombie.lane[0], zombie.first["epoch"])
-                    if row["event"] == "lost" and owned:
+                    if row["event"] == "lost" and (row["partition"], row["assignment"]) == assignment:
                         row["event"] = "revoked"
                         return segments
     return None
@@ -169,7 +170,8 @@ def two_of_a_key_at_once(segments: list[Rows]) -> list[Rows] | None:
     found = [handling for handling in handlings(segments) if handling.plain and handling.lane[1] is not None]
     for one in found:
         for two in found:
-            together = one.rows is two.rows and one.lane == two.lane and one.first["epoch"] == two.first["epoch"]
+            same = one.first["assignment"] == two.first["assignment"]
+            together = one.rows is two.rows and one.lane == two.lane and same
             if together and one.position < two.position and two.at("started")[0] < one.at("ack")[0]:
                 return moved(segments, one.segment, one.at("ended")[0], two.at("started")[0] + 1)
     return None
@@ -179,7 +181,7 @@ def settled_again_without_having_been_handled(segments: list[Rows]) -> list[Rows
     for handling in handlings(segments):
         if handling.plain and alone(segments, handling):
             ended = handling.at("ended")[0]
-            common = {name: handling.rows[ended][name] for name in ("n", "member", "mono", "wall", "epoch")}
+            common = {name: handling.rows[ended][name] for name in ("n", "member", "mono", "wall", "assignment")}
             handling.rows[ended] = {
                 **redelivered(handling.position, "settled", **common),
                 "partition": handling.lane[0],

@@ -41,7 +41,7 @@ class Handling:
             rules=rules,
         )
         self.zombies: list[Message] = []
-        self.epochs = 0
+        self.latest_assignment = 0
 
     def start_heads(self, held: Held, messages: Iterable[Message]) -> None:
         """Start some of these: those before which nothing of their lane is left."""

@@ -66,7 +66,7 @@ END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
 CANCELLED: Rows = [delivered(0), started(0), *at(102.0, ended(0, result="cancelled"))]
 UNBLOCKED = {"event": "unblocked", "key": key_hash("k"), "count": 1}
-AGAIN = {"epoch": 2}
+AGAIN = {"assignment": 2}
 
 TURNS = [[delivered(position, str(position)), *ran(position, str(position)), ack(position)] for position in range(1, 5)]
 
@@ -316,7 +316,7 @@ OUTCOMES: list[Case] = [
     Case(
         make=RedeliveryNotRun,
         what="not after its end",
-        keeps=[handled(0), delivered(0), redelivered(0, "settled"), ack(0), owned("lost"), started(0, epoch=2)],
+        keeps=[handled(0), delivered(0), redelivered(0, "settled"), ack(0), owned("lost"), started(0, assignment=2)],
         breaks=[handled(0), delivered(0), redelivered(0, "late"), started(0)],
         witness="started again after it had finished in the same assignment",
     ),

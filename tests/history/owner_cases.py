@@ -51,7 +51,7 @@ OWNING: list[Case] = [
         what="once in a process",
         keeps=[assigned(), owned("lost"), assigned(**AGAIN)],
         breaks=[assigned(), assigned(**AGAIN)],
-        witness="assigned while the process had it under epoch 1",
+        witness="assigned while the process had it in assignment 1",
     ),
     Case(
         make=KeptWorkGoesOn,

@@ -70,8 +70,8 @@ def key_hash(key: str | None) -> str | None:
 
 
 def message(event: str, position: int, key: str | None = "k", **more: Any) -> Fields:
-    """A message row of partition ``S/0``, epoch 1, attempt 1, unless ``more`` says otherwise."""
-    fields = {"partition": "S/0", "epoch": 1, "position": position, "key": key_hash(key), "attempt": 1}
+    """A message row of partition ``S/0``, assignment 1, attempt 1, unless ``more`` says otherwise."""
+    fields = {"partition": "S/0", "assignment": 1, "position": position, "key": key_hash(key), "attempt": 1}
     return {"event": event, **fields, **more}
 
 
@@ -100,7 +100,8 @@ def produced(position: int, key: str | None = "k", **more: Any) -> Fields:
 
 
 def owned(event: str, **more: Any) -> Fields:
-    return {"event": event, "partition": "S/0", "epoch": 1, **more}
+    epoch = {"epoch": 1 << 50} if event == "assigned" else {}
+    return {"event": event, "partition": "S/0", "assignment": 1, **epoch, **more}
 
 
 def handled(position: int, key: str | None = "k", **more: Any) -> Rows:

@@ -135,7 +135,7 @@ def test_who_shares_a_partition_is_nobodys_rival() -> None:
             shared = {"exclusive": False} in (sharing, other)
             verdict = judged(ExclusiveOwner, segment(*first, end=None, rules=sharing), second)
             assert verdict.status == ("passed" if shared else "violated")
-    twice = segment(assigned(), assigned(epoch=2), rules={"exclusive": False})
+    twice = segment(assigned(), assigned(assignment=2), rules={"exclusive": False})
     assert judged(ExclusiveOwner, twice).status == "violated"
 
 
@@ -148,9 +148,9 @@ def test_rows_of_one_moment_have_no_order() -> None:
 
 def test_where_an_old_handler_holds_its_lane_the_prefix_stays_open() -> None:
     zombie = [assigned(), delivered(3), started(3), owned("lost")]
-    run = [assigned(epoch=2), delivered(0, epoch=2), delivered(1, "b", epoch=2), *ran(1, "b", epoch=2)]
-    run += [sent(0, epoch=2), confirmed(0, epoch=2)]
-    over = [owned(event, epoch=2) for event in ("revoking", "drained", "revoked")]
+    run = [assigned(assignment=2), delivered(0, assignment=2), delivered(1, "b", assignment=2)]
+    run += [*ran(1, "b", assignment=2), sent(0, assignment=2), confirmed(0, assignment=2)]
+    over = [owned(event, assignment=2) for event in ("revoking", "drained", "revoked")]
     again = segment(assigned(), delivered(0), delivered(1, "b"), ran(1, "b"), start=200.0, pid=2)
     assert judged(NoDuplicateCleanly, segment(zombie, run, over, rules=CLOSES), again).status == "passed"
     assert judged(NoDuplicateCleanly, segment(run, over, rules=CLOSES), again).status == "violated"

@@ -66,7 +66,7 @@ class TestPerKeyOrder:
 
     def test_a_replay_may_repeat_and_has_its_own_order(self) -> None:
         crashed = segment(handled(1), handled(2), delivered(3), started(3), end=None)
-        replay = [handled(position, epoch=1) for position in (1, 2, 3)]
+        replay = [handled(position, assignment=1) for position in (1, 2, 3)]
         assert not violated(crashed, segment(*replay, start=200.0, pid=2))
         replay.reverse()
         assert "PerKeyOrder" in violated(crashed, segment(*replay, start=200.0, pid=2))
@@ -169,7 +169,7 @@ class TestNoOverlap:
 
     def test_a_lane_waits_for_a_lost_handler_of_its_own_process(self) -> None:
         lost = [delivered(1), started(1), owned("lost")]
-        again = [delivered(1, epoch=2), started(1, epoch=2), ended(1, epoch=2), ack(1, epoch=2)]
+        again = [delivered(1, assignment=2), started(1, assignment=2), ended(1, assignment=2), ack(1, assignment=2)]
         assert violated(segment(lost, again)) == {"NoOverlap"}
         assert not violated(segment(lost, ended(1), again))
         assert not violated(segment(lost, message("zombie", 1), again))
@@ -178,7 +178,7 @@ class TestNoOverlap:
         twice = segment(delivered(1, None), started(1, None), started(1, None))
         assert violated(twice) == {"NoOverlap"}
         lost = [delivered(1, None), started(1, None), owned("lost")]
-        assert not violated(segment(lost, delivered(1, None, epoch=2), started(1, None, epoch=2)))
+        assert not violated(segment(lost, delivered(1, None, assignment=2), started(1, None, assignment=2)))
 
     def test_a_gap_may_hide_the_end_or_the_loss(self) -> None:
         run = segment(delivered(1), started(1), ended(1, result="error"), started(1), ended(1))
@@ -313,7 +313,8 @@ class TestSettlement:
         assert "DeadLetterBeforeSettle" in unproven(run)
 
     def test_the_end_must_be_of_the_same_assignment(self) -> None:
-        run = segment(delivered(1), started(1), ended(1), owned("revoked"), delivered(1, epoch=2), ack(1, epoch=2))
+        first = [delivered(1), started(1), ended(1), owned("revoked")]
+        run = segment(first, delivered(1, assignment=2), ack(1, assignment=2))
         assert violated(run) == {"NoSettleBeforeEnd"}
 
     def test_settling_again_needs_no_new_end(self) -> None:

@@ -85,9 +85,9 @@ class TestNoCommitPastUnfinished:
 
     def test_the_end_must_be_of_the_same_assignment(self) -> None:
         first = [assigned(), *handled(1), owned("revoked")]
-        again = [assigned(0, epoch=2), delivered(1, epoch=2)]
-        assert violated(segment(first, again, sent(2, epoch=2))) == PAST
-        assert not violated(segment(first, again, ran(1, epoch=2), sent(2, epoch=2)))
+        again = [assigned(0, assignment=2), delivered(1, assignment=2)]
+        assert violated(segment(first, again, sent(2, assignment=2))) == PAST
+        assert not violated(segment(first, again, ran(1, assignment=2), sent(2, assignment=2)))
 
     def test_what_a_predecessor_had_completed_is_finished(self) -> None:
         first = segment(assigned(), delivered(1, "a"), handled(2, "b"), sent(1, 1), owned("revoked"))
@@ -110,7 +110,7 @@ class TestNoCommitPastUnfinished:
 
     def test_another_assignment_has_its_own_floors(self) -> None:
         first = [assigned(5), sent(9), owned("lost")]
-        assert not violated(segment(first, assigned(5, epoch=2), sent(6, epoch=2)))
+        assert not violated(segment(first, assigned(5, assignment=2), sent(6, assignment=2)))
 
     @pytest.mark.parametrize("over", ["lost", "revoked"])
     def test_nothing_is_committed_afterwards(self, over: str) -> None:
@@ -206,7 +206,7 @@ class TestBoundedInFlight:
         sent(2**64),
         sent(1, -1),
         {**sent(1), "completed": None},
-        {**sent(1), "epoch": 1.0},
+        {**sent(1), "assignment": 1.0},
         {**owned("commit_ok"), "floor": "1"},
         owned("commit_failed"),
         assigned(-1),

@@ -45,7 +45,7 @@ def test_a_crash_repeats_what_was_not_written_down(ending: Rows, written_every: 
     assert (broken.status, broken.violations) == ("violated", 1)
     assert broken.witnesses[0].startswith(f"S/0 position {bound} ")
     assert broken.witnesses[0].endswith(
-        f"had finished at m-1 pid 1 under epoch 1, which may leave {bound} of them to be run again"
+        f"had finished at m-1 pid 1 in assignment 1, which may leave {bound} of them to be run again"
     )
 
 
@@ -53,7 +53,7 @@ def test_a_clean_hand_over_repeats_nothing() -> None:
     rows = [*LEASED, *runs(20), *HANDED_OVER]
     assert judged(rows, again=0).status == "passed"
     broken = judged(rows, again=1)
-    assert broken.witnesses[0].endswith("under epoch 1, which handed it over cleanly")
+    assert broken.witnesses[0].endswith("in assignment 1, which handed it over cleanly")
 
 
 def test_what_had_not_finished_is_no_repetition() -> None:

@@ -140,7 +140,7 @@ def test_columns_are_what_sql_asks_for(tmp_path: Path) -> None:
     assert [row["slot"] for row in between[::4]] == [None if key is None else slot(key) for key in KEYS]
     assert [row["position"] for row in between[::4]] == list(range(len(KEYS)))
     first, start, failed, retry = between[:4]
-    assert (first["partition"], first["epoch"], first["size"], first["attempt"]) == ("S/0", 0, 10, 1)
+    assert (first["partition"], first["assignment"], first["size"], first["attempt"]) == ("S/0", 0, 10, 1)
     assert (start["mono"], failed["result"], failed["error"], retry["delay"]) == (2.5, "error", "KeyError", 0.25)
     assert all(row["detail"] is None for row in between)
 
@@ -288,7 +288,7 @@ def test_a_repr_shows_counts(tmp_path: Path) -> None:
     ended(journal, recording)
     assert repr(journal) == "<Journal m-1 opened: 1 files, 0 rows dropped>"
     assert re.fullmatch(r"<RowBuffer: 0 rows, 0 bytes, 0 dropped>", repr(journal.buffer))
-    assert repr(row_tables()) == "<RowTables of 28 columns>"
+    assert repr(row_tables()) == "<RowTables of 29 columns>"
 
 
 def test_a_file_that_is_missing_is_a_gap(tmp_path: Path) -> None:

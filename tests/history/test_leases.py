@@ -73,7 +73,7 @@ def test_nothing_is_acknowledged_behind_the_deadline_or_the_loss(*, at_once: boo
 def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
     history = History(tmp_path, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=20.0, fencing_token=9)
-    partition.epoch = 1
+    partition.assignment = 1
     one, other = (Message(partition, position, b"k", 1, None, None) for position in range(2))
     history.open(source="S", concurrency=1, max_in_flight=2, max_in_flight_bytes=10, now=10.0, rules=None)
     history.delivered([one, other], 11.0)
@@ -106,7 +106,7 @@ def written(directory: Path, deadline: float, now: float) -> Verdict:
     """A run and its acknowledgement at ``now`` under a lease, as a process writes them down."""
     history = History(directory, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=deadline, fencing_token=9)
-    partition.epoch = 1
+    partition.assignment = 1
     message = Message(partition, 0, b"k", 1, None, None)
     history.open(source="S", concurrency=1, max_in_flight=2, max_in_flight_bytes=10, now=now - 1.0, rules=None)
     history.assigned(partition, now - 1.0)

@@ -44,7 +44,7 @@ def test_a_segment_is_what_its_begin_row_says() -> None:
     assert (one.member, one.pid, one.boot, one.source, one.concurrency) == ("m-9", 4, "b", "S", 10)
     assert (one.max_in_flight, one.max_in_flight_bytes, one.reason, one.crashed) == (5, 1000, "stopped", False)
     row = one.rows[1]
-    assert (row.partition, row.epoch, row.position, row.attempt, row.number) == ("S/0", 1, 3, 1, 7)
+    assert (row.partition, row.assignment, row.position, row.attempt, row.number) == ("S/0", 1, 3, 1, 7)
     assert (one.wall_first, one.wall_last) == (1e9 + 100.0, 1e9 + 100.002)
 
 
@@ -177,7 +177,7 @@ ROW = json.dumps(started(1) | {"n": 3, "member": "m-1", "mono": 1, "wall": 1}).e
         ROW.replace(b'"position": 1', b'"position": -1'),
         ROW.replace(b'"position": 1', b'"position": 1e3'),
         ROW.replace(b'"position": 1, ', b""),
-        ROW.replace(b'"epoch": 1', b'"epoch": null'),
+        ROW.replace(b'"assignment": 1', b'"assignment": null'),
         ROW.replace(b'"S/0"', b'""'),
         ROW.replace(b'"S/0"', b"7"),
         ROW.replace(b'"attempt": 1', b'"attempt": []'),
@@ -346,8 +346,11 @@ def test_what_is_written_is_read(
     expected: list[tuple[object, ...]] = []
     for event, now, key, position, name, flush in calls:
         begun = position if event == "assigned" and position % 2 else None
-        partition = Partition(PartitionId(name, 0), cast(Reader, None), incarnation=name, floor=begun)
-        partition.epoch = position % 5
+        token = None if position % 3 else position
+        partition = Partition(
+            PartitionId(name, 0), cast(Reader, None), incarnation=name, floor=begun, fencing_token=token
+        )
+        partition.assignment = position % 5
         message = Message(partition, position, key, 7, None, None)
         text, number = "", 0.0
         if event in _OF_MANY:
@@ -370,7 +373,7 @@ def test_what_is_written_is_read(
         elif event in _OF_A_PARTITION:
             getattr(history, event)(partition, now)
             text = name if event == "assigned" else ""
-            number = -1 if event == "revoking" else 0
+            number = partition.epoch if event == "assigned" else -1 if event == "revoking" else 0
         else:
             getattr(history, event)(message, now)
         if flush:
@@ -381,7 +384,7 @@ def test_what_is_written_is_read(
             (
                 "ack" if event == "acks" else event,
                 f"{name}/0" if of_partition else "",
-                partition.epoch if of_partition and event != "produced" else 0,
+                partition.assignment if of_partition and event != "produced" else 0,
                 position if of_message else -1,
                 of_message and key is not None,
                 text,
@@ -400,4 +403,4 @@ def test_what_is_written_is_read(
 
 
 def view(row: Row) -> tuple[object, ...]:
-    return row.event, row.partition, row.epoch, row.position, row.key is not None, row.text, row.number, row.floor
+    return row.event, row.partition, row.assignment, row.position, row.key is not None, row.text, row.number, row.floor

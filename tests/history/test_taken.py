@@ -30,7 +30,7 @@ RUNS = [delivered(1), started(1), at(102.0, ended(1))]
 
 
 def two(first: Rows, second: Rows) -> list[Rows]:
-    """The same partition at m-1 and, half a second later, at m-2, in epoch 1 of each."""
+    """The same partition at m-1 and, half a second later, at m-2, in assignment 1 of each."""
     later = segment(second, rules=COMMITS, member="m-2", pid=2, start=100.5, end=None)
     return [segment(first, rules=COMMITS, end=None), later]
 

@@ -23,7 +23,7 @@ def written() -> bytes:
     history = MemoryHistory("m-1", 7, lambda: 1e9)
     history.open(source="S", concurrency=1, max_in_flight=10, max_in_flight_bytes=10, now=1.0)
     partition = Partition(PartitionId("orders", 3), cast(Reader, None))
-    partition.epoch = 2
+    partition.assignment = 2
     history.assigned(partition, 1.5)
     for position, key in enumerate((b"a", None, b"b")):
         now = 2.000001 + position
@@ -116,7 +116,7 @@ def test_nor_do_odd_values(number: str, time: str, text: str, key: str, more: st
         {"wall": time},
         {"member": f'"{text}"'},
         {"partition": f'"{text}"'},
-        {"epoch": number},
+        {"assignment": number},
         {"position": number},
         {"key": f'"{key}"'},
         {"attempt": number, "size": more},
@@ -127,7 +127,7 @@ def test_nor_do_odd_values(number: str, time: str, text: str, key: str, more: st
         dict.fromkeys(("result", "size"), ""),
     ):
         usual = {"n": "2", "event": f'"{event}"', "member": '"m-1"', "mono": "1.5", "wall": "1000000000.5"}
-        usual |= {"partition": '"S/0"', "epoch": "1", "position": "4", "key": "null", "attempt": "1"}
+        usual |= {"partition": '"S/0"', "assignment": "1", "position": "4", "key": "null", "attempt": "1"}
         usual |= {"size": "3"} if event == "delivered" else {"result": '"ok"'} if event == "ended" else {}
         fields = {**usual, **values}
         line = ",".join(f'"{name}":{value}' for name, value in fields.items() if value)

@@ -25,9 +25,9 @@ from tests.history.rows import Fields, Rows, rows_of
 NOW = 1234.567891
 
 
-def partition(source: str = "S", number: int = 0, epoch: int = 3) -> Partition:
+def partition(source: str = "S", number: int = 0, assignment: int = 3) -> Partition:
     made = Partition(PartitionId(source, number), cast(Reader, None), incarnation="i-1")
-    made.epoch = epoch
+    made.assignment = assignment
     return made
 
 
@@ -106,7 +106,7 @@ def test_a_message_row_has_everything_but_the_message(tmp_path: Path) -> None:
         "mono": NOW + 2,
         "wall": row["wall"],
         "partition": "S/0",
-        "epoch": 3,
+        "assignment": 3,
         "position": 7,
         "key": blake3(b"case-1").hexdigest()[:16],
         "attempt": 1,
@@ -137,7 +137,7 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
     history.commit_sent(one.partition, 9, 2, NOW)
     history.commit_ok(one.partition, 9, NOW)
     history.commit_failed(one.partition, 10, NOW)
-    one.partition.floor = 5
+    one.partition.floor, one.partition.fencing_token = 5, 1 << 50
     history.assigned(one.partition, NOW)
     history.paused(9, 90, NOW)
     history.resumed(4, 40, NOW)
@@ -155,12 +155,12 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
     history.ahead_left(one.partition, NOW)
 
     digest = blake3(b"case-1").hexdigest()[:16]
-    of_one = {"partition": "S/0", "epoch": 3, "position": 7, "key": digest, "attempt": 2}
-    of_two = {"partition": "S/0", "epoch": 3, "position": 8, "key": None, "attempt": 1}
-    owned = {"partition": "S/0", "epoch": 3}
+    of_one = {"partition": "S/0", "assignment": 3, "position": 7, "key": digest, "attempt": 2}
+    of_two = {"partition": "S/0", "assignment": 3, "position": 8, "key": None, "attempt": 1}
+    owned = {"partition": "S/0", "assignment": 3}
     expected: list[Fields] = [
         {"event": "produced", "partition": "S/0", "position": 7, "key": digest},
-        {"event": "assigned", **owned, "incarnation": "i-1"},
+        {"event": "assigned", **owned, "epoch": 3, "incarnation": "i-1"},
         {"event": "delivered", **of_one, "size": 5},
         {"event": "delivered", **of_two, "size": 6},
         {"event": "redelivered", **of_one, "cause": "held"},
@@ -181,7 +181,7 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
         {"event": "commit_sent", **owned, "floor": 9, "completed": 2},
         {"event": "commit_ok", **owned, "floor": 9},
         {"event": "commit_failed", **owned, "floor": 10},
-        {"event": "assigned", **owned, "incarnation": "i-1", "floor": 5},
+        {"event": "assigned", **owned, "epoch": 1 << 50, "incarnation": "i-1", "floor": 5},
         {"event": "paused", "in_flight": 9, "bytes": 90},
         {"event": "resumed", "in_flight": 4, "bytes": 40},
         {"event": "retry", **of_one, "delay": 1.5, "asked": 1},
@@ -189,7 +189,7 @@ def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
         {"event": "unblocked", "key": digest, "count": 2},
         {"event": "unblocked", "key": None, "count": 1},
         {"event": "extended", **owned, "runs": [[7, 9], [11, 11]]},
-        {"event": "extended", "partition": "S/1", "epoch": 3, "runs": [[4, 4]]},
+        {"event": "extended", "partition": "S/1", "assignment": 3, "runs": [[4, 4]]},
         {"event": "revoking", **owned, "timeout": 1.25},
         {"event": "hastened", **owned, "timeout": 0.5},
         {"event": "ahead_reached", **owned},
@@ -351,15 +351,15 @@ def test_rows_outside_its_lifetime_are_given_up_quietly(tmp_path: Path) -> None:
     assert [row["event"] for row in written(history)] == ["begin", "end"]
 
 
-def test_the_epoch_of_a_row_is_that_of_its_moment(tmp_path: Path) -> None:
+def test_the_assignment_of_a_row_is_that_of_its_moment(tmp_path: Path) -> None:
     history = opened(tmp_path)
     one, two = message(partition=partition(number=0)), message(partition=partition(number=1))
     history.started(one, NOW)
     history.started(two, NOW)
-    one.partition.epoch = 8
+    one.partition.assignment = 8
     history.started(one, NOW)
     rows = written(history)[1:]
-    assert [(row["partition"], row["epoch"]) for row in rows] == [("S/0", 3), ("S/1", 3), ("S/0", 8)]
+    assert [(row["partition"], row["assignment"]) for row in rows] == [("S/0", 3), ("S/1", 3), ("S/0", 8)]
 
 
 def test_times_are_exact_to_the_microsecond(tmp_path: Path) -> None:

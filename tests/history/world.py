@@ -53,10 +53,10 @@ class Broker:
 class Assignment:
     """One partition at one member, as long as it owns it."""
 
-    def __init__(self, broker: Broker, epoch: int) -> None:
+    def __init__(self, broker: Broker, assignment: int) -> None:
         self.broker = broker
         self.partition = Partition(broker.id, cast(Reader, None))
-        self.partition.epoch = epoch
+        self.partition.assignment = assignment
         # What comes first: everything that was delivered to somebody and never acknowledged, in order.
         self.orphans = [p for p in range(broker.cursor) if p not in broker.acked]
         self.unfinished: dict[int, Message] = {}
@@ -86,8 +86,8 @@ class Member(Handling):
         self.assignments: list[Assignment] = []
 
     def assign(self, broker: Broker) -> None:
-        self.epochs += 1
-        assignment = Assignment(broker, self.epochs)
+        self.latest_assignment += 1
+        assignment = Assignment(broker, self.latest_assignment)
         self.assignments.append(assignment)
         broker.owner = self
         self.history.assigned(assignment.partition, self.tick())

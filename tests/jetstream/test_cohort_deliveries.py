@@ -264,7 +264,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
     (assigned,) = held.holdings.next_events()
     assert isinstance(assigned, Assigned)
     partition = assigned.partition
-    assert (partition.id, partition.token, partition.incarnation) == (PartitionId("S", 3), 7, "now")
+    assert (partition.id, partition.epoch, partition.incarnation) == (PartitionId("S", 3), 7, "now")
     of = held.holdings.of(partition)
     assert of is not None
     assert of.announced
@@ -282,7 +282,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
     held.holdings.released(3)
     (assigned,) = held.holdings.next_events()
     assert isinstance(assigned, Assigned)
-    assert assigned.partition.token == 8
+    assert assigned.partition.epoch == 8
     assert held.holdings.of(partition) is not held.holdings.of(assigned.partition)
 
 

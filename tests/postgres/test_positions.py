@@ -152,7 +152,7 @@ def test_epochs_of_one_process_are_not_compared(connection: Connection, effects:
     positions = Positions("books", schema=effects.schema)
     assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7)), message(2)) == [True, True]
     kafka = partition()
-    kafka.epoch = 1
+    kafka.assignment = 1
     assert handle(positions, connection, effects, message(2, b"k", kafka), message(3, b"k", kafka)) == [False, True]
     with pytest.raises(SourceError, match="epoch 7"):
         handle(positions, connection, effects, message(4, b"k", partition(epoch=6)))

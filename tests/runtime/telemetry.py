@@ -58,7 +58,7 @@ def message(
     headers: object = (), *, key: bytes | None = KEY, number: int = 3, position: int = 77, source: str = "ORDERS/EU"
 ) -> Message:
     partition = Partition(PartitionId(source, number), Reader())
-    partition.epoch = 4
+    partition.assignment = 4
     made = Message(partition, position, key, 10, headers, "token")
     made.attempt = 2
     return made

@@ -110,10 +110,10 @@ def _rare(run: Run) -> Iterator[str]:
                 handed_over = segment.rules.settles == "cumulative"
                 yield f"redelivered: {'handed over' if handed_over else row.text}"
             elif row.event == "revoking":
-                draining.add((row.partition, row.epoch))
+                draining.add((row.partition, row.assignment))
             elif row.event == "lost":
-                draining.discard((row.partition, row.epoch))
-            elif row.event == "ended" and row.text == "cancelled" and (row.partition, row.epoch) in draining:
+                draining.discard((row.partition, row.assignment))
+            elif row.event == "ended" and row.text == "cancelled" and (row.partition, row.assignment) in draining:
                 yield "drain: cancelled"
 
 

@@ -53,12 +53,12 @@ def test_a_crash_and_what_runs_again() -> None:
         end=None,
     )
     second = segment(
-        at(5.0, owned("assigned", incarnation="x", epoch=2)),
-        at(5.0, started(0, epoch=2)),
-        at(5.01, ended(0, epoch=2), started(1, epoch=2)),
-        at(5.02, ended(1, epoch=2), {**commit("commit_sent", 2), "epoch": 2}),
-        at(5.03, {**commit("commit_ok", 2), "epoch": 2}),
-        at(5.04, owned("revoked", epoch=2)),
+        at(5.0, owned("assigned", incarnation="x", assignment=2)),
+        at(5.0, started(0, assignment=2)),
+        at(5.01, ended(0, assignment=2), started(1, assignment=2)),
+        at(5.02, ended(1, assignment=2), {**commit("commit_sent", 2), "assignment": 2}),
+        at(5.03, {**commit("commit_ok", 2), "assignment": 2}),
+        at(5.04, owned("revoked", assignment=2)),
         member="w-2",
         pid=2,
     )

@@ -113,9 +113,9 @@ def disturbed(segments: list[Rows], random: Random) -> str:
             row = rows.pop(end)
             rows.insert(min(len(rows) - 1, end + random.randint(1, 6)), row)
     elif how == "forge":
-        named = [at for at in events if "epoch" in rows[at]]
+        named = [at for at in events if "assignment" in rows[at]]
         if named:
-            rows[random.choice(named)]["epoch"] += random.choice([1, 2])
+            rows[random.choice(named)]["assignment"] += random.choice([1, 2])
     else:
         later = random.choice([-5.0, -0.5, 0.5, 5.0])
         for row in rows:
@@ -180,10 +180,12 @@ def scattered(random: Random) -> list[Rows]:
     segments = []
     for number in range(random.choice([1, 1, 2])):
         floor = 0 if commits else None
-        rows = [assigned(floor, epoch=epoch) for epoch in (1, 2)] if random.random() < 0.5 else [assigned(floor)]
+        twice = random.random() < 0.5
+        rows = [assigned(floor, assignment=assignment) for assignment in ((1, 2) if twice else (1,))]
         floors = [0, 0]
         if leases:
-            rows += [owned("leased", epoch=epoch, deadline=100.0 + random.randint(0, 16) / 1000) for epoch in (1, 2)]
+            ends = {assignment: 100.0 + random.randint(0, 16) / 1000 for assignment in (1, 2)}
+            rows += [owned("leased", assignment=assignment, deadline=end) for assignment, end in ends.items()]
         rows += [_any_row(random, floors if commits else None) for _ in range(random.randint(4, 16))]
         if leases and random.random() < 0.5:
             rows.insert(random.randint(3, len(rows)), owned("leased", deadline=100.0 + random.randint(4, 20) / 1000))
@@ -193,9 +195,9 @@ def scattered(random: Random) -> list[Rows]:
 
 
 def _any_row(random: Random, floors: list[int] | None) -> Fields:
-    position, epoch = random.randint(0, 4), random.choice([1, 1, 1, 2])
+    position, assignment = random.randint(0, 4), random.choice([1, 1, 1, 2])
     key = None if position == 4 else "other" if position == 3 else "k"
-    name: dict[str, Any] = {"key": key, "epoch": epoch}
+    name: dict[str, Any] = {"key": key, "assignment": assignment}
     kind = random.choice(
         ["delivered"] * 3
         + ["started"] * 3
@@ -205,8 +207,8 @@ def _any_row(random: Random, floors: list[int] | None) -> Fields:
         + ["ack", "rest", "rest"]
     )
     if floors is not None and random.random() < 0.2:
-        floors[epoch - 1] = random.randint(floors[epoch - 1] if random.random() < 0.9 else 0, 5)
-        return sent(floors[epoch - 1], epoch=epoch)
+        floors[assignment - 1] = random.randint(floors[assignment - 1] if random.random() < 0.9 else 0, 5)
+        return sent(floors[assignment - 1], assignment=assignment)
     if kind == "delivered":
         return delivered(position, **name)
     if kind == "started":
@@ -222,5 +224,5 @@ def _any_row(random: Random, floors: list[int] | None) -> Fields:
     if random.random() < 0.4:
         return produced(position, key)
     if random.random() < 0.2:
-        return assigned(None if floors is None else floors[epoch - 1], epoch=epoch)
-    return owned(random.choice(["drained", "revoked", "revoked", "lost"]), epoch=epoch)
+        return assigned(None if floors is None else floors[assignment - 1], assignment=assignment)
+    return owned(random.choice(["drained", "revoked", "revoked", "lost"]), assignment=assignment)

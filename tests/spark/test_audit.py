@@ -81,8 +81,8 @@ CONTROLS: dict[str, tuple[list[Rows], dict[str, int]]] = {
         ],
         {"NoOverlap": 1},
     ),
-    "forged epoch": (
-        [segment(delivered(1), started(1), ended_row(1, epoch=2), delivered(2), ran(2))],
+    "forged assignment": (
+        [segment(delivered(1), started(1), ended_row(1, assignment=2), delivered(2), ran(2))],
         {"PerKeyOrder": 1, "NoOverlap": 1},
     ),
     "two owners at once": (

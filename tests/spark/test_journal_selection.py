@@ -44,9 +44,9 @@ def at(number: int) -> tuple[int, int]:
     return number % 3, number // 3 * 2 + (FAR if number >= 300 else 0)
 
 
-def owned(topic: str, number: int, epoch: int, incarnation: str = "") -> Partition:
+def owned(topic: str, number: int, assignment: int, incarnation: str = "") -> Partition:
     owner = Partition(PartitionId(topic, number), cast(Reader, None), incarnation=incarnation)
-    owner.epoch = epoch
+    owner.assignment = assignment
     return owner
 
 
@@ -74,8 +74,8 @@ class Expected:
 def write_run(folder: Path, member: str, random: Random, expected: Expected, *, whole: bool = True) -> None:
     """A run in which anything happens to 400 of 600 messages."""
     journal, history = opened(folder, member=member, rotate_after=None)
-    epoch = random.randrange(1, 9)
-    owners, others = ([owned(topic, number, epoch) for number in range(3)] for topic in (TOPIC, "other"))
+    assignment = random.randrange(1, 9)
+    owners, others = ([owned(topic, number, assignment) for number in range(3)] for topic in (TOPIC, "other"))
     for owner in owners:
         history.assigned(owner, 2.0)
     lost = random.randrange(3)
