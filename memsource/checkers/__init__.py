@@ -22,7 +22,7 @@ from memsource.checkers.owners import ExclusiveOwner, KeptWorkGoesOn
 from memsource.checkers.pauses import PauseAtBounds
 from memsource.checkers.progress import LaneProgress
 from memsource.checkers.redelivery import KeptAlive, RedeliveryNotRun
-from memsource.checkers.repeats import EpochOrder, NoDuplicateCleanly
+from memsource.checkers.repeats import NoDuplicateCleanly, OrderAcrossAssignments
 from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
 from memsource.checkers.settlement import DeadLetterBeforeSettle, NoSettleBeforeEnd
 from memsource.checkers.verdict import Checker, Handler, Status, Verdict
@@ -46,7 +46,6 @@ __all__ = [
     "DrainInTime",
     "DrainStartsNothing",
     "DrainWaitsForRunning",
-    "EpochOrder",
     "ExclusiveOwner",
     "HandedOverAfterDrain",
     "KeptAlive",
@@ -61,6 +60,7 @@ __all__ = [
     "NoSettleBeforeEnd",
     "OneCommitAtATime",
     "OneTerminalOutcome",
+    "OrderAcrossAssignments",
     "PauseAtBounds",
     "PerKeyOrder",
     "RedeliveryNotRun",
@@ -91,7 +91,7 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     # Order and exclusion
     PerKeyOrder,
     NoOverlap,
-    EpochOrder,
+    OrderAcrossAssignments,
     DeliveredThenStarted,
     LaneProgress,
     ExclusiveOwner,

@@ -15,7 +15,7 @@ from memsource.history import Segment
 from memsource.rows import Row
 from memsource.timeline import Assignment, Timeline
 
-__all__ = ["EpochOrder", "NoDuplicateCleanly"]
+__all__ = ["NoDuplicateCleanly", "OrderAcrossAssignments"]
 
 
 class _Line:
@@ -31,7 +31,7 @@ class _Line:
         self.by: tuple[Segment, int] | None = None  # the assignment of the latest start
 
 
-class EpochOrder:
+class OrderAcrossAssignments:
     """What was started of a key is, when rewinds to a committed position are taken out, what was delivered of it, in
     its order and without a hole (4).
 
@@ -41,7 +41,7 @@ class EpochOrder:
     where positions are committed; of the others ``PerKeyOrder`` says what there is to say.
     """
 
-    name = "EpochOrder"
+    name = "OrderAcrossAssignments"
 
     def __init__(self, timeline: Timeline) -> None:
         self._findings = Findings(self.name, timeline)
@@ -199,7 +199,7 @@ class NoDuplicateCleanly:
     Clean is: drained and handed over, with every commit confirmed, in less than settling may take, and not after the
     broker had taken it. Where the completed set cannot be handed over, what lies above the committed floor is repeated
     when a message below it waited or ran on, could not start in the time there was for it, or because a handler of an
-    earlier assignment was still running. What is below it nobody delivers again, as ``EpochOrder`` says. An
+    earlier assignment was still running. What is below it nobody delivers again, as ``OrderAcrossAssignments`` says. An
     acknowledged message that comes again was forgotten by its broker, which is no fault of the hand-over.
     """
 

@@ -296,7 +296,7 @@ def test_a_key_waits_for_its_zombie() -> None:
     assert nothing_left(engine)
 
 
-def test_zombies_of_several_epochs_each_hold_their_key() -> None:
+def test_zombies_of_several_assignments_each_hold_their_key() -> None:
     engine = new_engine()
     zombies: list[Message] = []
     partition: Partition

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memsource.checkers import (
-    EpochOrder,
     ExclusiveOwner,
     KeptWorkGoesOn,
     NoDuplicateCleanly,
+    OrderAcrossAssignments,
 )
 from tests.history.cases import CLOSES, COMMITS, Case
 from tests.history.message_cases import AGAIN, OPEN, abandoned, done, drained, failed
@@ -114,7 +114,7 @@ OWNING: list[Case] = [
         witness="finished, and not settled when its partition was handed over",
     ),
     Case(
-        make=EpochOrder,
+        make=OrderAcrossAssignments,
         what="a rewind to what was committed",
         asks="order",
         keeps=[assigned(), handled(0), handled(1), sent(1), owned("lost")],
@@ -125,7 +125,7 @@ OWNING: list[Case] = [
         checked=4,
     ),
     Case(
-        make=EpochOrder,
+        make=OrderAcrossAssignments,
         what="without a hole",
         asks="order",
         keeps=[assigned(), delivered(0), delivered(1), ran(0), ran(1), sent(2)],
@@ -135,7 +135,7 @@ OWNING: list[Case] = [
         checked=2,
     ),
     Case(
-        make=EpochOrder,
+        make=OrderAcrossAssignments,
         what="what was given up before has its turn without a start",
         rules={"attempts_kept": True},
         asks="order",
@@ -144,7 +144,7 @@ OWNING: list[Case] = [
         witness="started, and position 0 of its key never was",
     ),
     Case(
-        make=EpochOrder,
+        make=OrderAcrossAssignments,
         what="nothing below the floor",
         asks="order",
         keeps=[assigned(1), handled(1), sent(2)],
@@ -152,7 +152,7 @@ OWNING: list[Case] = [
         witness="started below 1, where its assignment began",
     ),
     Case(
-        make=EpochOrder,
+        make=OrderAcrossAssignments,
         what="not back within an assignment",
         asks="order",
         keeps=[assigned(), handled(0), handled(1), started(1, attempt=2), sent(2)],

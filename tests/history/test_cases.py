@@ -13,11 +13,11 @@ from memsource.checkers import (
     MARGIN,
     CommitsInTime,
     DrainInTime,
-    EpochOrder,
     ExclusiveOwner,
     KeptWorkGoesOn,
     NoDuplicateCleanly,
     OneTerminalOutcome,
+    OrderAcrossAssignments,
     checkers_within,
 )
 from tests.history.cases import CLOSES, COMMITS, Case, Part
@@ -193,6 +193,6 @@ def test_what_was_to_close_the_prefix_is_given_up_in_the_end() -> None:
 
 def test_a_position_that_nobody_committed_is_a_doubt() -> None:
     first = segment(assigned(), delivered(0), ran(0), sent(1), owned("lost"))
-    assert judged(EpochOrder, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
-    verdict = judged(EpochOrder, first, segment(assigned(7), start=200.0, pid=2))
+    assert judged(OrderAcrossAssignments, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
+    verdict = judged(OrderAcrossAssignments, first, segment(assigned(7), start=200.0, pid=2))
     assert verdict.reasons == ("1 assignments began at a position that nobody in this history had committed",)

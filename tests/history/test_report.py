@@ -24,7 +24,7 @@ from tests.history.rows import (
 PASSED = [
     ("PerKeyOrder", "1 checked"),
     ("NoOverlap", "1 checked"),
-    ("EpochOrder", "0 checked"),
+    ("OrderAcrossAssignments", "0 checked"),
     ("DeliveredThenStarted", "1 checked"),
     ("LaneProgress", "1 checked"),
     ("ExclusiveOwner", "0 checked"),

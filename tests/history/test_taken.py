@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memsource.checkers import EpochOrder, ExclusiveOwner, MakeChecker, NoDuplicateCleanly, NoOverlap, check
+from memsource.checkers import ExclusiveOwner, MakeChecker, NoDuplicateCleanly, NoOverlap, OrderAcrossAssignments, check
 from tests.history.cases import COMMITS
 from tests.history.rows import (
     Fields,
@@ -44,7 +44,7 @@ BREAKS: dict[MakeChecker, list[Rows]] = {
     NoOverlap: two(flat(assigned(), RUNS), flat(assigned(), RUNS)),
     ExclusiveOwner: two(flat(assigned(), at(101.0, ran(0)), at(101.1, *HANDED_OVER)), flat(assigned())),
     # m-2 goes back to where it was committed, and m-1 on from where it was.
-    EpochOrder: two(
+    OrderAcrossAssignments: two(
         flat(assigned(), [delivered(n) for n in (0, 1, 2)], ran(0), ran(1), at(101.0, ran(2))),
         flat(assigned(), [delivered(n) for n in (0, 1, 2)], at(100.6, ran(0)), at(101.5, ran(1))),
     ),
@@ -105,7 +105,7 @@ def test_a_late_commit_of_what_was_taken_may_undo_that_of_the_next_owner() -> No
 def test_a_hole_of_the_next_owner_is_found_beside_what_was_taken() -> None:
     taken = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], ran(0), at(101.0, ran(1)))
     skips = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], at(101.5, ran(3)))
-    assert violated(EpochOrder, two(taken, skips), [("m-1", "S/0", 1)])
+    assert violated(OrderAcrossAssignments, two(taken, skips), [("m-1", "S/0", 1)])
 
 
 @pytest.mark.parametrize("floor", [1, 2, 3])
@@ -116,7 +116,7 @@ def test_who_comes_after_both_goes_on_from_where_either_was_committed(floor: int
     third = flat(assigned(floor), [delivered(n) for n in range(floor, 4)], ran(floor))
     segments = [*two(taken, back), segment(third, rules=COMMITS, member="m-3", pid=3, start=103.0, end=None)]
     # What neither of them had started is a hole all the same.
-    assert violated(EpochOrder, segments, [("m-1", "S/0", 1)]) == (floor == 3)
+    assert violated(OrderAcrossAssignments, segments, [("m-1", "S/0", 1)]) == (floor == 3)
 
 
 def test_what_is_not_below_its_floor_the_one_after_both_starts_again() -> None:
@@ -125,4 +125,4 @@ def test_what_is_not_below_its_floor_the_one_after_both_starts_again() -> None:
     back = flat(assigned(), four, at(101.0, ran(0), sent(1), confirmed(1), owned("lost")))
     third = flat(assigned(1), [delivered(n) for n in (1, 2, 3)], ran(2))
     segments = [*two(taken, back), segment(third, rules=COMMITS, member="m-3", pid=3, start=103.0, end=None)]
-    assert violated(EpochOrder, segments, [("m-1", "S/0", 1)])
+    assert violated(OrderAcrossAssignments, segments, [("m-1", "S/0", 1)])
