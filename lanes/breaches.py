@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lanes.core.types import NEVER, Partition
 from lanes.errors import ContractError, MessageError
 from lanes.source import Delivered
 
+TOKEN_LIMIT: Final = 1 << 63
+
 
 def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
-    """Raises ``ContractError`` for an assignment that does not go with how source ``name`` settles.
+    """Raises ``ContractError`` for an assignment that does not go with how source ``name`` settles, or whose fencing
+    token no record can hold.
 
     ``commits``: by a position.
     """
+    token = partition.fencing_token
+    if token is not None and not 0 <= token < TOKEN_LIMIT:
+        raise ContractError(
+            f"{name}: {partition.id} was assigned with fencing_token={token}, but histories, dead letters and tables "
+            "hold 0 … 2⁶³−1: please report it"
+        )
     if (partition.floor is not None) != commits:
         raise ContractError(
             f"{name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "

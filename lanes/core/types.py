@@ -111,7 +111,7 @@ class Partition:
     ``deadline``: until when a lease certainly holds, in seconds of ``lanes.clock.monotonic``; infinite without one. The
     source raises it at each renewal, but never one that has passed: from then on the assignment is lost, for the
     source and for the engine's shell alike, whoever notices first. ``fencing_token``: the number of this ownership
-    across processes, 0 or more and rising for each partition; None = there is none.
+    across processes, 0 … 2⁶³−1 and rising for each partition; None = there is none.
 
     ``assignment`` counts the assignments of this process: 1, 2, 3 … over all its partitions, 0 before there is one.
     Rows of a history name their assignment by it. ``epoch`` is what handlers get, and spans, dead letters, events and

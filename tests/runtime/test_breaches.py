@@ -44,6 +44,22 @@ async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: p
         await consumer.run()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("token", [-1, 0, (1 << 63) - 1, 1 << 63])
+async def test_a_fencing_token_is_one_that_every_record_can_hold(token: int) -> None:
+    broker, handler = published("a"), Gated(free=[b"a"])
+    source = MemorySource(broker, assigned=[])
+    source.assign(0, fencing_token=token)
+    source.finish()
+    if 0 <= token < 1 << 63:
+        await Consumer(source, handler).run()
+        assert handler.ended == [0]
+    else:
+        with pytest.raises(ContractError, match=f"memory/0 was assigned with fencing_token={token}, but"):
+            await Consumer(source, handler).run()
+        assert handler.started == []
+
+
 class Saying(MemorySource):
     """Tells what a source must not tell: ``also``, behind the first partition that it assigns."""
 
