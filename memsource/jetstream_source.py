@@ -148,7 +148,8 @@ class JetStreamMemberSource(Turns):
         events: list[SourceEvent] = []
         for kind, number, epoch, timeout in self.broker.cohort.poll(self.member):
             if kind == "assigned":
-                partition = Partition(PartitionId(self.broker.topic.name, number), READER)
+                identity = PartitionId(self.broker.topic.name, number)
+                partition = Partition(identity, READER, fencing_token=epoch)
                 self.announced[number, epoch] = self._owned[number] = partition
                 self._slots[number] = _Slot(epoch, self._takeover(number))
                 self._turns.append(number)

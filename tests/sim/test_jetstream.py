@@ -99,6 +99,18 @@ async def test_the_next_owner_gets_all_orphans_by_sequence_before_anything_new()
 
 
 @pytest.mark.anyio
+async def test_every_owner_has_a_higher_epoch_than_the_one_before_it_whatever_its_process() -> None:
+    bench = Bench()
+    _, first = await bench.owner("a")
+    bench.broker.crash("a", 0.0)
+    b = await bench.source("b")
+    bench.until(LEASE)
+    (event,) = await came(b)
+    assert isinstance(event, Assigned)
+    assert (first.epoch, event.partition.epoch) == (1, 2)
+
+
+@pytest.mark.anyio
 async def test_a_takeover_takes_what_was_extended_at_the_last_moment_too() -> None:
     bench = Bench(4)
     a, _ = await bench.owner("a")
