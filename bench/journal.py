@@ -18,6 +18,7 @@ from bench.figures import Effort, Figure, cost, interleaved
 from bench.runtime import nothing
 from bench.source import FiniteSource
 from lanes import Consumer, History, Settings
+from lanes.history import history_of
 from lanes.journal import Journal, recorder
 
 # Four rows each: they fit into the buffer, however long the thread waits for a processor.
@@ -52,7 +53,8 @@ def _measured(count: int, clock: Clock, *, history: bool, journal: bool) -> floa
         written = Journal(folder) if journal else None
         source = FiniteSource(count, KEYS, BATCH)
         kept = recorder(History(folder) if history else None, written)
-        micros = asyncio.run(_timed(Consumer(source, nothing, settings=Settings(), history=kept), written, clock))
+        passed = None if kept is None else history_of(kept)
+        micros = asyncio.run(_timed(Consumer(source, nothing, settings=Settings(), history=passed), written, clock))
         assert source.settled == count
         assert written is None or not written.dropped
         return micros / count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lanes.config import Settings
 from lanes.core.types import Message, Partition
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.rules import Rules
 from lanes.source import SourceTraits
 from memsource import CHECKERS, HistoryError, check, counts, read_bytes, render
@@ -24,7 +24,7 @@ from tests.core.builders import new_message, new_partition
 def real_lines() -> tuple[bytes, ...]:
     """The lines of a real segment with every kind of row; where the attack starts from."""
     with tempfile.TemporaryDirectory() as folder:
-        history = History(folder, member="m")
+        history = Recorder(folder, member="m")
         rules = Rules.of(Settings(), SourceTraits(name="S", extend_interval=1.0), "skip")
         history.open(source="S", concurrency=2, max_in_flight=9, max_in_flight_bytes=99, now=1.0, rules=rules)
         partition = new_partition()
@@ -53,7 +53,7 @@ def real_lines() -> tuple[bytes, ...]:
         return tuple(Path(history.path).read_bytes().splitlines(keepends=True))
 
 
-def _lives(history: History, messages: list[Message]) -> None:
+def _lives(history: Recorder, messages: list[Message]) -> None:
     first, second, third, fourth = messages
     history.produced(first.partition.id, 0, b"a", 1.0)
     history.started(first, 1.2)

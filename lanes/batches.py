@@ -24,7 +24,7 @@ from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
 from lanes.settling import Shell
@@ -262,7 +262,7 @@ class BatchWorkers:
 
     @staticmethod
     def _note(
-        history: History,
+        history: Recorder,
         batch: list[Message],
         outcomes: list[Outcome],
         result: str,

@@ -24,7 +24,7 @@ from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
 from lanes.health import Health, examine
 from lanes.history import History
-from lanes.journal import Journal, journal_of, recorder
+from lanes.journal import Journal, files_of, journal_of, recorder
 from lanes.observe import Telemetry
 from lanes.outcomes import cancellation_of
 from lanes.rules import Rules
@@ -84,8 +84,9 @@ class Consumer:
         self._decode = decode
         self._dead_letters = dead_letters
         self._attempts = attempts
-        self._journal = journal_of(journal)
-        self._history = recorder(history, self._journal)
+        kept = journal_of(journal)
+        self._recorder = recorder(history, kept)
+        self._journal = None if kept is None else files_of(kept)
         self._on_event = on_event
         self._clock = clock
         self._name = "source"
@@ -315,7 +316,7 @@ class Consumer:
         self._engine.flow.paused = self._paused
         self._tap = Tap(
             self._clock,
-            self._history,
+            self._recorder,
             Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
             None if self._on_event is None else self._tell,
         )
@@ -330,8 +331,8 @@ class Consumer:
             self._tap,
             self._workers,
         )
-        if self._history is not None:
-            self._history.open(
+        if self._recorder is not None:
+            self._recorder.open(
                 source=traits.name,
                 concurrency=settings.concurrency,
                 max_in_flight=bound,
@@ -412,8 +413,8 @@ class Consumer:
                     log.warning("%s: %r not closed in order: %s: %s", self._name, closed, type(error).__name__, error)
             if closing.cancelled_caught:
                 log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, 2 * CLOSE_TIMEOUT)
-        if self._history is not None:
-            self._history.close(reason, self._clock())
+        if self._recorder is not None:
+            self._recorder.close(reason, self._clock())
         if self._journal is not None:
             await self._journal.aclose(self._name, CLOSE_TIMEOUT)
         if started and self._tap.telemetry is not None:

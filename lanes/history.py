@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from lanes.core.types import NEVER, Message, Partition, PartitionId
@@ -41,7 +43,18 @@ from lanes.row_writer import (
     key_hash,
 )
 
-__all__ = ["BUFFER_BYTES", "BUFFER_ROWS", "FORMAT", "KEY_DIGITS", "MEMBER", "History", "key_hash"]
+__all__ = [
+    "BUFFER_BYTES",
+    "BUFFER_ROWS",
+    "FORMAT",
+    "KEY_DIGITS",
+    "MEMBER",
+    "History",
+    "Recorder",
+    "history_of",
+    "key_hash",
+    "recorder_of",
+]
 
 _ENDLESS: Final = 1e9
 """Seconds a drain may take that has no limit: infinity is no JSON."""
@@ -50,12 +63,55 @@ ERROR_NAME_LIMIT: Final = 200
 """Characters of an exception's type name that a row keeps."""
 
 
-class History(RowWriter):
-    """Writes one segment into a directory, which is created. Opens nothing before ``open``.
+class History:
+    """The history of one run: a file in ``directory``, which is created. It is to be passed to one consumer.
 
     ``member`` names this process in every row and in the file's name: 1 to 64 of ``A-Z a-z 0-9 . _ -``,
     beginning with a letter or digit; None makes up ``m-`` and 8 hex digits. Raises ``ConfigError`` for any
     other name and for a directory that cannot be made.
+
+    Nothing is opened before the consumer's source is. From then on nothing raises for what the disk does: rows that
+    cannot be written are given up, and counted.
+    """
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, directory: str | os.PathLike[str], *, member: str | None = None) -> None:
+        self._recorder = Recorder(directory, member=member)
+
+    def __repr__(self) -> str:
+        return repr(self._recorder)
+
+    @property
+    def member(self) -> str:
+        """The name of this process in it."""
+        return self._recorder.member
+
+    @property
+    def path(self) -> Path | None:
+        """Its file; None before the consumer's source is open."""
+        return self._recorder.path
+
+    @property
+    def dropped(self) -> int:
+        """Rows that were given up."""
+        return self._recorder.dropped
+
+
+def recorder_of(history: History) -> Recorder:
+    """What writes its rows. For whoever runs a consumer, not for its user."""
+    return history._recorder
+
+
+def history_of(recorder: Recorder) -> History:
+    """A history whose rows go where ``recorder`` takes them."""
+    history = History.__new__(History)
+    history._recorder = recorder
+    return history
+
+
+class Recorder(RowWriter):
+    """Writes the rows of one segment: what ``History`` is for its user, this is for the runtime.
 
     After ``open`` no method raises for what the disk does or waits for more than one ``write(2)``. ``now`` is
     always the engine's clock: seconds, 0 or more. Rows before ``open`` and after ``close`` are given up.

@@ -20,14 +20,24 @@ import anyio
 import anyio.to_thread
 
 from lanes.errors import ConfigError
-from lanes.history import History
+from lanes.history import History, Recorder, recorder_of
 from lanes.journal_buffer import DROPPED, END, RowBuffer, number_of
-from lanes.journal_rows import row_tables
+from lanes.journal_rows import RowTables, row_tables
 from lanes.journal_writer import JournalWriter
 from lanes.row_writer import BUFFER_BYTES, member_name
 from lanes.segment import HEAD_END, GivenUp, SegmentFile
 
-__all__ = ["BUFFER_LIMIT", "BUFFER_LIMIT_BYTES", "ROTATE_AFTER", "ROTATE_BYTES", "Journal", "journal_of", "recorder"]
+__all__ = [
+    "BUFFER_LIMIT",
+    "BUFFER_LIMIT_BYTES",
+    "ROTATE_AFTER",
+    "ROTATE_BYTES",
+    "Journal",
+    "JournalFiles",
+    "files_of",
+    "journal_of",
+    "recorder",
+]
 
 log = logging.getLogger("lanes.journal")
 
@@ -56,6 +66,8 @@ class Journal:
     written are dropped, and a row in their place says how many. ``dropped`` counts them; ``files`` those written.
     """
 
+    __slots__ = ("_files",)
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -64,61 +76,90 @@ class Journal:
         rotate_after: float | None = ROTATE_AFTER,
         rotate_bytes: int = ROTATE_BYTES,
     ) -> None:
-        self._tables = row_tables()
-        self.member = None if member is None else member_name(member)
+        tables = row_tables()
+        member = None if member is None else member_name(member)
         if rotate_after is not None and not (_is_number(rotate_after) and 0 < rotate_after < math.inf):
             raise ConfigError(
                 f"Journal.rotate_after={rotate_after!r}: must be a finite number of seconds, more than 0, or None"
             )
         if type(rotate_bytes) is not int or rotate_bytes < 1:
             raise ConfigError(f"Journal.rotate_bytes={rotate_bytes!r}: must be a whole number, 1 or more")
-        self.directory = Path(directory)
+        path = Path(directory)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"journal directory {str(self.directory)!r}: {error.strerror}; choose one that can be made"
+                f"journal directory {str(path)!r}: {error.strerror}; choose one that can be made"
             ) from error
-        self.run = uuid.uuid4().hex
-        self._rotate_after = rotate_after
-        self._rotate_bytes = rotate_bytes
-        self._buffer = RowBuffer(BUFFER_LIMIT, BUFFER_LIMIT_BYTES)
-        self._writer: JournalWriter | None = None
+        self._files = JournalFiles(path, member, tables, rotate_after, rotate_bytes)
 
     def __repr__(self) -> str:
-        state = "new" if self._writer is None else "opened"
+        state = "opened" if self._files.opened else "new"
         return f"<Journal {self.member or '-'} {state}: {self.files} files, {self.dropped} rows dropped>"
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
+    @property
+    def member(self) -> str | None:
+        """The name of this process in it; None as long as nobody has given it one."""
+        return self._files.member
+
+    @property
+    def run(self) -> str:
+        """What no other run has in the names of its files: 32 hex digits."""
+        return self._files.run
 
     @property
     def dropped(self) -> int:
         """Rows that did not fit into the buffer, or could not be written."""
-        return self._buffer.dropped + (0 if self._writer is None else self._writer.lost)
+        return self._files.dropped
 
     @property
     def files(self) -> int:
         """Files that are whole and have their name."""
-        return 0 if self._writer is None else self._writer.files
+        return self._files.count
 
     def join(self, timeout: float) -> bool:
         """Wait ``timeout`` seconds at most until a run that has ended is in the files; whether it is. Blocks."""
-        return self._writer is None or self._writer.join(timeout)
+        return self._files.join(timeout)
 
-    async def aclose(self, name: str, timeout: float) -> None:
-        """``join`` without blocking the loop; says so for the consumer ``name`` when that is too short."""
-        if self._writer is not None and not await anyio.to_thread.run_sync(self.join, timeout):
-            log.warning(
-                "%s: the journal in %s was not written within %g s: its last rows are missing; look at its disk",
-                name,
-                self.directory,
-                timeout,
-            )
 
-    # What a recorder calls
+class JournalFiles:
+    """The files of one journal, and the buffer in front of them: what ``Journal`` is for its user, this is for the
+    runtime.
+
+    ``buffer``: where rows go. ``member``: None until ``open``, where the user gave it no name.
+    """
+
+    def __init__(
+        self, directory: Path, member: str | None, tables: RowTables, rotate_after: float | None, rotate_bytes: int
+    ) -> None:
+        self.directory = directory
+        self.member = member
+        self.run = uuid.uuid4().hex
+        self.buffer = RowBuffer(BUFFER_LIMIT, BUFFER_LIMIT_BYTES)
+        self._tables = tables
+        self._rotate_after = rotate_after
+        self._rotate_bytes = rotate_bytes
+        self._writer: JournalWriter | None = None
 
     @property
-    def buffer(self) -> RowBuffer:
-        """Where rows go."""
-        return self._buffer
+    def opened(self) -> bool:
+        """Whether ``open`` was called."""
+        return self._writer is not None
+
+    @property
+    def dropped(self) -> int:
+        """Rows that did not fit into the buffer, or could not be written."""
+        return self.buffer.dropped + (0 if self._writer is None else self._writer.lost)
+
+    @property
+    def count(self) -> int:
+        """How many are whole and have their name."""
+        return 0 if self._writer is None else self._writer.files
 
     def open(self, member: str, begin: str) -> None:
         """Create the first file, with the row ``begin``, and start the thread.
@@ -133,7 +174,7 @@ class Journal:
             f"{member}-{self.run}",
             self.run,
             self._tables,
-            self._buffer,
+            self.buffer,
             rotate_after=self._rotate_after,
             rotate_bytes=self._rotate_bytes,
         )
@@ -145,29 +186,50 @@ class Journal:
         if self._writer is not None:
             self._writer.finish()
 
+    def join(self, timeout: float) -> bool:
+        """Wait until everything is written, ``timeout`` seconds at most; whether it is. Blocks. Idempotent."""
+        return self._writer is None or self._writer.join(timeout)
+
+    async def aclose(self, name: str, timeout: float) -> None:
+        """``join`` without blocking the loop; says so for the consumer ``name`` when that is too short."""
+        if self._writer is not None and not await anyio.to_thread.run_sync(self.join, timeout):
+            log.warning(
+                "%s: the journal in %s was not written within %g s: its last rows are missing; look at its disk",
+                name,
+                self.directory,
+                timeout,
+            )
+
+
+def files_of(journal: Journal) -> JournalFiles:
+    """What its rows go into. For whoever runs a consumer, not for its user."""
+    return journal._files
+
 
 def journal_of(journal: Journal | str | os.PathLike[str] | None) -> Journal | None:
     """The journal, where it is not just named by its folder. Raises ``ConfigError`` for what ``Journal`` refuses."""
     return journal if journal is None or isinstance(journal, Journal) else Journal(journal)
 
 
-def recorder(history: History | None, journal: Journal | None) -> History | None:
+def recorder(history: History | None, journal: Journal | None) -> Recorder | None:
     """What records a run for both, either or none of them.
 
     Raises ``ConfigError`` for two names of one member.
     """
+    rows = None if history is None else recorder_of(history)
     if journal is None:
-        return history
-    if history is None:
-        return _JournalHistory(journal)
-    if journal.member not in (None, history.member):
+        return rows
+    into = files_of(journal)
+    if rows is None:
+        return _JournalRecorder(into)
+    if journal.member not in (None, rows.member):
         raise ConfigError(
-            f"Journal.member={journal.member!r} is not History.member={history.member!r}: one process has one name; "
+            f"Journal.member={journal.member!r} is not History.member={rows.member!r}: one process has one name; "
             "leave the journal's out"
         )
-    into, member = journal, history.member
-    history.wrap(lambda file, head: _CopiedFile(file, into, member, head))
-    return history
+    member = rows.member
+    rows.wrap(lambda file, head: _CopiedFile(file, into, member, head))
+    return rows
 
 
 class _NoFile(SegmentFile):
@@ -175,7 +237,7 @@ class _NoFile(SegmentFile):
 
     __slots__ = ("_journal",)
 
-    def __init__(self, path: Path, journal: Journal) -> None:
+    def __init__(self, path: Path, journal: JournalFiles) -> None:
         self.path = path
         self._journal = journal
 
@@ -190,14 +252,14 @@ class _NoFile(SegmentFile):
         self._journal.finish()
 
 
-class _JournalHistory(History):
+class _JournalRecorder(Recorder):
     """The rows of a history straight into a journal: what ``flush`` does for the disk there, nobody has to wait for."""
 
     __slots__ = ("_ending", "_into", "_kept")
 
     group_commit = False
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: JournalFiles) -> None:
         super().__init__(journal.directory, member=journal.member)
         self._into = journal
         self._ending = False
@@ -235,7 +297,7 @@ class _CopiedFile(SegmentFile):
 
     __slots__ = ("_file", "_into", "_marker")
 
-    def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
+    def __init__(self, file: SegmentFile, journal: JournalFiles, member: str, head: str) -> None:
         self.path = file.path
         self._file = file
         self._into = journal

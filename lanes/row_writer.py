@@ -58,7 +58,7 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
 class RowWriter:
-    """Writes one segment; ``lanes.history.History`` documents it for its users."""
+    """Writes one segment; ``lanes.history.Recorder`` says which rows."""
 
     group_commit: ClassVar[bool] = True
     """Whether a handler has to wait until ``written`` has reached the number of its row."""

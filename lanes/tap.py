@@ -12,7 +12,7 @@ from lanes.clock import Clock
 from lanes.core.effects import Redelivered
 from lanes.core.types import Message, Partition, Settlement
 from lanes.events import GroupEvent, OnEvent
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.observe import Telemetry
 
 
@@ -25,7 +25,7 @@ class Tap:
     __slots__ = ("_clock", "_on_event", "history", "telemetry")
 
     def __init__(
-        self, clock: Clock, history: History | None, telemetry: Telemetry | None, on_event: OnEvent | None = None
+        self, clock: Clock, history: Recorder | None, telemetry: Telemetry | None, on_event: OnEvent | None = None
     ) -> None:
         self._clock = clock
         self._on_event = on_event

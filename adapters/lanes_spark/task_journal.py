@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 
 from lanes.errors import ConfigError
-from lanes.journal import Journal
+from lanes.journal import Journal, files_of
 from lanes.journal_rows import row_tables
 
 __all__ = ["Pace", "check_reached", "checked_folder", "member_of_attempt", "shared", "task_journal"]
@@ -112,7 +112,7 @@ class Pace:
     async def wait(self) -> None:
         """Until at most half of the journal's buffer is full; ``PATIENCE`` seconds, once, where the disk stands still.
         Cancel-safe."""
-        buffer = self._journal.buffer
+        buffer = files_of(self._journal).buffer
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
 from lanes.demo.membership import Snapshot
-from lanes.history import History
+from lanes.history import Recorder
 
 BrokerName = Literal["jetstream", "kafka"]
 
@@ -50,7 +50,7 @@ class Broker(Protocol):
     async def close(self) -> list[str]:
         """Remove what ``open`` made, and disconnect; the names of what stayed. Idempotent."""
 
-    async def publish(self, events: Sequence[Event], history: History, published: Published) -> None:
+    async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """Publish the events behind those of earlier calls, in their order, each exactly once, and record them.
 
         Waits for a server that is gone, for as long as it takes; raises ``DemoError`` when it refuses an event.

@@ -10,7 +10,7 @@ from lanes.demo.config import HOOK_EVERY, DemoConfig
 from lanes.demo.events import Event
 from lanes.demo.places import Places
 from lanes.demo.progress import Progress
-from lanes.history import History
+from lanes.history import Recorder
 
 
 class Feed:
@@ -23,7 +23,7 @@ class Feed:
         self._events = events
         self._broker = broker
         self._progress = progress
-        self._history = History(where.history, member="publisher")
+        self._history = Recorder(where.history, member="publisher")
         self._hooked = 0.0
         self.published = 0
         """Events published so far."""

@@ -21,7 +21,7 @@ from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
 from lanes.errors import SourceError
-from lanes.history import History
+from lanes.history import Recorder
 from lanes_jetstream.connection import ApiError, Connection
 from lanes_jetstream.connection import NoAnswer as NoApi
 
@@ -101,7 +101,7 @@ class JetStreamBroker:
         await self._connection.close()
         return stayed
 
-    async def publish(self, events: Sequence[Event], history: History, published: Published) -> None:
+    async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """See ``Broker.publish``."""
         publisher = _Publisher(self._connection.client, self._subject, events)
         recorded = 0

@@ -21,7 +21,7 @@ from lanes.demo.errors import DemoError, NoAnswer
 from lanes.demo.events import Event
 from lanes.demo.ledger import Step
 from lanes.demo.membership import Snapshot
-from lanes.history import History
+from lanes.history import Recorder
 
 _BATCH: Final = 2_000
 """Events published and not yet confirmed, at most."""
@@ -120,7 +120,7 @@ class KafkaBroker:
 
     # --- publishing
 
-    async def publish(self, events: Sequence[Event], history: History, published: Published) -> None:
+    async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """See ``Broker.publish``."""
         for begin in range(0, len(events), _BATCH):
             batch = events[begin : begin + _BATCH]

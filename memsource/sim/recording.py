@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from lanes.clock import Clock
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.segment import GivenUp, SegmentFile
 
-__all__ = ["MemoryHistory"]
+__all__ = ["MemoryRecorder"]
 
 _KEPT: Final = GivenUp(0, False)
 
@@ -38,8 +38,8 @@ class _MemorySegment(SegmentFile):
         """Nothing is open."""
 
 
-class MemoryHistory(History):
-    """The history of one worker of a simulation. ``number`` stands for its process, ``wall`` is its wall clock."""
+class MemoryRecorder(Recorder):
+    """Records what one worker of a simulation does. ``number`` stands for its process, ``wall`` is its wall clock."""
 
     __slots__ = ("_kept", "_number", "_wall_clock")
 

@@ -18,10 +18,11 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.handlers import Decode, Handler, is_async
+from lanes.history import history_of
 from lanes.source import Source, SourceEvent, SourceTraits
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.outcomes import is_finding, notable
-from memsource.sim.recording import MemoryHistory
+from memsource.sim.recording import MemoryRecorder
 from memsource.sim.tasks import GROUP
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Worker:
         self.frozen_until = 0.0
         self.ended = anyio.Event()
         self.stopped = False
-        self.history = MemoryHistory(name, number, world.wall)
+        self.history = MemoryRecorder(name, number, world.wall)
         self.source = _Link(self, world.broker.source(name, world.clock))
         self.consumer = Consumer(
             self.source,
@@ -84,7 +85,7 @@ class Worker:
             decode=app.decode,
             dead_letters=_Letters(self) if app.dead_letters else None,
             attempts=app.attempts,
-            history=self.history,
+            history=history_of(self.history),
             clock=world.clock,
         )
 

@@ -15,7 +15,7 @@ import pytest
 from lanes import cli
 from lanes.core.ring import lane, partition, slot
 from lanes.core.types import PartitionId
-from lanes.history import History
+from lanes.history import Recorder
 
 
 class Said(NamedTuple):
@@ -114,7 +114,7 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_check_prints_every_verdict_and_says_what_it_found(lanes: Command, tmp_path: Path) -> None:
-    history = History(tmp_path, member="publisher")
+    history = Recorder(tmp_path, member="publisher")
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
     history.produced(PartitionId("S", 0), 1, b"a", 1.0)
     history.close("stopped", 2.0)
@@ -190,7 +190,7 @@ def test_ring_folds_a_long_key_and_keeps_its_numbers_whole(lanes: Command, monke
 
 
 def test_a_journal_is_made_and_checked_like_its_history(lanes: Command, tmp_path: Path) -> None:
-    history = History(tmp_path, member="m")
+    history = Recorder(tmp_path, member="m")
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
     history.close("drained", 2.0)
     to = tmp_path / "journal"

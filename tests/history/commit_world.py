@@ -11,7 +11,7 @@ from random import Random
 from typing import cast
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import History
+from lanes.history import Recorder
 from memsource import Group
 from tests.history.handling import Handling
 from tests.history.made import Made
@@ -174,7 +174,7 @@ class CommitWorld:
         return self.now
 
     def run(self) -> None:
-        producer = History(self.directory, member="producer")
+        producer = Recorder(self.directory, member="producer")
         producer.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=self.tick())
         for number, log in enumerate(self.group.topic.logs):
             for record in log.records.values():

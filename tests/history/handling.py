@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from lanes.core.types import Message, Partition
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.rules import Rules
 
 
@@ -31,7 +31,7 @@ class Handling:
         self.random = random
         self.tick = tick
         self.bound = random.randint(2, 12)
-        self.history = History(directory, member=name)
+        self.history = Recorder(directory, member=name)
         self.history.open(
             source="S",
             concurrency=4,

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import pytest
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import History
+from lanes.history import History, Recorder
 from lanes.journal import Journal, recorder
 from lanes.journal_writer import JournalWriter
 from memsource.journal import lines_of, open_journals
@@ -28,7 +28,7 @@ def message(position: int, key: bytes | None = b"k") -> Message:
     return Message(PARTITION, position, key, 10, None, None)
 
 
-def opened(directory: Path, *, history: History | None = None, **options: Any) -> tuple[Journal, History]:
+def opened(directory: Path, *, history: History | None = None, **options: Any) -> tuple[Journal, Recorder]:
     """A journal, and what records into it, opened."""
     journal = Journal(directory, **({"member": "m-1"} if history is None else {}) | options)
     recording = recorder(history, journal)
@@ -37,7 +37,7 @@ def opened(directory: Path, *, history: History | None = None, **options: Any) -
     return journal, recording
 
 
-def handled(recording: History, position: int) -> None:
+def handled(recording: Recorder, position: int) -> None:
     """A message on its plain way: four rows."""
     one = message(position)
     recording.delivered([one], 2.0)
@@ -46,7 +46,7 @@ def handled(recording: History, position: int) -> None:
     recording.acks([one], 2.0)
 
 
-def ended(journal: Journal, recording: History) -> None:
+def ended(journal: Journal, recording: Recorder) -> None:
     """The run ends, and everything is written."""
     recording.close("drained", 9.0)
     assert journal.join(WAIT)

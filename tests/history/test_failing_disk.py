@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.history import History
+from lanes.history import Recorder
 from memsource import read
 from tests.history.children import run_child
 from tests.history.rows import rows_of
@@ -218,10 +218,10 @@ def test_whatever_the_disk_does_lines_stay_whole_and_rows_are_counted(
 PRELUDE = """
 import resource, signal, sys, time
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.history import History
+from lanes.history import Recorder
 
 partition = Partition(PartitionId("S", 0), None)
-history = History(sys.argv[1], member="child")
+history = Recorder(sys.argv[1], member="child")
 history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
 
 def started(position):
@@ -318,7 +318,7 @@ def test_flushed_rows_survive_kill_9_and_buffered_ones_do_not(tmp_path: Path) ->
 
 
 def test_a_closed_descriptor_is_a_failure_like_any_other(tmp_path: Path) -> None:
-    history: History = opened(tmp_path)
+    history: Recorder = opened(tmp_path)
     assert history._file is not None
     os.close(history._file._fd)
     history.started(message(1), NOW)

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from fuzz.history import lines, real_lines
 from lanes.core.ring import slot
 from lanes.errors import ConfigError
-from lanes.history import History
-from lanes.journal import Journal
+from lanes.history import History, recorder_of
+from lanes.journal import Journal, files_of
 from lanes.journal_rows import RUN, SCHEMA_VERSION, VERSION, row_tables
 from memsource import HistoryError, Segment, check, check_files, read
 from memsource.journal import JournalError, convert
@@ -159,7 +159,7 @@ def test_neither_keys_nor_texts_of_errors_are_in_it(tmp_path: Path) -> None:
 def test_a_journal_beside_a_history_has_its_rows(tmp_path: Path) -> None:
     history = History(tmp_path, member="m-9")
     journal, recording = opened(tmp_path, history=history)
-    assert recording is history
+    assert recording is recorder_of(history)
     for position in range(100):
         recording.delivered([message(position)], 2.0)
         recording.started(message(position), 2.5)
@@ -287,7 +287,7 @@ def test_a_repr_shows_counts(tmp_path: Path) -> None:
     assert repr(journal) == "<Journal m-1 opened: 0 files, 0 rows dropped>"
     ended(journal, recording)
     assert repr(journal) == "<Journal m-1 opened: 1 files, 0 rows dropped>"
-    assert re.fullmatch(r"<RowBuffer: 0 rows, 0 bytes, 0 dropped>", repr(journal.buffer))
+    assert re.fullmatch(r"<RowBuffer: 0 rows, 0 bytes, 0 dropped>", repr(files_of(journal).buffer))
     assert repr(row_tables()) == "<RowTables of 29 columns>"
 
 

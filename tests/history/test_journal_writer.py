@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from lanes import journal as journal_module
 from lanes.errors import ConfigError
+from lanes.journal import files_of
 from lanes.journal_buffer import RowBuffer
 from lanes.journal_writer import ParquetFile
 from memsource import HistoryError, check, read
@@ -101,7 +102,7 @@ def test_two_runs_of_one_member_share_no_file(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 2
     journal, _ = both[0]
     with pytest.raises(ConfigError, match="one Journal per run"):
-        journal.open("m-1", "")
+        files_of(journal).open("m-1", "")
 
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -209,10 +210,10 @@ def test_what_does_not_fit_is_dropped_in_its_place(
     journal, recording = opened(tmp_path)
     for position in range(20_000):
         recording.started(message(position), 2.0)
-    assert len(journal.buffer.rows) <= 5_001
+    assert len(files_of(journal).buffer.rows) <= 5_001
     assert journal.dropped > 5_000
     gate.set()
-    reach(lambda: not journal.buffer.rows)
+    reach(lambda: not files_of(journal).buffer.rows)
     recording.started(message(20_000), 3.0)
     ended(journal, recording)
     made = rows(tmp_path)
@@ -253,6 +254,7 @@ def test_what_is_said_after_the_end_is_given_up(tmp_path: Path, gate: threading.
 PRELUDE = """
 import resource, signal, sys
 from pathlib import Path
+from lanes.journal import files_of
 from tests.history.journals import handled, held_disk, message, opened, reach
 directory = Path(sys.argv[1])
 """
@@ -266,8 +268,8 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
         for position in range(2_000):
             handled(recording, position)
         reach(lambda: journal.files)
-        journal._writer._rotate_after = 1e9
-        reach(lambda: not journal.buffer.rows)
+        files_of(journal)._writer._rotate_after = 1e9
+        reach(lambda: not files_of(journal).buffer.rows)
         handled(recording, 2_000)
         signal.raise_signal(signal.SIGKILL)
         """,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lanes import History, Message, PartitionId
+from lanes import Message, PartitionId
 from lanes.core.types import Partition
+from lanes.history import Recorder
 from memsource import NoOverlap, Verdict, check, read
 from memsource.topic import RecordReader
 from tests.history.rows import Fields, Rows, ack, assigned, at, delivered, ended, owned, parsed, ran, segment, started
@@ -71,7 +72,7 @@ def test_nothing_is_acknowledged_behind_the_deadline_or_the_loss(*, at_once: boo
 
 
 def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
-    history = History(tmp_path, member="m-1")
+    history = Recorder(tmp_path, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=20.0, fencing_token=9)
     partition.assignment = 1
     one, other = (Message(partition, position, b"k", 1, None, None) for position in range(2))
@@ -104,7 +105,7 @@ def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
 
 def written(directory: Path, deadline: float, now: float) -> Verdict:
     """A run and its acknowledgement at ``now`` under a lease, as a process writes them down."""
-    history = History(directory, member="m-1")
+    history = Recorder(directory, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=deadline, fencing_token=9)
     partition.assignment = 1
     message = Message(partition, 0, b"k", 1, None, None)

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.rules import Rules
 from memsource import HistoryError, Row, Segment, check, check_files, counts, read, read_bytes
 from memsource.history import LINE_LIMIT
@@ -341,7 +341,7 @@ _EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_A_COMMIT + _OF_THE_FLOW + _OF_MA
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, float, bytes | None, int, str, bool]]
 ) -> None:
-    history = History(tmp_path_factory.mktemp("history"), member="m-1")
+    history = Recorder(tmp_path_factory.mktemp("history"), member="m-1")
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=0.0)
     expected: list[tuple[object, ...]] = []
     for event, now, key, position, name, flush in calls:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from memsource import HistoryError, read_bytes, rows
 from memsource.rows import RowParser
-from memsource.sim.recording import MemoryHistory
+from memsource.sim.recording import MemoryRecorder
 
 _NEVER: Final = re.compile("(?!)")
 
 
 def written() -> bytes:
     """Every event of a message, with and without a key, as ``lanes.history`` writes them."""
-    history = MemoryHistory("m-1", 7, lambda: 1e9)
+    history = MemoryRecorder("m-1", 7, lambda: 1e9)
     history.open(source="S", concurrency=1, max_in_flight=10, max_in_flight_bytes=10, now=1.0)
     partition = Partition(PartitionId("orders", 3), cast(Reader, None))
     partition.assignment = 2

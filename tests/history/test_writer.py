@@ -16,7 +16,7 @@ from blake3 import blake3
 from lanes.config import Retry, Settings
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.errors import ConfigError
-from lanes.history import BUFFER_BYTES, BUFFER_ROWS, FORMAT, History
+from lanes.history import BUFFER_BYTES, BUFFER_ROWS, FORMAT, Recorder
 from lanes.rules import Rules
 from lanes.source import SourceTraits
 from memsource import read
@@ -35,13 +35,13 @@ def message(position: int = 7, key: bytes | None = b"case-1", **more: Any) -> Me
     return Message(more.pop("partition", partition()), position, key, more.pop("size", 12), None, None)
 
 
-def opened(directory: Path, **more: Any) -> History:
-    history = History(directory, **{"member": "m-1", **more})
+def opened(directory: Path, **more: Any) -> Recorder:
+    history = Recorder(directory, **{"member": "m-1", **more})
     history.open(source="S/group", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW)
     return history
 
 
-def written(history: History) -> Rows:
+def written(history: Recorder) -> Rows:
     history.flush()
     assert history.path is not None
     return rows_of(history.path)
@@ -82,7 +82,7 @@ def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
 
 
 def test_the_rules_stand_in_the_begin_row(tmp_path: Path) -> None:
-    history = History(tmp_path, member="m-1")
+    history = Recorder(tmp_path, member="m-1")
     rules = Rules.of(Settings(retry=Retry(attempts=4), lanes=7), SourceTraits(name="S", settles="cumulative"), "exit")
     history.open(source="S", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW, rules=rules)
     history.close("drained", NOW)
@@ -304,12 +304,12 @@ def test_a_class_that_lies_about_its_name_costs_only_the_name(tmp_path: Path) ->
 @pytest.mark.parametrize("member", ["", ".", "..", ".hidden", "a/b", "a b", "a\n", "é", "x" * 65, "-x"])
 def test_a_member_that_cannot_name_a_file_is_refused(tmp_path: Path, member: str) -> None:
     with pytest.raises(ConfigError, match="member="):
-        History(tmp_path, member=member)
+        Recorder(tmp_path, member=member)
 
 
 def test_a_member_gets_a_name_and_files_never_collide(tmp_path: Path) -> None:
-    assert re.fullmatch(r"m-[0-9a-f]{8}", History(tmp_path).member)
-    assert History(tmp_path).member != History(tmp_path).member
+    assert re.fullmatch(r"m-[0-9a-f]{8}", Recorder(tmp_path).member)
+    assert Recorder(tmp_path).member != Recorder(tmp_path).member
     one, two = opened(tmp_path), opened(tmp_path)
     assert one.path is not None
     assert one.path != two.path
@@ -321,8 +321,8 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match=r"history directory .*file"):
-        History(blocked / "sub")
-    gone = History(tmp_path / "gone")
+        Recorder(blocked / "sub")
+    gone = Recorder(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(ConfigError, match="history file"):
         gone.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
@@ -341,7 +341,7 @@ def test_opening_twice_is_refused_and_closing_twice_is_nothing(tmp_path: Path) -
 
 
 def test_rows_outside_its_lifetime_are_given_up_quietly(tmp_path: Path) -> None:
-    history = History(tmp_path, member="m-1")
+    history = Recorder(tmp_path, member="m-1")
     history.started(message(), NOW)
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
     history.close("drained", NOW)

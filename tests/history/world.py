@@ -10,7 +10,7 @@ from random import Random
 from typing import cast
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import History
+from lanes.history import Recorder
 from lanes.rules import Rules
 from tests.history.handling import Handling
 
@@ -212,7 +212,7 @@ class World:
         return self.now
 
     def run(self) -> None:
-        producer = History(self.directory, member="producer")
+        producer = Recorder(self.directory, member="producer")
         producer.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=self.tick())
         for broker in self.brokers:
             for position, key in enumerate(broker.keys):

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
+from lanes.history import Recorder
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
 from tests.runtime.grouped import ONCE, HandClock
 from tests.runtime.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
@@ -128,15 +129,15 @@ async def test_what_was_frozen_while_its_row_was_written_does_not_start(
 ) -> None:
     clock, history = HandClock(), History(tmp_path)
     source = MemorySource(MemoryBroker(2), assigned=[1])
-    write = History.flush
+    write = Recorder.flush
     frozen = False
 
-    def flush(self: History) -> None:
+    def flush(self: Recorder) -> None:
         write(self)
         if frozen:
             clock.now = UNTIL
 
-    monkeypatch.setattr(History, "flush", flush)
+    monkeypatch.setattr(Recorder, "flush", flush)
     async with started(jobs.consumer(source, clock, history=history)) as run:
         await until(lambda: run.consumer.ready)
         leased(source, "a")

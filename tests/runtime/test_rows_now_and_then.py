@@ -12,6 +12,7 @@ import pytest
 
 from lanes import Consumer, History, Message, Nak, Retry, Settings
 from lanes.core.types import Room
+from lanes.history import recorder_of
 from lanes.rules import Rules
 from lanes.source import Delivered, Revoking, SourceEvent
 from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
@@ -25,7 +26,7 @@ def rows(history: History, *events: str) -> list[dict[str, Any]]:
     """Those of these events, as far as they are in the file."""
     if history.path is None:
         return []
-    history.flush()
+    recorder_of(history).flush()
     found = [json.loads(line) for line in history.path.read_text().splitlines()]
     return [row for row in found if row["event"] in events]
 

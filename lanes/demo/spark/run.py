@@ -27,7 +27,7 @@ from lanes.demo.spark.judge import judge
 from lanes.demo.spark.report import AUDIT, NO_AUDIT, SparkReport
 from lanes.demo.spark.tables import Tables
 from lanes.demo.view import View
-from lanes.journal import Journal, recorder
+from lanes.journal import Journal, files_of, recorder
 
 _ANSWER_WITHIN: Final = 30.0
 """Seconds the broker has at the end to show the dead letters."""
@@ -126,7 +126,7 @@ async def _publish(events: list[Event], broker: KafkaBroker, where: Places, prog
 
     await broker.publish(events, history, published)
     history.close("stopped", monotonic())
-    await journal.aclose("publisher", _JOURNAL_WITHIN)
+    await files_of(journal).aclose("publisher", _JOURNAL_WITHIN)
 
 
 async def _report(
