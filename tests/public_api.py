@@ -53,7 +53,6 @@ PUBLIC: Final = (
 ONLY: Final = {
     "lanes.letter_box": ("Disposition", "Found", "LetterBox", "Parked"),
     "lanes.core.types": (
-        "LaneId",
         "Message",
         "NEVER",
         "Partition",
@@ -68,6 +67,11 @@ ONLY: Final = {
     "lanes_spark.plan": ("make_plan",),
 }
 """Where not all that a module gives is for users: the rest is for the project itself."""
+
+INTERNAL: Final = {
+    ("lanes.core.types", name) for name in ("MessageInternals", "PartitionInternals", "SettlementInternals")
+}
+"""Bases with the fields that the engine keeps on what a user sees: nothing of them is promised."""
 
 WIDTH: Final = 116
 
@@ -273,7 +277,7 @@ def value_of(home: Module, default: ast.expr) -> str:
 def class_lines(home: Module, node: ast.ClassDef) -> list[str]:
     """A class with its bases, its fields in their order, and its public methods; those of private bases are its own."""
     lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list]
-    bases = [ast.unparse(base) for base in [*node.bases, *node.keywords]]
+    bases = [ast.unparse(base) for base in [*node.bases, *node.keywords] if not is_internal(home, base)]
     lines += wrapped(f"class {node.name}({', '.join(bases)})" if bases else f"class {node.name}")
     fields, methods = members(home, node)
     for found in [*fields.values(), *(methods[name] for name in sorted(methods))]:
@@ -286,21 +290,33 @@ def members(home: Module, node: ast.ClassDef) -> tuple[dict[str, list[str]], dic
     """The fields and the methods that a user reaches through an instance, by name."""
     fields: dict[str, list[str]] = {}
     methods: dict[str, list[str]] = {}
+    kept: set[str] = set()
     for base in reversed(node.bases):
         there, name = home_of(home.name, base.id) if isinstance(base, ast.Name) else (home, "")
         for statement in there.bound.get(name, ()):
             if isinstance(statement, ast.ClassDef) and not is_public(there, name):
                 of_base, by_base = members(there, statement)
+                if is_internal(home, base):
+                    kept |= of_base.keys()
+                    continue
                 fields |= of_base
                 methods |= by_base
     own: dict[str, list[ast.stmt]] = {}
     for name, statement in _class_statements(node):
         if isinstance(statement, ast.Assign | ast.AnnAssign):
-            if name not in own:
+            if name not in own and name not in kept:
                 fields[name] = _field_lines(home, statement)
         else:
             own.setdefault(name, []).append(statement)
     return fields, methods | {name: function_lines(home, found, "    ") for name, found in own.items()}
+
+
+def is_internal(home: Module, base: ast.AST) -> bool:
+    """Whether a base holds what is the engine's own."""
+    if not isinstance(base, ast.Name):
+        return False
+    there, name = home_of(home.name, base.id)
+    return (there.name, name) in INTERNAL
 
 
 @cache

@@ -13,6 +13,7 @@ from types import FunctionType
 
 import pytest
 
+from lanes.core.types import Message, Partition, Settlement
 from tests import public_api
 from tests.public_api import (
     FILE,
@@ -164,6 +165,16 @@ def test_classes_have_the_methods_that_were_read() -> None:
         assert methods == told, f"{module}.{name}"
         compared += len(methods)
     assert compared > 100
+
+
+@pytest.mark.parametrize("kind", [Message, Partition, Settlement])
+def test_of_what_is_kept_on_a_value_its_own_fields_are_told_and_the_engine_s_are_not(kind: type) -> None:
+    home, name = home_of("lanes.core.types", kind.__name__)
+    (node,) = home.bound[name]
+    assert isinstance(node, ast.ClassDef)
+    assert public_api.members(home, node)[0].keys() == set(kind.__slots__)  # type: ignore[attr-defined]
+    (base,) = kind.__bases__
+    assert vars(base)["__slots__"] and public_api.class_lines(home, node)[0] == f"class {name}"
 
 
 def test_what_is_public_is_told() -> None:

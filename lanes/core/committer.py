@@ -88,7 +88,8 @@ class Committer:
             commits = _commits(partition)
             if not commits.pending or not (everything or self._at(partition, ledger, commits) <= now):
                 continue
-            settlement = Settlement(partition, [], ledger.floor(), ledger.completed(), ledger.floor_ordinal)
+            settlement = Settlement(partition, [], ledger.floor(), ledger.completed())
+            settlement.ordinal = ledger.floor_ordinal
             commits.send(settlement)
             due.append(settlement)
         return due

@@ -399,5 +399,6 @@ def _restore_commits(engine: Engine, partition: Partition, state: CommitsState |
     commits.confirmed_ordinal, commits.over = state.confirmed_ordinal, state.over
     if state.sending is not None:
         floor, completed, ordinal = state.sending
-        commits.sending = Settlement(partition, [], floor, list(completed), ordinal)
+        commits.sending = Settlement(partition, [], floor, list(completed))
+        commits.sending.ordinal = ordinal
     partition.commits = commits

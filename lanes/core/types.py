@@ -98,11 +98,44 @@ class Reader(Protocol):
 _NOTHING_RECALLED: Final[Mapping[int, int]] = {}
 
 
-class Partition:
+class PartitionInternals:
+    """What the engine and its shell keep of an assignment. Not public: it may change without notice.
+
+    ``steady``: live and not draining. ``dirty``: it has something to settle. ``unended``: while it drains, the handlers
+    that have to end, those that are yet to start included. ``recalled``: at which attempt some of its messages begin,
+    by position, where a store has kept that; set before they are delivered, and their ``Message.attempt`` with it.
+    """
+
+    __slots__ = (
+        "commits",
+        "dirty",
+        "draining",
+        "finished",
+        "ledger",
+        "recalled",
+        "resettle",
+        "steady",
+        "tails",
+        "unended",
+    )
+
+    commits: Commits | None
+    dirty: bool
+    draining: bool
+    finished: list[Message]
+    ledger: AckLedger | OffsetLedger
+    recalled: Mapping[int, int]
+    resettle: list[Message]
+    steady: bool
+    tails: dict[bytes | int, Message]
+    unended: int
+
+
+class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
-    A source makes a new one for every assignment and hands it over in ``Assigned``; the engine fills the rest.
-    It *is* the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
+    A source makes a new one for every assignment and hands it over in ``Assigned``; the engine numbers it. It *is* the
+    fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
 
     ``incarnation`` tells two streams or topics of the same name apart (a recreated one), and goes into the ids
     of dead letters. ``floor`` is None for a source that settles each message by itself; a source that commits says
@@ -116,31 +149,18 @@ class Partition:
     ``assignment`` counts the assignments of this process: 1, 2, 3 … over all its partitions, 0 before there is one.
     Rows of a history name their assignment by it. ``epoch`` is what handlers get, and spans, dead letters, events and
     the status with them; the row ``assigned`` has both.
-
-    ``recalled``: at which attempt some of its messages begin, by position, where a store has kept that. It is set
-    before they are delivered, and their ``Message.attempt`` with it.
     """
 
     __slots__ = (
         "assignment",
-        "commits",
         "completed",
         "deadline",
-        "dirty",
-        "draining",
         "fencing_token",
-        "finished",
         "floor",
         "id",
         "incarnation",
-        "ledger",
         "live",
         "reader",
-        "recalled",
-        "resettle",
-        "steady",
-        "tails",
-        "unended",
     )
 
     def __init__(
@@ -161,18 +181,17 @@ class Partition:
         self.completed = completed
         self.deadline = deadline
         self.fencing_token = fencing_token
-        self.recalled: Mapping[int, int] = _NOTHING_RECALLED
         self.assignment: int = 0
         self.live: bool = False
-        self.draining: bool = False
-        self.steady: bool = False  # live and not draining
-        self.dirty: bool = False  # has something to settle
-        self.unended: int = 0  # while it drains: handlers that have to end, those that are yet to start included
-        self.tails: dict[bytes | int, Message] = {}
-        self.finished: list[Message] = []
-        self.resettle: list[Message] = []
-        self.ledger: AckLedger | OffsetLedger
-        self.commits: Commits | None = None
+        self.recalled = _NOTHING_RECALLED
+        self.draining = False
+        self.steady = False
+        self.dirty = False
+        self.unended = 0
+        self.tails = {}
+        self.finished = []
+        self.resettle = []
+        self.commits = None
 
     @property
     def epoch(self) -> int:
@@ -185,7 +204,22 @@ class Partition:
         return f"<Partition {self.id} assignment {self.assignment} {state}{handlers}>"
 
 
-class Message:
+class MessageInternals:
+    """What the engine keeps of a message. Not public: it may change without notice.
+
+    ``lane``: which one it is in; a source sets none. ``next``: what follows it there. ``state``: one of
+    ``lanes.core.lane``. ``ordinal``: the number of its delivery, where the source commits.
+    """
+
+    __slots__ = ("lane", "next", "ordinal", "state")
+
+    lane: LaneId
+    next: Message | None
+    ordinal: int
+    state: int
+
+
+class Message(MessageInternals):
     """One message, as the source delivered it and as the handler sees it.
 
     ``key`` is the bytes of the partition key, or None for a message without one. ``position`` is the offset or
@@ -195,8 +229,6 @@ class Message:
     ``received`` is the time of the delivery in seconds of the engine's clock. ``data`` is what the consumer's
     ``decode`` made of the message; there is none without. ``broken`` is set by a source that could not read the key,
     for one: then the handler is not called, and this is what it failed with, an outcome of this one message.
-
-    ``lane``, ``next``, ``ordinal`` and ``state`` belong to the engine.
     """
 
     __slots__ = (
@@ -204,15 +236,11 @@ class Message:
         "broken",
         "data",
         "key",
-        "lane",
-        "next",
-        "ordinal",
         "partition",
         "position",
         "raw",
         "received",
         "size",
-        "state",
         "token",
     )
 
@@ -222,17 +250,17 @@ class Message:
         self.partition = partition
         self.position = position
         self.key = key
-        self.lane: LaneId = key
+        self.lane = key
         self.size = size
         self.raw = raw
         self.token = token
         self.broken: MessageError | None = None
         self.attempt: int = 1
-        self.state: int = 0
-        self.ordinal: int = 0
+        self.state = 0
+        self.ordinal = 0
         self.data: object
         self.received: float = 0.0
-        self.next: Message | None = None
+        self.next = None
 
     @property
     def value(self) -> bytes:
@@ -306,14 +334,25 @@ class Failure(Outcome):
         self.archived = archived
 
 
-class Settlement:
+class SettlementInternals:
+    """What the engine keeps of a settlement. Not public: it may change without notice.
+
+    ``ordinal``: the number of the first delivery above the floor of a commit.
+    """
+
+    __slots__ = ("ordinal",)
+
+    ordinal: int
+
+
+class Settlement(SettlementInternals):
     """What one settle step sends for one partition.
 
     To a source that settles each message by itself: ``messages``, by their tokens. To one that commits: ``floor``,
-    the next position to read, and what is ``completed`` above it, both of one snapshot; ``ordinal`` is the engine's.
+    the next position to read, and what is ``completed`` above it, both of one snapshot.
     """
 
-    __slots__ = ("completed", "floor", "messages", "ordinal", "partition")
+    __slots__ = ("completed", "floor", "messages", "partition")
 
     def __init__(
         self,
@@ -321,13 +360,12 @@ class Settlement:
         messages: list[Message],
         floor: int | None = None,
         completed: Sequence[tuple[int, int]] = (),
-        ordinal: int = 0,
     ) -> None:
         self.partition = partition
         self.messages = messages
         self.floor = floor
         self.completed = completed
-        self.ordinal = ordinal
+        self.ordinal = 0
 
 
 class Room(NamedTuple):

@@ -16,7 +16,9 @@ def commits(floor: int = 3) -> Commits:
 
 
 def commit(floor: int, ordinal: int = 0) -> Settlement:
-    return Settlement(new_partition(), [], floor, [], ordinal)
+    settlement = Settlement(new_partition(), [], floor, [])
+    settlement.ordinal = ordinal
+    return settlement
 
 
 def test_nothing_is_pending_at_first() -> None:

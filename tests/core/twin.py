@@ -100,7 +100,9 @@ class _Others:
                 if commits is not None and commits.sending is argument and other.commits is not None:
                     return other.commits.sending or argument
                 messages = [self.of(message) for message in argument.messages]
-                return Settlement(other, messages, argument.floor, argument.completed, argument.ordinal)
+                settlement = Settlement(other, messages, argument.floor, argument.completed)
+                settlement.ordinal = argument.ordinal
+                return settlement
             case list():
                 return [self.of(one, new=new) for one in argument]
         return argument
