@@ -114,7 +114,15 @@ def in_engine(case: Case, effort: Effort) -> float:
         max_in_flight=max(2_000, 2 * case.in_flight),
         max_bytes=1 << 40,
         retry=RetryPolicy(5, 0.2, 30.0),
+        poison="exit",
+        order="key",
+        keyless="any",
+        lanes=0,
         max_ahead=10 * MANY + case.count,
+        commit_interval=1.0,
+        commit_count=5_000,
+        knows_settled=True,
+        keeps_attempts=False,
     )
     engine = Engine(policy)
     partition = new_partition(floor=0 if case.commits else None)

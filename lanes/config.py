@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
+from lanes.core.policy import Keyless, Order, Poison
 from lanes.errors import ConfigError
 
 __all__ = [
@@ -26,9 +27,6 @@ __all__ = [
 
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
 
-Poison = Literal["skip", "block", "block_and_dlq", "exit"]
-Order = Literal["key", "partition", "serial", "none"]
-Keyless = Literal["any", "one_lane"]
 SyncHandlers = Literal["threads", "inline"]
 
 LANES_LIMIT: Final = 1 << 32

@@ -12,7 +12,7 @@ from typing import Final
 from lanes.core import ring
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
 from lanes.core.offset_ledger import OffsetLedger
-from lanes.core.policy import ANY, KEY, NONE, Policy
+from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
 
 WHOLE_PARTITION: Final = 0
@@ -35,9 +35,9 @@ class Chains:
         self.ready: deque[Message] = deque()
         self.fenced: set[Message] = set()
         self.tails: dict[PartitionId, dict[bytes | int, Message]] = {}
-        self._ordered = policy.order != NONE
-        self._key = policy.order == KEY
-        self._keyless = None if policy.keyless == ANY else KEYLESS
+        self._ordered = policy.order != "none"
+        self._key = policy.order == "key"
+        self._keyless = None if policy.keyless == "any" else KEYLESS
         self._lanes = policy.lanes
         self.relabels = not self._key or self._keyless is not None or self._lanes > 0
 

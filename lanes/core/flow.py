@@ -8,7 +8,12 @@ less than that in flight some of them would have nothing to do.
 
 from __future__ import annotations
 
+from typing import Final
+
 from lanes.core.types import NEVER, Room
+
+PAUSE_AFTER: Final = 1.0
+"""Seconds for which a bound is reached before the clients are paused: that costs more than a short wait."""
 
 
 class Flow:
@@ -17,7 +22,7 @@ class Flow:
     ``taking`` says whether a source may deliver, ``paused`` whether the user stopped that. ``peak`` and
     ``peak_bytes`` are the highest values seen: ``peak`` never exceeds ``max_in_flight`` while sources keep to
     ``room()``; ``peak_bytes`` may exceed the bound by one received batch, because a size is known only on arrival.
-    A bound that is reached for ``pause_after`` seconds is worth pausing the clients for: ``pausing``, from
+    A bound that is reached for ``PAUSE_AFTER`` seconds is worth pausing the clients for: ``pausing``, from
     ``pause_at`` on.
     """
 
@@ -27,7 +32,6 @@ class Flow:
         "low",
         "max_bytes",
         "max_in_flight",
-        "pause_after",
         "pause_at",
         "paused",
         "pausing",
@@ -36,11 +40,10 @@ class Flow:
         "taking",
     )
 
-    def __init__(self, max_in_flight: int, max_bytes: int, pause_after: float = NEVER, *, concurrency: int = 0) -> None:
+    def __init__(self, max_in_flight: int, max_bytes: int, *, concurrency: int = 0) -> None:
         self.max_in_flight = max_in_flight
         self.low = (max_in_flight + concurrency) // 2
         self.max_bytes = max_bytes
-        self.pause_after = pause_after
         self.in_flight: int = 0
         self.bytes: int = 0
         self.peak: int = 0
@@ -60,7 +63,7 @@ class Flow:
             self.peak_bytes = self.bytes
         if self.taking and (self.in_flight >= self.max_in_flight or self.bytes >= self.max_bytes):
             self.taking = False
-            self.pause_at = now + self.pause_after
+            self.pause_at = now + PAUSE_AFTER
             return True
         return False
 

@@ -41,16 +41,14 @@ class AckLedger:
 
     __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "held", "highest")
 
-    def __init__(
-        self, runs_limit: int = RUNS_LIMIT, loose_limit: int = LOOSE_LIMIT, *, knows_settled: bool = True
-    ) -> None:
+    def __init__(self, *, knows_settled: bool = True) -> None:
         self.held: dict[int, Message] = {}
         self.highest: int = -1
         self._starts: list[int] = []
         self._ends: list[int] = []  # one behind the last of the run
         self._loose: set[int] = set()  # settled, and in no run yet
-        self._runs_limit = runs_limit
-        self._loose_limit = loose_limit
+        self._runs_limit = RUNS_LIMIT
+        self._loose_limit = LOOSE_LIMIT
         self._knows_settled = knows_settled
 
     def is_settled(self, position: int) -> bool:

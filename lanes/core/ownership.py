@@ -1,6 +1,7 @@
 """What this process owns, and how it gives it up: assign, drain, fence, release, lose.
 
-The engine's foundation: nothing in here knows how a message gets from its delivery to its settlement.
+The state of an engine, and what changes all that it has of a partition at once. ``lanes.core.engine`` is this and the
+way of a single message, which takes nothing of a partition away.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lanes.core.lane import RUNNING
 from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.outbox import Outbox
-from lanes.core.policy import SERIAL, Policy
+from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.core.waiting import Waiting
 
@@ -34,7 +35,7 @@ class Ownership:
         self.effects: list[fx.Effect] = []
         self.partitions: dict[PartitionId, Partition] = {}
         self.latest_assignment: int = 0
-        self.flow = Flow(policy.max_in_flight, policy.max_bytes, policy.pause_after, concurrency=policy.concurrency)
+        self.flow = Flow(policy.max_in_flight, policy.max_bytes, concurrency=policy.concurrency)
         self.chains = Chains(policy)
         self.waiting = Waiting(keeps=policy.keeps_attempts)
         self.outbox = Outbox()
@@ -51,7 +52,7 @@ class Ownership:
         """
         if partition.assignment or partition.id in self.partitions:
             raise AlreadyAssigned(f"{partition.id} is already assigned: release it, or report it lost, first")
-        if self.policy.order == SERIAL and self.partitions:
+        if self.policy.order == "serial" and self.partitions:
             raise SecondPartition(f'{partition.id} would be a second partition: order="serial" handles one at most')
         self.latest_assignment += 1
         partition.assignment = self.latest_assignment

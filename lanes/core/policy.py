@@ -7,38 +7,36 @@ from typing import Final, Literal
 from lanes.core.retry import EXHAUSTED, RetryPolicy
 from lanes.core.types import Failure
 
-SKIP: Final = "skip"
-BLOCK: Final = "block"
-BLOCK_AND_DLQ: Final = "block_and_dlq"
-EXIT: Final = "exit"
+Poison = Literal["skip", "block", "block_and_dlq", "exit"]
+"""What becomes of a message whose attempts are used up."""
 
-KEY: Final = "key"
-PARTITION: Final = "partition"
-SERIAL: Final = "serial"
-NONE: Final = "none"
+Order = Literal["key", "partition", "serial", "none"]
+"""Within what messages are handled in their order; ``serial``: of one partition at most."""
 
-ANY: Final = "any"
-ONE_LANE: Final = "one_lane"
+Keyless = Literal["any", "one_lane"]
+"""Messages without a key are each in a lane of their own, or all in one."""
 
 Follows = Literal["hold", "park", "archive", "block", "halt"]
 """What follows a failed attempt: its lane waits for the next one; it is done once its dead letter is written; its lane
 stands still once that is written; its lane stands still at once; everything stops."""
 
-_GIVEN_UP: Final[dict[str, Follows]] = {SKIP: "park", BLOCK: "block", BLOCK_AND_DLQ: "archive", EXIT: "halt"}
+_GIVEN_UP: Final[dict[Poison, Follows]] = {
+    "skip": "park",
+    "block": "block",
+    "block_and_dlq": "archive",
+    "exit": "halt",
+}
 
 
 class Policy:
     """The rules of one engine; ``lanes.config.Settings`` documents and checks them for users.
 
-    ``poison``: what becomes of a message whose attempts are used up: ``skip``, ``block``, ``block_and_dlq``, ``exit``.
-    ``order``: what is kept in order: ``key``, ``partition``, ``serial`` (one partition at most) or ``none``.
-    ``keyless``: messages without a key are each in a lane of their own (``any``), or all in ``one_lane``.
-    ``lanes``: keys are folded onto so many lanes a partition; 0 = a lane for every key.
-    For sources that commit: ``max_ahead`` messages are admitted above the confirmed floor at most; a commit follows
-    a change after ``commit_interval`` seconds, or after ``commit_count`` finished messages. ``pause_after``: seconds
-    a bound is reached before the client is paused. For sources that settle each message by itself: ``knows_settled``,
-    whether the engine has to know what was settled when it comes again; False where the source passes that over.
-    ``keeps_attempts``: a hold does not end before ``Engine.kept`` says that its failure is in a store.
+    ``lanes``: keys are folded onto so many lanes a partition; 0 = a lane for every key. For sources that commit:
+    ``max_ahead`` messages are admitted above the confirmed floor at most; a commit follows a change after
+    ``commit_interval`` seconds, or after ``commit_count`` finished messages. For sources that settle each message by
+    itself: ``knows_settled``, whether the engine has to know what was settled when it comes again; False where the
+    source passes that over. ``keeps_attempts``: a hold does not end before ``Engine.kept`` says that its failure is in
+    a store.
     """
 
     __slots__ = (
@@ -53,7 +51,6 @@ class Policy:
         "max_bytes",
         "max_in_flight",
         "order",
-        "pause_after",
         "poison",
         "retry",
     )
@@ -65,16 +62,15 @@ class Policy:
         max_in_flight: int,
         max_bytes: int,
         retry: RetryPolicy,
-        poison: str = EXIT,
-        order: str = KEY,
-        keyless: str = ANY,
-        lanes: int = 0,
-        max_ahead: int = 10_000,
-        commit_interval: float = 1.0,
-        commit_count: int = 5_000,
-        pause_after: float = 1.0,
-        knows_settled: bool = True,
-        keeps_attempts: bool = False,
+        poison: Poison,
+        order: Order,
+        keyless: Keyless,
+        lanes: int,
+        max_ahead: int,
+        commit_interval: float,
+        commit_count: int,
+        knows_settled: bool,
+        keeps_attempts: bool,
     ) -> None:
         self.concurrency = concurrency
         self.max_in_flight = max_in_flight
@@ -87,7 +83,6 @@ class Policy:
         self.max_ahead = max_ahead
         self.commit_interval = commit_interval
         self.commit_count = commit_count
-        self.pause_after = pause_after
         self.knows_settled = knows_settled
         self.keeps_attempts = keeps_attempts
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from lanes.core.policy import SKIP, Policy
+from lanes.core.policy import Policy
 from lanes.core.retry import RetryPolicy
 
 __all__ = ["Scope"]
@@ -53,8 +53,15 @@ class Scope:
             max_in_flight=self.max_in_flight,
             max_bytes=1 << 20,
             retry=RetryPolicy(2, 1.0, 1.0),
-            poison=SKIP,
+            poison="skip",
+            order="key",
+            keyless="any",
+            lanes=0,
             max_ahead=self.max_ahead,
+            commit_interval=1.0,
+            commit_count=5_000,
+            knows_settled=True,
+            keeps_attempts=False,
         )
 
     def expected(self) -> frozenset[str]:

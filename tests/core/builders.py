@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
-from lanes.core.policy import ANY, EXIT, KEY, SKIP, Policy
+from lanes.core.policy import Keyless, Order, Poison, Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import Failure, Message, Partition, PartitionId
 
@@ -15,7 +15,6 @@ BACKOFF = 1.0
 MAX_BACKOFF = 8.0
 COMMIT_INTERVAL = 5.0
 COMMIT_COUNT = 50
-PAUSE_AFTER = 2.0
 
 
 class RawReader:
@@ -53,28 +52,60 @@ def new_engine(
     max_bytes: int = 1_000,
     attempts: int = ATTEMPTS,
     dead_letters: bool = True,
-    poison: str | None = None,
-    order: str = KEY,
-    keyless: str = ANY,
+    poison: Poison | None = None,
+    order: Order = "key",
+    keyless: Keyless = "any",
     lanes: int = 0,
     max_ahead: int = 1_000,
 ) -> Engine:
     """An engine whose bounds are out of the way. ``dead_letters`` names the usual poison policies."""
-    policy = Policy(
+    policy = new_policy(
         concurrency=concurrency,
         max_in_flight=max_in_flight,
         max_bytes=max_bytes,
         retry=RetryPolicy(attempts, BACKOFF, MAX_BACKOFF),
-        poison=poison or (SKIP if dead_letters else EXIT),
+        poison=poison or ("skip" if dead_letters else "exit"),
         order=order,
         keyless=keyless,
         lanes=lanes,
         max_ahead=max_ahead,
         commit_interval=COMMIT_INTERVAL,
         commit_count=COMMIT_COUNT,
-        pause_after=PAUSE_AFTER,
     )
     return Engine(policy)
+
+
+def new_policy(
+    *,
+    concurrency: int,
+    max_in_flight: int,
+    max_bytes: int,
+    retry: RetryPolicy,
+    poison: Poison = "exit",
+    order: Order = "key",
+    keyless: Keyless = "any",
+    lanes: int = 0,
+    max_ahead: int = 10_000,
+    commit_interval: float = 1.0,
+    commit_count: int = 5_000,
+    keeps_attempts: bool = False,
+) -> Policy:
+    """What an engine goes by where a test does not name it."""
+    return Policy(
+        concurrency=concurrency,
+        max_in_flight=max_in_flight,
+        max_bytes=max_bytes,
+        retry=retry,
+        poison=poison,
+        order=order,
+        keyless=keyless,
+        lanes=lanes,
+        max_ahead=max_ahead,
+        commit_interval=commit_interval,
+        commit_count=commit_count,
+        knows_settled=True,
+        keeps_attempts=keeps_attempts,
+    )
 
 
 def assigned(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from lanes.core import ring
-from lanes.core.policy import ANY, BLOCK, BLOCK_AND_DLQ, EXIT, KEY, NONE, SKIP, Policy
+from lanes.core.policy import Policy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
 
-GIVEN_UP = {SKIP: "parking", BLOCK: "blocked", BLOCK_AND_DLQ: "archiving", EXIT: "blocked"}
+GIVEN_UP = {"skip": "parking", "block": "blocked", "block_and_dlq": "archiving", "exit": "blocked"}
 
 
 class NaiveModes:
@@ -25,11 +25,11 @@ class NaiveModes:
 
     def lane(self, m: Message) -> object:
         order, place = self.policy.order, m.partition.id
-        if order == NONE or (order == KEY and m.key is None and self.policy.keyless == ANY):
+        if order == "none" or (order == "key" and m.key is None and self.policy.keyless == "any"):
             return m
-        if order == KEY and m.key is not None and self.policy.lanes:
+        if order == "key" and m.key is not None and self.policy.lanes:
             return place, ring.lane(m.key, self.policy.lanes)
-        return place, m.key if order == KEY else "all"
+        return place, m.key if order == "key" else "all"
 
     def blocks(self, o: Message, m: Message) -> bool:
         before = o.partition is not m.partition or o.position < m.position

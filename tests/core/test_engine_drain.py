@@ -6,8 +6,9 @@ import pytest
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
+from lanes.core.flow import PAUSE_AFTER
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Outcome, Partition, Room
-from tests.core.builders import PAUSE_AFTER, assigned, deliver, effects, failed, new_engine, take, take_all
+from tests.core.builders import assigned, deliver, effects, failed, new_engine, take, take_all
 
 A, B, C = b"a", b"b", b"c"
 
@@ -311,12 +312,12 @@ def test_a_bound_that_does_not_last_pauses_nobody() -> None:
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, key=None, now=10.0)
     take_all(engine)
-    engine.finish(run[0], failed(delay=1.0), 10.0)
-    assert engine.next_due() == 11.0
-    engine.due(11.0)
+    engine.finish(run[0], failed(delay=0.5), 10.0)
+    assert engine.next_due() == 10.5
+    engine.due(10.5)
     assert engine.next_due() == 10.0 + PAUSE_AFTER
-    engine.finish(run[1], ACK, 11.0)
-    engine.settled(engine.collect(11.0))
+    engine.finish(run[1], ACK, 10.5)
+    engine.settled(engine.collect(10.5))
     assert engine.next_due() == NEVER
     engine.due(1e6)
     assert kinds(engine) == [fx.Saturated, fx.Held, fx.Resumed]

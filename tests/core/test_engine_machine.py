@@ -22,10 +22,9 @@ from hypothesis.stateful import (
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import BLOCKED, HELD, PARKING, RUNNING, STATE_NAMES
-from lanes.core.policy import EXIT, SKIP, Policy
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
-from tests.core.builders import READER
+from tests.core.builders import READER, new_policy
 from tests.core.naive import NaiveEngine
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, ATTEMPTS, BACKOFF, MAX_BACKOFF = 4, 24, 900, 3, 1.0, 1.5
@@ -95,12 +94,12 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(dead_letters=st.booleans(), keeps=st.booleans())
     def start(self, dead_letters: bool, keeps: bool) -> None:
         self.engine = Engine(
-            Policy(
+            new_policy(
                 concurrency=CONCURRENCY,
                 max_in_flight=MAX_IN_FLIGHT,
                 max_bytes=MAX_BYTES,
                 retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
-                poison=SKIP if dead_letters else EXIT,
+                poison="skip" if dead_letters else "exit",
                 keeps_attempts=keeps,
             )
         )

@@ -8,7 +8,7 @@ import pytest
 
 from lanes.core import ring
 from lanes.core.engine import Engine
-from lanes.core.policy import ANY, KEY, NONE, ONE_LANE, PARTITION, SERIAL
+from lanes.core.policy import Keyless, Order
 from lanes.core.types import ACK, Message, Partition
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
@@ -44,25 +44,25 @@ def iter_take(engine: Engine) -> list[Message]:
 @pytest.mark.parametrize(
     ("order", "keyless", "expected"),
     [
-        (KEY, ANY, [[0, 1, 2, 4], [3]]),
-        (KEY, ONE_LANE, [[0, 1, 2], [3, 4]]),
-        (PARTITION, ANY, [[0], [1], [2], [3], [4]]),
-        (PARTITION, ONE_LANE, [[0], [1], [2], [3], [4]]),
-        (SERIAL, ANY, [[0], [1], [2], [3], [4]]),
-        (NONE, ANY, [[0, 1, 2, 3, 4]]),
-        (NONE, ONE_LANE, [[0, 1, 2, 3, 4]]),
+        ("key", "any", [[0, 1, 2, 4], [3]]),
+        ("key", "one_lane", [[0, 1, 2], [3, 4]]),
+        ("partition", "any", [[0], [1], [2], [3], [4]]),
+        ("partition", "one_lane", [[0], [1], [2], [3], [4]]),
+        ("serial", "any", [[0], [1], [2], [3], [4]]),
+        ("none", "any", [[0, 1, 2, 3, 4]]),
+        ("none", "one_lane", [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_what_waits_for_what(order: str, keyless: str, expected: list[list[int]], floor: int | None) -> None:
+def test_what_waits_for_what(order: Order, keyless: Keyless, expected: list[list[int]], floor: int | None) -> None:
     engine = new_engine(order=order, keyless=keyless)
     (partition,) = {message.partition for message in delivered(engine, MIXED, floor)}
     assert rounds(engine) == expected
     assert partition.tails == {}
 
 
-@pytest.mark.parametrize("order", [KEY, PARTITION, NONE])
-def test_two_partitions_share_no_lane(order: str) -> None:
-    engine = new_engine(order=order, keyless=ONE_LANE, lanes=1)
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_two_partitions_share_no_lane(order: Order) -> None:
+    engine = new_engine(order=order, keyless="one_lane", lanes=1)
     for _ in range(2):
         delivered(engine, [b"a", None])
     starts = take_all(engine)
@@ -70,7 +70,7 @@ def test_two_partitions_share_no_lane(order: str) -> None:
 
 
 def test_serial_refuses_a_second_partition() -> None:
-    engine = new_engine(order=SERIAL)
+    engine = new_engine(order="serial")
     first = assigned(engine, 0)
     with pytest.raises(ValueError, match=r'^S/1 would be a second partition: order="serial" handles one at most$'):
         assigned(engine, 1)
@@ -79,8 +79,8 @@ def test_serial_refuses_a_second_partition() -> None:
     assert assigned(engine, 1).live
 
 
-@pytest.mark.parametrize("order", [PARTITION, SERIAL])
-def test_a_held_message_holds_everything_in_order_behind_it(order: str) -> None:
+@pytest.mark.parametrize("order", ["partition", "serial"])
+def test_a_held_message_holds_everything_in_order_behind_it(order: Order) -> None:
     engine = new_engine(order=order)
     run = delivered(engine, MIXED)
     engine.finish(take(engine), failed(delay=5.0), 0.0)
@@ -90,7 +90,7 @@ def test_a_held_message_holds_everything_in_order_behind_it(order: str) -> None:
 
 
 def test_without_order_a_held_message_holds_nothing() -> None:
-    engine = new_engine(order=NONE)
+    engine = new_engine(order="none")
     delivered(engine, [b"a", b"a"])
     engine.finish(take(engine), failed(delay=5.0), 0.0)
     assert take_all(engine) == [1]
@@ -124,7 +124,8 @@ def test_keys_of_one_lane_are_in_the_order_of_delivery(lanes: int) -> None:
 
 
 def test_messages_without_a_key_are_in_no_shared_lane_or_in_their_own() -> None:
-    for keyless, expected in ((ANY, [[0, 1, 2], [3]]), (ONE_LANE, [[0, 1], [2, 3]])):
+    cases: Sequence[tuple[Keyless, list[list[int]]]] = (("any", [[0, 1, 2], [3]]), ("one_lane", [[0, 1], [2, 3]]))
+    for keyless, expected in cases:
         engine = new_engine(lanes=1, keyless=keyless)
         delivered(engine, [None, b"a", None, b"b"])
         assert rounds(engine) == expected

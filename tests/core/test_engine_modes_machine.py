@@ -17,15 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import STATE_NAMES
-from lanes.core.policy import ANY, BLOCK, BLOCK_AND_DLQ, EXIT, KEY, NONE, ONE_LANE, PARTITION, SERIAL, SKIP, Policy
+from lanes.core.policy import Keyless, Order, Poison
 from lanes.core.retry import RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
-from tests.core.builders import READER
+from tests.core.builders import READER, new_policy
 from tests.core.naive_broker import Broker, Entry
 from tests.core.naive_modes import NaiveModes
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, MAX_AHEAD, ATTEMPTS, DELAY = 3, 20, 400, 8, 2, 1.0
-INTERVAL, COUNT, PAUSE_AFTER = 1.0, 4, 2.0
+INTERVAL, COUNT = 1.0, 4
 
 KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"warm", b"", b"other", None]
 NAMES = {"done": "finished", "waiting": "new"}
@@ -75,14 +75,14 @@ class ModesMachine(RuleBasedStateMachine):
         self.halted = False
 
     @initialize(
-        order=st.sampled_from([KEY, KEY, KEY, PARTITION, SERIAL, NONE]),
-        keyless=st.sampled_from([ANY, ONE_LANE]),
+        order=st.sampled_from(["key", "key", "key", "partition", "serial", "none"]),
+        keyless=st.sampled_from(["any", "one_lane"]),
         lanes=st.sampled_from([0, 0, 2]),
-        poison=st.sampled_from([SKIP, BLOCK, BLOCK_AND_DLQ, EXIT]),
+        poison=st.sampled_from(["skip", "block", "block_and_dlq", "exit"]),
         commits=st.sampled_from([(True, True), (True, False), (False, True)]),
     )
-    def start(self, order: str, keyless: str, lanes: int, poison: str, commits: tuple[bool, bool]) -> None:
-        policy = Policy(
+    def start(self, order: Order, keyless: Keyless, lanes: int, poison: Poison, commits: tuple[bool, bool]) -> None:
+        policy = new_policy(
             concurrency=CONCURRENCY,
             max_in_flight=MAX_IN_FLIGHT,
             max_bytes=MAX_BYTES,
@@ -94,10 +94,9 @@ class ModesMachine(RuleBasedStateMachine):
             max_ahead=MAX_AHEAD,
             commit_interval=INTERVAL,
             commit_count=COUNT,
-            pause_after=PAUSE_AFTER,
         )
         self.engine, self.naive = Engine(policy), NaiveModes(policy)
-        for number in NUMBERS[: 1 if order == SERIAL else 2]:
+        for number in NUMBERS[: 1 if order == "serial" else 2]:
             self.brokers[number] = Broker(commits[number])
             self.assign(number)
 
@@ -374,7 +373,7 @@ class ModesMachine(RuleBasedStateMachine):
                 expected[fx.DeadLetterDue, message] += 1
                 self.to_park.append(message)
             elif new == "blocked":
-                halts = naive.policy.poison == EXIT
+                halts = naive.policy.poison == "exit"
                 self.halted |= halts
                 expected[fx.Halted if halts else fx.Blocked, message] += 1
             elif old == "running" and new == "gone" and message.partition in naive.fenced:

@@ -7,16 +7,16 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING, QUEUED, IllegalTransition
-from lanes.core.policy import BLOCK, BLOCK_AND_DLQ, EXIT, KEY, PARTITION, SKIP
+from lanes.core.policy import Order, Poison
 from lanes.core.types import ACK, NEVER, Failure, Message
 from tests.core.builders import ATTEMPTS, assigned, deliver, effects, failed, new_engine, take, take_all
 
 A, B = b"a", b"b"
 ENDS: dict[str, tuple[type[fx.Effect], int]] = {
-    SKIP: (fx.DeadLetterDue, PARKING),
-    BLOCK: (fx.Blocked, BLOCKED),
-    BLOCK_AND_DLQ: (fx.DeadLetterDue, ARCHIVING),
-    EXIT: (fx.Halted, BLOCKED),
+    "skip": (fx.DeadLetterDue, PARKING),
+    "block": (fx.Blocked, BLOCKED),
+    "block_and_dlq": (fx.DeadLetterDue, ARCHIVING),
+    "exit": (fx.Halted, BLOCKED),
 }
 
 
@@ -26,7 +26,7 @@ def told(engine: Engine) -> list[tuple[type[fx.Effect], Message, Failure]]:
     return [(type(e), e.message, e.failure) for e in named]
 
 
-def given_up(poison: str, order: str = KEY) -> tuple[Engine, list[Message], Failure]:
+def given_up(poison: Poison, order: Order = "key") -> tuple[Engine, list[Message], Failure]:
     """An engine in which the first of three messages was given up; the second is of the same key."""
     engine = new_engine(poison=poison, order=order)
     partition = assigned(engine)
@@ -37,11 +37,11 @@ def given_up(poison: str, order: str = KEY) -> tuple[Engine, list[Message], Fail
 
 
 @pytest.mark.parametrize("poison", ENDS)
-def test_it_is_told_once_and_only_its_lane_waits(poison: str) -> None:
+def test_it_is_told_once_and_only_its_lane_waits(poison: Poison) -> None:
     engine, run, failure = given_up(poison)
     effect, state = ENDS[poison]
     assert told(engine) == [(effect, run[0], failure)]
-    assert (run[0].state, engine.halted, engine.retries) == (state, poison == EXIT, 0)
+    assert (run[0].state, engine.halted, engine.retries) == (state, poison == "exit", 0)
     assert [lane.head for lane in engine.lanes()] == [run[0]]
     assert take_all(engine) == [2]
     engine.due(1e9)
@@ -50,7 +50,7 @@ def test_it_is_told_once_and_only_its_lane_waits(poison: str) -> None:
 
 
 @pytest.mark.parametrize("poison", ENDS)
-def test_attempts_are_used_up_first(poison: str) -> None:
+def test_attempts_are_used_up_first(poison: Poison) -> None:
     engine = new_engine(poison=poison)
     (message,) = deliver(engine, assigned(engine), 0)
     failure = failed()
@@ -63,7 +63,7 @@ def test_attempts_are_used_up_first(poison: str) -> None:
 
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("poison", ENDS)
-def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(poison: str, archived: bool) -> None:
+def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(poison: Poison, archived: bool) -> None:
     """The same as would have followed here, for one that was given up and for one that was not."""
     for terminal in (False, True):
         failure = Failure(ValueError(), terminal=terminal, archived=archived and terminal)
@@ -84,7 +84,7 @@ def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(p
 
 
 def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None:
-    engine = new_engine(poison=BLOCK_AND_DLQ)
+    engine = new_engine(poison="block_and_dlq")
     (message,) = deliver(engine, assigned(engine), 0)
     failure = Failure(ValueError(), terminal=True, archived=True)
     engine.finish(take(engine), failure, 0.0)
@@ -92,7 +92,7 @@ def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None
 
 
 def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
-    engine, run, _ = given_up(SKIP)
+    engine, run, _ = given_up("skip")
     assert engine.collect(0.0) == []
     engine.parked(run[0])
     assert [s.messages for s in engine.collect(0.0)] == [[run[0]]]
@@ -102,7 +102,7 @@ def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
 
 
 def test_block_and_dlq_archives_then_blocks() -> None:
-    engine, run, failure = given_up(BLOCK_AND_DLQ)
+    engine, run, failure = given_up("block_and_dlq")
     told(engine)
     # While the dead letter is being written there is nothing to unblock or to park.
     assert (engine.unblock(A), engine.park(A)) == (0, 0)
@@ -114,9 +114,9 @@ def test_block_and_dlq_archives_then_blocks() -> None:
     assert (told(engine), run[0].state) == ([(fx.DeadLetterDue, run[0], failure)], ARCHIVING)
 
 
-@pytest.mark.parametrize("order", [KEY, PARTITION])
-def test_unblock_gives_one_more_attempt(order: str) -> None:
-    engine, run, _ = given_up(BLOCK, order)
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_unblock_gives_one_more_attempt(order: Order) -> None:
+    engine, run, _ = given_up("block", order)
     take_all(engine)
     told(engine)
     assert (engine.unblock(B), engine.unblock(None), engine.lanes()[0].head) == (0, 0, run[0])
@@ -128,7 +128,7 @@ def test_unblock_gives_one_more_attempt(order: str) -> None:
 
 
 def test_attempts_are_kept_so_one_more_failure_blocks_again() -> None:
-    engine = new_engine(poison=BLOCK, attempts=2)
+    engine = new_engine(poison="block", attempts=2)
     (message,) = deliver(engine, assigned(engine), 0)
     for _ in range(2):
         engine.finish(take(engine), failed(chance=0.0), 0.0)
@@ -143,7 +143,7 @@ def test_attempts_are_kept_so_one_more_failure_blocks_again() -> None:
 
 
 def test_every_blocked_lane_of_a_key_is_unblocked() -> None:
-    engine = new_engine(poison=BLOCK)
+    engine = new_engine(poison="block")
     heads = [deliver(engine, assigned(engine, number), 0, key=None)[0] for number in range(3)]
     take_all(engine)
     engine.finish(heads[0], failed(terminal=True), 0.0)
@@ -155,7 +155,7 @@ def test_every_blocked_lane_of_a_key_is_unblocked() -> None:
 
 
 def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
-    engine = new_engine(poison=BLOCK)
+    engine = new_engine(poison="block")
     blocked, held, other = (deliver(engine, assigned(engine, n), 0, 1, key=A if n < 2 else B) for n in range(3))
     take_all(engine)
     failures = [failed(terminal=True), failed(), failed()]
@@ -177,7 +177,7 @@ def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
 
 @pytest.mark.parametrize("poison", ENDS)
 @pytest.mark.parametrize("way", ["drain", "fence", "lose"])
-def test_giving_the_partition_up_abandons_it(poison: str, way: str) -> None:
+def test_giving_the_partition_up_abandons_it(poison: Poison, way: str) -> None:
     engine, run, _ = given_up(poison)
     told(engine)
     getattr(engine, way)(run[0].partition)
@@ -189,7 +189,7 @@ def test_giving_the_partition_up_abandons_it(poison: str, way: str) -> None:
 
 
 def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
-    engine = new_engine(poison=BLOCK)
+    engine = new_engine(poison="block")
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0, 1, key=A)
     deliver(engine, partition, 2, key=B)
@@ -205,7 +205,7 @@ def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
 
 
 def test_waiting_lanes_are_counted() -> None:
-    engine, run, _ = given_up(BLOCK)
+    engine, run, _ = given_up("block")
     waiting = engine.waiting
     assert [waiting.count(state) for state in (BLOCKED, HELD)] == [1, 0]
     assert repr(waiting) == "<Waiting 1 lanes held, blocked or parking>"

@@ -122,7 +122,8 @@ def test_gaps_cost_nothing_and_are_not_settled() -> None:
 
 
 def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
-    ledger = AckLedger(runs_limit=16)
+    ledger = AckLedger()
+    ledger._runs_limit = 16
     for message in admit(ledger, *range(0, 32, 2)):
         ledger.settle([message])
     assert settled(ledger, 40) == list(range(0, 32, 2))
@@ -133,7 +134,8 @@ def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
 
 
 def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
-    ledger = AckLedger(runs_limit=2)
+    ledger = AckLedger()
+    ledger._runs_limit = 2
     ledger.settle(admit(ledger, 0, 2, 4))
     ledger._tidy()
     assert settled(ledger, 9) == [2, 4]
@@ -143,7 +145,8 @@ def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=20), st.integers(0, 8))
 def test_what_is_settled_is_known_whenever_it_is_entered(orders: list[list[int]], loose_limit: int) -> None:
-    ledger = AckLedger(loose_limit=loose_limit)
+    ledger = AckLedger()
+    ledger._loose_limit = loose_limit
     messages = admit(ledger, *range(61))
     known: set[int] = set()
     for positions in orders:
@@ -157,7 +160,8 @@ def test_what_is_settled_is_known_whenever_it_is_entered(orders: list[list[int]]
 
 
 def test_the_number_of_runs_stays_bounded() -> None:
-    ledger = AckLedger(runs_limit=64)
+    ledger = AckLedger()
+    ledger._runs_limit = 64
     for position in range(0, 4_000, 2):
         ledger.settle(admit(ledger, position))
         assert int(repr(ledger).split(" held, ")[1].split()[0]) <= 64

@@ -55,7 +55,7 @@ KNOWN = {
     Waiting: "_heap _keeps _order lanes",
     Lane: "failure head kept until",
     Outbox: "dirty",
-    Flow: "bytes in_flight low max_bytes max_in_flight pause_after pause_at paused pausing peak peak_bytes taking",
+    Flow: "bytes in_flight low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",
 }
 """What ``snapshot`` knows of. A new name has to be kept by it, or to decide nothing, before it is entered here."""
