@@ -27,7 +27,7 @@ from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_await
 from lanes.history import Recorder
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
-from lanes.settling import Shell
+from lanes.shell import Shell
 from lanes.tap import Tap
 
 

@@ -7,12 +7,11 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Literal, Self, cast
+from typing import Final, Literal, NamedTuple, Self
 
 import anyio
 
 from lanes.attempts import Attempts
-from lanes.batches import BatchWorkers
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
 from lanes.core.engine import Engine
@@ -21,7 +20,7 @@ from lanes.core.retry import RetryPolicy
 from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
-from lanes.handlers import BatchHandler, Decode, Handler, async_handler, check_handler, is_async, sync_handler
+from lanes.handlers import Decode, Handler, check_handler
 from lanes.health import Health, examine
 from lanes.history import History
 from lanes.journal import Journal, files_of, journal_of, recorder
@@ -29,12 +28,9 @@ from lanes.observe import Telemetry
 from lanes.outcomes import cancellation_of
 from lanes.rules import Rules
 from lanes.running import Running
-from lanes.settling import Shell
 from lanes.source import DeadLetters, Lagging, Source
 from lanes.status import Status, snapshot
 from lanes.tap import Tap
-from lanes.threads import ThreadWorkers
-from lanes.workers import Workers, Workforce
 
 __all__ = ["Consumer"]
 
@@ -42,6 +38,14 @@ log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the last settlement. Closing the source or the dead letters may take twice that: librdkafka takes 5."""
+
+
+class _Run(NamedTuple):
+    """What a consumer works with once its source is open: what decides, what is told, and what performs."""
+
+    engine: Engine
+    tap: Tap
+    running: Running
 
 
 class Consumer:
@@ -94,11 +98,9 @@ class Consumer:
         self._stopping = False
         self._paused = False
         self._ended = anyio.Event()
-        self._threads: ThreadWorkers | BatchWorkers | None = None
-        self._engine: Engine
-        self._tap: Tap
-        self._running: Running
-        self._block: AbstractAsyncContextManager[None]
+        # None until the source is open; kept when it is closed, for whoever asks then.
+        self._run: _Run | None = None
+        self._block: AbstractAsyncContextManager[None] | None = None
         self._failure: BaseException | None = None
 
     # --- running
@@ -117,12 +119,12 @@ class Consumer:
         self._state = "starting"
         reason = "failed"
         try:
-            await self._open()
+            running = await self._open()
             self._state = "running"
             if self._stopping:
-                self._running.stop()
-            await self._running.run()
-            reason = "drained" if self._running.stopping else "stopped"
+                running.stop()
+            await running.run()
+            reason = "drained" if running.stopping else "stopped"
         except Exception as error:
             self._failure = error
             raise
@@ -131,8 +133,8 @@ class Consumer:
             with anyio.CancelScope(shield=True):
                 await self._close(reason)
             self._ended.set()
-        if self._running.fatal is not None:
-            self._failure = self._running.fatal
+        if running.fatal is not None:
+            self._failure = running.fatal
             raise self._failure
 
     def stop(self) -> None:
@@ -142,8 +144,8 @@ class Consumer:
         ``loop.add_signal_handler``, and from another thread: then nothing more starts from the loop's next turn on.
         """
         self._stopping = True
-        if self._state == "running":
-            self._running.stop()
+        if self._at_work is not None:
+            self._at_work.running.stop()
 
     async def drain(self) -> None:
         """``stop``, and wait until ``run`` has nothing left to do. Idempotent; cancel-safe: the drain goes on."""
@@ -159,6 +161,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
+        assert self._block is not None, "a block that was entered is left"
         return await self._block.__aexit__(kind, error, traceback)
 
     @asynccontextmanager
@@ -194,12 +197,12 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """Whether the source is open and its assignment is known, as far as it says so: a hot standby is ready."""
-        return self._state == "running" and self._running.planned
+        return self._at_work is not None and self._at_work.running.planned
 
     @property
     def active(self) -> bool:
         """Whether it owns a partition."""
-        return self._state == "running" and bool(self._engine.partitions)
+        return self._at_work is not None and bool(self._at_work.engine.partitions)
 
     @property
     def healthy(self) -> bool:
@@ -213,14 +216,19 @@ class Consumer:
 
         Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
         """
-        if self._state != "running":
+        run = self._at_work
+        if run is None:
             failure = self._failure
             return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
         now, timeout = self._clock(), self._settings.timeout
-        stuck = self._threads.stuck(now, timeout) if self._threads is not None and timeout is not None else []
-        after, running = self._settings.unhealthy_after, self._running
-        unknown, failing = running.remembering.asked_since, running.unsettled
-        return examine(self._engine, now, unhealthy_after=after, stuck=stuck, unknown=unknown, unsettled=failing)
+        return examine(
+            run.engine,
+            now,
+            unhealthy_after=self._settings.unhealthy_after,
+            stuck=[] if timeout is None else run.running.stuck(now, timeout),
+            unknown=run.running.asked_since,
+            unsettled=run.running.unsettled,
+        )
 
     def status(self) -> Status:
         """A snapshot of what is going on. Before ``run`` has opened the source it is empty, with the bounds that the
@@ -231,12 +239,11 @@ class Consumer:
         """
         if self._state in ("new", "starting"):
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
-            engine.flow.paused = self._paused
+            engine.pause(paused=self._paused)
             return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, lag=self._lag)
-        self._started("ask for its status")
-        running = self._running
+        engine, _, running = self._opened("ask for its status")
         return snapshot(
-            self._engine,
+            engine,
             self._clock(),
             dead_lettered=running.dead_lettered,
             redelivered=running.redelivered,
@@ -256,9 +263,8 @@ class Consumer:
 
     def _pause(self, *, paused: bool) -> None:
         self._paused = paused
-        if hasattr(self, "_running") and self._engine.flow.paused != paused:
-            self._engine.flow.paused = paused
-            self._running.room_changed()
+        if self._run is not None and self._run.engine.pause(paused=paused):
+            self._run.running.room_changed()
 
     def unblock(self, key: PartitionKey | None) -> int:
         """Let the blocked lanes of a key go on with one more attempt of their heads; returns how many there were.
@@ -266,11 +272,11 @@ class Consumer:
         None = messages without a key. The attempts so far are kept. Does not block. Raises ``LanesError`` before and
         after ``run``.
         """
-        self._at_work("unblock a key")
+        engine, tap, running = self._open_now("unblock a key")
         name = None if key is None else key_bytes(key)
-        count = self._engine.unblock(name)
-        self._tap.unblocked(name, count)
-        self._running.after()
+        count = engine.unblock(name)
+        tap.unblocked(name, count)
+        running.after()
         return count
 
     def park(self, key: PartitionKey | None) -> int:
@@ -281,26 +287,34 @@ class Consumer:
         """
         if self._dead_letters is None:
             raise ConfigError("park needs dead letters, or the message is lost: pass dead_letters=… to the consumer")
-        self._at_work("park a key")
-        count = self._engine.park(None if key is None else key_bytes(key))
-        self._running.after()
+        engine, _, running = self._open_now("park a key")
+        count = engine.park(None if key is None else key_bytes(key))
+        running.after()
         return count
 
     def _lag(self, partition: Partition) -> int | None:
         return None if self._lagging is None else self._lagging.lag(partition)
 
-    def _started(self, what: str) -> None:
-        if not hasattr(self, "_running"):
-            raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
+    @property
+    def _at_work(self) -> _Run | None:
+        """The run, from where it has opened the source until it has stopped."""
+        return self._run if self._state == "running" else None
 
-    def _at_work(self, what: str) -> None:
-        self._started(what)
+    def _opened(self, what: str) -> _Run:
+        """The run, also when it has stopped."""
+        if self._run is None:
+            raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
+        return self._run
+
+    def _open_now(self, what: str) -> _Run:
+        run = self._opened(what)
         if self._state == "stopped":
             raise LanesError(f"the consumer has stopped: {what} while it runs; what is unsettled comes again")
+        return run
 
     # --- start and end
 
-    async def _open(self) -> None:
+    async def _open(self) -> Running:
         if self._dead_letters is not None:
             await self._dead_letters.open()
         traits = await self._source.open()
@@ -312,25 +326,27 @@ class Consumer:
         settings.check_order(traits.name, ordered=traits.ordered)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
-        self._engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
-        self._engine.flow.paused = self._paused
-        self._tap = Tap(
+        engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
+        engine.pause(paused=self._paused)
+        tap = Tap(
             self._clock,
             self._recorder,
             Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
             None if self._on_event is None else self._tell,
         )
-        self._running = Running(
-            self._engine,
+        running = Running(
+            engine,
             self._source,
             traits,
+            self._handler,
+            self._decode,
             self._dead_letters,
             self._attempts,
             settings,
             self._clock,
-            self._tap,
-            self._workers,
+            tap,
         )
+        self._run = _Run(engine, tap, running)
         if self._recorder is not None:
             self._recorder.open(
                 source=traits.name,
@@ -340,13 +356,14 @@ class Consumer:
                 now=self._clock(),
                 rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
             )
+        return running
 
     def _tell(self, event: GroupEvent) -> None:
-        assert self._on_event is not None, "what nobody hears is not told"
+        assert self._on_event is not None and self._run is not None, "nothing is told before, and nothing to nobody"
         try:
             self._on_event(event)
         except Exception as error:
-            self._running.stop_because(error)
+            self._run.running.stop_because(error)
 
     def _policy(self, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
         settings = self._settings
@@ -367,42 +384,15 @@ class Consumer:
             keeps_attempts=self._attempts is not None,
         )
 
-    def _workers(self, shell: Shell) -> Workforce:
-        settings, engine, clock, tap = self._settings, self._engine, self._clock, self._tap
-        inline = settings.sync_handlers == "inline"
-        if settings.batch is not None:
-            self._threads = BatchWorkers(
-                engine,
-                cast(BatchHandler, self._handler),
-                shell,
-                clock,
-                tap,
-                size=settings.batch,
-                linger=settings.linger,
-                timeout=settings.timeout,
-                grace=settings.grace,
-                inline=inline,
-                decode=self._decode,
-            )
-            return self._threads
-        if is_async(self._handler) or inline:
-            handler = async_handler(self._handler, self._decode)
-            return Workers(engine, handler, shell, clock, tap, settings.timeout)
-        in_threads = sync_handler(self._handler, self._decode)
-        self._threads = ThreadWorkers(
-            engine, in_threads, shell, clock, tap, timeout=settings.timeout, grace=settings.grace
-        )
-        return self._threads
-
     async def _close(self, reason: str) -> None:
         """What must happen however ``run`` ends; bounded, because a caller waits for it."""
-        started = hasattr(self, "_running")
-        if started and self._running.fatal is not None:
+        run = self._run
+        if run is not None and run.running.fatal is not None:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
-            if started:
+            if run is not None:
                 # After a drain there is nothing left to settle; after a cancellation there may be.
-                await self._running.settle()
+                await run.running.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
                 try:
@@ -417,5 +407,5 @@ class Consumer:
             self._recorder.close(reason, self._clock())
         if self._journal is not None:
             await self._journal.aclose(self._name, CLOSE_TIMEOUT)
-        if started and self._tap.telemetry is not None:
-            self._tap.telemetry.close()
+        if run is not None and run.tap.telemetry is not None:
+            run.tap.telemetry.close()

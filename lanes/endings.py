@@ -10,7 +10,7 @@ from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, RETURN, Message, Outcome
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, counts, failure, stopping
-from lanes.settling import Shell
+from lanes.shell import Shell
 from lanes.tap import Tap
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 
@@ -12,7 +12,9 @@ from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
-from lanes.settling import Settler, Shell
+from lanes.remembering import Remembering
+from lanes.settling import Settler
+from lanes.shell import Shell
 from lanes.source import Source
 from lanes.tap import Tap
 from lanes.workers import Workforce
@@ -26,6 +28,13 @@ _NAMED_LIMIT: Final = 10
 """Positions that one log line names at most."""
 
 
+class Around(Shell, Protocol):
+    """What giving up needs of the run around it."""
+
+    def lose(self, partition: Partition, reason: str) -> None:
+        """Nothing of a partition counts any more, from this call on. Idempotent."""
+
+
 class Handover:
     """The drains of one consumer. ``grace``: seconds a cancelled handler gets to end."""
 
@@ -35,7 +44,8 @@ class Handover:
         source: Source,
         workers: Workforce,
         settler: Settler,
-        shell: Shell,
+        shell: Around,
+        remembering: Remembering,
         clock: Clock,
         tap: Tap,
         grace: float,
@@ -48,6 +58,7 @@ class Handover:
         self._workers = workers
         self._settler = settler
         self._shell = shell
+        self._remembering = remembering
         self._clock = clock
         self._tap = tap
         self._grace = grace
@@ -144,7 +155,7 @@ class Handover:
                 # Only the source's word makes it a hand-over.
                 self._shell.lose(partition, "it was not released in order")
         self._settler.unsettled.settled(partition)
-        self._shell.remembering.forget(partition)
+        self._remembering.forget(partition)
         del self._drained[partition]
         self._limits.pop(partition, None)
         self._shell.after()
@@ -156,7 +167,7 @@ class Handover:
         with anyio.move_on_after(within) as scope:
             await self._settler.settle_all(partition)
             settled = True
-            await self._shell.remembering.flush(partition)
+            await self._remembering.flush(partition)
         if not self._engine.owns(partition):
             return
         if scope.cancelled_caught and self._settler.left(partition):

@@ -14,7 +14,7 @@ from lanes.core.lane import ABANDONED
 from lanes.core.types import NEVER
 from lanes.dead_letter import dead_letter, error_text
 from lanes.errors import passes
-from lanes.settling import Shell
+from lanes.shell import Shell
 from lanes.source import DeadLetters
 from lanes.tap import Tap
 

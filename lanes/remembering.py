@@ -34,6 +34,7 @@ from lanes.core.policy import Follows
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import error_text
 from lanes.errors import passes
+from lanes.shell import Shell
 from lanes.source import Delivered, Progressed, SourceEvent
 
 log = logging.getLogger("lanes")
@@ -57,23 +58,20 @@ _DROPS: Final = 500
 """Positions that are dropped in one call, at most."""
 
 
-class Around(Protocol):
+class Around(Shell, Protocol):
     """What it needs of the run around it."""
+
+    def enter(self, event: SourceEvent) -> None:
+        """Take in what was put aside."""
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Start a task of the run; an error that it raises stops the run in order."""
-
-    def after(self) -> None:
-        """Perform the engine's effects and wake whoever has something to do now."""
 
     def room_changed(self) -> None:
         """What the source may deliver has changed."""
 
     def look_for_due(self) -> None:
         """A hold may end sooner than was known."""
-
-    def stop_because(self, error: BaseException) -> None:
-        """Stop in order; ``error`` is raised when everything has been drained."""
 
 
 class _Loading:
@@ -146,22 +144,14 @@ class _Kept:
 
 
 class Remembering:
-    """The attempts of one consumer; without a ``store`` it does nothing. ``enter`` takes in what was put aside.
+    """The attempts of one consumer; without a ``store`` it does nothing.
 
     ``active``: whether there is a store. Nothing blocks but ``flush``.
     """
 
-    def __init__(
-        self,
-        store: Attempts | None,
-        engine: Engine,
-        around: Around,
-        enter: Callable[[SourceEvent], None],
-        name: str,
-    ) -> None:
+    def __init__(self, store: Attempts | None, engine: Engine, around: Around, name: str) -> None:
         self.active = store is not None
         self._store: Attempts = store or _NoStore()
-        self._enter = enter
         self._engine = engine
         self._around = around
         self._name = name
@@ -196,8 +186,7 @@ class Remembering:
         if loading is not None:
             loading.events.append(event)
             return True
-        if isinstance(event, Delivered) and event.partition.recalled:
-            self._recall(event.partition, event.run)
+        self._recall(event)
         return False
 
     def room(self, room: Room) -> Room:
@@ -222,7 +211,8 @@ class Remembering:
         del self._loading[partition]
         self._take_over(partition, known)
         for event in loading.events:
-            self._enter(event)
+            self._recall(event)
+            self._around.enter(event)
         self._around.room_changed()
         self._around.after()
 
@@ -258,9 +248,12 @@ class Remembering:
             return policy.given_up(archived=True) == "block"
         return state == "parking" and policy.given_up(archived=False) in ("park", "archive")
 
-    def _recall(self, partition: Partition, run: Iterable[Message]) -> None:
+    def _recall(self, event: Delivered | Progressed) -> None:
+        partition = event.partition
+        if not isinstance(event, Delivered) or not partition.recalled:
+            return
         given_up = self._kept[partition].given_up if partition in self._kept else {}
-        for message in run:
+        for message in event.run:
             attempt = partition.recalled.get(message.position)
             if attempt is not None:
                 message.attempt = attempt

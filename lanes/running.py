@@ -2,6 +2,9 @@
 
 It performs what the engine decides, and decides nothing about order, retries or bounds itself. Everything runs
 in one task group of one event loop, asyncio or trio, and is gone when ``run`` returns.
+
+Longer than most: each event of the source and each effect of the engine is passed on here, to one part of the run or to
+several, and their order is what is to be seen in one place.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.offset_ledger import PositionFell
 from lanes.core.ownership import AlreadyAssigned, SecondPartition
-from lanes.core.types import NEVER, Partition, PartitionId, Room
+from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.given_up import halted, report_blocked
+from lanes.handlers import Decode, Handler
 from lanes.handover import Handover
 from lanes.loops import FromAnywhere
 from lanes.parking import Parking
 from lanes.remembering import Remembering
-from lanes.settling import Settler, Shell
+from lanes.settling import Settler
 from lanes.source import (
     Assigned,
     DeadLetters,
@@ -45,25 +49,30 @@ from lanes.source import (
 )
 from lanes.stalls import Stalls, report
 from lanes.tap import Tap
-from lanes.workers import Workforce
+from lanes.workforce import workforce
 
 log = logging.getLogger("lanes")
 
 
 class Running:
-    """The run of one consumer over an open source. ``unsettled``: the partitions whose settlements fail now."""
+    """The run of one consumer over an open source: its parts, which all call back into it once it runs.
+
+    ``fatal``: what it stops with. ``planned``: whether the group has a plan, where the source says so. ``unsettled``:
+    the partitions whose settlements fail now.
+    """
 
     def __init__(
         self,
         engine: Engine,
         source: Source,
         traits: SourceTraits,
+        handler: Handler,
+        decode: Decode | None,
         dead_letters: DeadLetters | None,
         attempts: Attempts | None,
         settings: Settings,
         clock: Clock,
         tap: Tap,
-        workers: Callable[[Shell], Workforce],
     ) -> None:
         self._engine = engine
         self._effects, self._dirty, self._ready = engine.effects, engine.dirty, engine.chains.ready
@@ -88,9 +97,10 @@ class Running:
         self._receiving = anyio.CancelScope()
         self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
-        self._workers = workers(self)
-        self.remembering = Remembering(attempts, engine, self, self._on_event, traits.name)
-        self._settler = Settler(engine, source, self, clock, tap, traits.name, commits=self._commits)
+        # None of them calls anything of this one while it is made.
+        self._workers = workforce(handler, decode, settings, engine, self, clock, tap)
+        self._remembering = Remembering(attempts, engine, self, traits.name)
+        self._settler = Settler(engine, source, self, self._remembering, clock, tap, traits.name, commits=self._commits)
         self.unsettled = self._settler.unsettled.partitions
         self._handover = Handover(
             engine,
@@ -98,6 +108,7 @@ class Running:
             self._workers,
             self._settler,
             self,
+            self._remembering,
             clock,
             tap,
             settings.grace,
@@ -122,7 +133,7 @@ class Running:
                     self._stop_partitions()
         finally:
             self._active = False
-            self.remembering.end()
+            self._remembering.end()
 
     @property
     def stopping(self) -> bool:
@@ -138,6 +149,15 @@ class Running:
     def redelivered(self) -> Counter[str]:
         """How many positions came again, by cause."""
         return self._redelivered
+
+    @property
+    def asked_since(self) -> dict[Partition, float]:
+        """The partitions of which the store of attempts has not answered yet, and since when."""
+        return self._remembering.asked_since
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """What runs in threads for ``timeout`` seconds or longer; O(threads)."""
+        return self._workers.stuck(now, timeout)
 
     def stop(self) -> None:
         """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``FromAnywhere``."""
@@ -214,7 +234,7 @@ class Running:
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
-        self.remembering.leave(partition)
+        self._remembering.leave(partition)
         if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
         elif timeout < NEVER:
@@ -235,7 +255,7 @@ class Running:
             room = self._engine.room()
             if self._stopping:
                 room = Room(0, 0, frozenset(self._engine.partitions.values()))
-            room = self.remembering.room(room)
+            room = self._remembering.room(room)
             self._starved = room.messages <= 0
             events: Sequence[SourceEvent] = ()
             with anyio.CancelScope() as self._receiving:
@@ -245,9 +265,12 @@ class Running:
             self.after()
 
     def _on_event(self, event: SourceEvent) -> None:
+        if not (self._remembering.active and self._remembering.put_aside(event)):
+            self.enter(event)
+
+    def enter(self, event: SourceEvent) -> None:
+        """Take in what the source has told, in its order, whether it was put aside before or not."""
         engine, now = self._engine, self._clock()
-        if self.remembering.active and self.remembering.put_aside(event):
-            return
         if isinstance(event, Delivered):
             check_delivered(self._name, event, stopping=self._stopping)
             if event.partition.live and not event.partition.draining:
@@ -294,7 +317,7 @@ class Running:
                 'order="partition", or a topic with one partition'
             ) from None
         self._tap.assigned(partition)
-        self.remembering.begin(partition, self._clock())
+        self._remembering.begin(partition, self._clock())
 
     def _revoking(self, event: Revoking) -> None:
         if self._engine.owns(event.partition):
@@ -320,13 +343,13 @@ class Running:
         self._workers.cancel(partition)
         self._settler.give_up(partition)
         self._settler.unsettled.settled(partition)
-        self.remembering.forget(partition)
+        self._remembering.forget(partition)
         # A drain of it has nothing more to wait for.
         self._handover.drained(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
-        if self._exhausted and not self._engine.flow.in_flight and not self.remembering.loading:
+        if self._exhausted and not self._engine.flow.in_flight and not self._remembering.loading:
             self.stop()
 
     async def _timer(self) -> None:
@@ -358,7 +381,7 @@ class Running:
     def _perform_one(self, effect: fx.Effect) -> None:
         tap = self._tap
         if isinstance(effect, fx.Failed):
-            self.remembering.failed(effect)
+            self._remembering.failed(effect)
         if isinstance(effect, fx.Held):
             tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
             self._timer_wake.set()

@@ -13,6 +13,7 @@ from lanes.core.ledger import AckLedger
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import passes
 from lanes.remembering import Remembering
+from lanes.shell import Shell
 from lanes.source import Source
 from lanes.tap import Tap
 from lanes.unsettled import Unsettled
@@ -21,29 +22,11 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 """Seconds before a settlement that may not have been sent is repeated: first, and at most."""
 
 
-class Shell(Protocol):
-    """What settling needs of the consumer around it.
-
-    ``remembering``: what it keeps of messages that have failed.
-    """
-
-    @property
-    def remembering(self) -> Remembering: ...
-
-    def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake whoever has something to do now."""
+class Around(Shell, Protocol):
+    """What settling needs of the run around it."""
 
     def floors_moved(self) -> None:
         """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
-
-    def overdue(self, partition: Partition) -> bool:
-        """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
-
-    def lose(self, partition: Partition, reason: str) -> None:
-        """Nothing of a partition counts any more, from this call on. Idempotent."""
-
-    def stop_because(self, error: BaseException) -> None:
-        """Stop in order; ``error`` is raised when everything has been drained."""
 
 
 class Settler:
@@ -56,12 +39,22 @@ class Settler:
     """
 
     def __init__(
-        self, engine: Engine, source: Source, shell: Shell, clock: Clock, tap: Tap, name: str, *, commits: bool
+        self,
+        engine: Engine,
+        source: Source,
+        around: Around,
+        remembering: Remembering,
+        clock: Clock,
+        tap: Tap,
+        name: str,
+        *,
+        commits: bool,
     ) -> None:
         self.unsettled = Unsettled(name)
         self._engine = engine
         self._source = source
-        self._shell = shell
+        self._around = around
+        self._remembering = remembering
         self._clock = clock
         self._tap = tap
         self._commits = commits
@@ -158,8 +151,8 @@ class Settler:
         settlements = self._engine.collect(self._clock(), everything=everything)
         if self._commits:
             # What has finished left the bounds: the source may have room now.
-            self._shell.after()
-            self._shell.floors_moved()
+            self._around.after()
+            self._around.floors_moved()
         return settlements
 
     async def _commit(self, settlements: list[Settlement]) -> None:
@@ -207,7 +200,7 @@ class Settler:
         late = [settlement for settlement in settlements if now >= settlement.partition.deadline]
         if late:
             for settlement in late:
-                self._shell.overdue(settlement.partition)
+                self._around.overdue(settlement.partition)
             settlements = [settlement for settlement in settlements if settlement not in late]
             if not settlements:
                 return True
@@ -222,7 +215,7 @@ class Settler:
                 self.unsettled.failed(owned, error, self._clock())
             else:
                 self._failed = True
-                self._shell.stop_because(error)
+                self._around.stop_because(error)
             return False
         except BaseException:
             tap.unsettled(settlements)
@@ -230,13 +223,13 @@ class Settler:
             raise
         tap.settled(settlements)
         engine.settled(settlements)
-        self._shell.remembering.settled(settlements)
+        self._remembering.settled(settlements)
         if self.unsettled.partitions:
             for settlement in settlements:
                 self.unsettled.settled(settlement.partition)
         if self._commits:
-            self._shell.floors_moved()
-        self._shell.after()
+            self._around.floors_moved()
+        self._around.after()
         return True
 
     async def keep_alive(self, interval: float) -> None:
@@ -247,7 +240,7 @@ class Settler:
             await anyio.sleep(period)
             for partition in list(self._engine.partitions.values()):
                 if partition.deadline != NEVER:
-                    self._shell.overdue(partition)
+                    self._around.overdue(partition)
             messages = self._engine.held_since(self._clock() - period)
             if messages:
                 await self._source.extend(messages)

@@ -36,7 +36,7 @@ from lanes.handlers import SyncHandler
 from lanes.loops import entry_of_loop
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS
-from lanes.settling import Shell
+from lanes.shell import Shell
 from lanes.tap import Tap
 
 log = logging.getLogger("lanes")

@@ -27,7 +27,7 @@ from lanes.endings import Endings
 from lanes.handlers import AsyncHandler
 from lanes.observe import Handling
 from lanes.outcomes import RESULTS, cancellation_of, failure
-from lanes.settling import Shell
+from lanes.shell import Shell
 from lanes.tap import Tap
 
 TIME_SLICE: Final = 0.005
@@ -51,6 +51,9 @@ class Workforce(Protocol):
 
     def cancel(self, partition: Partition) -> None:
         """Interrupt the handlers that run for a partition, as far as they can be."""
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """What runs for ``timeout`` seconds or longer, and cannot be interrupted."""
 
 
 class _Worker:
@@ -131,6 +134,10 @@ class Workers:
                 worker.cancelled = True
                 worker.timed_out = False
                 worker.scope.cancel()
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """Nothing: these handlers are cancelled."""
+        return []
 
     async def _watch(self, timeout: float) -> None:
         """The one timer for the handlers that take too long; until cancelled."""

@@ -134,9 +134,8 @@ class Engine(Ownership):
         batch: list[Message] = []
         if self.running >= self.concurrency:
             return batch
-        ready = self._ready
-        while ready and len(batch) < limit:
-            message: Message | None = ready.popleft()
+        while self._ready and len(batch) < limit:
+            message: Message | None = self._ready.popleft()
             while message is not None and len(batch) < limit:
                 message.state = RUNNING
                 batch.append(message)
@@ -193,7 +192,7 @@ class Engine(Ownership):
                 continue  # It was given back to its lane just now.
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
-                self.running += 1
+                self.running += 1  # ``finish`` takes it off: of a batch that has been done
                 self.finish(message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
@@ -302,6 +301,11 @@ class Engine(Ownership):
     def next_due(self) -> float:
         """When ``due`` is to be called next; ``NEVER`` when nothing waits for a time."""
         return min(self.waiting.next_due(), self.flow.pause_at)
+
+    def pause(self, *, paused: bool) -> bool:
+        """Take nothing more, or take again; whether that was otherwise before. Outlives assignments."""
+        before, self.flow.paused = self.flow.paused, paused
+        return before != paused
 
     def room(self) -> Room:
         """How much more the sources may deliver now, and which partitions they should pause."""

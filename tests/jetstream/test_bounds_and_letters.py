@@ -32,7 +32,7 @@ async def test_never_more_asked_for_than_max_in_flight(stream: Stream) -> None:
     async def handler(message: lanes.Message) -> None:
         nonlocal most
         pulls = inner(source)._pulls
-        most = max(most, consumer._engine.flow.in_flight + pulls._outstanding + len(pulls._arrived))
+        most = max(most, consumer.status().in_flight + pulls._outstanding + len(pulls._arrived))
         await recorder(message)
 
     recorder = Recorder(lambda message: 0.002)

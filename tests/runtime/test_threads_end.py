@@ -336,7 +336,7 @@ async def test_a_thread_that_the_system_refuses_stops_in_order(late: type[Late],
     broker = published(*"abc")
     handler = Order()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=3)) as run:
-        await until(lambda: hasattr(run.consumer, "_running") and run.consumer._running.fatal is not None)
+        await until(lambda: run.consumer._run is not None and run.consumer._run.running.fatal is not None)
         late.start_all()
         error = await run.end()
     assert isinstance(error, LanesError)
