@@ -6,6 +6,7 @@ The harness around both plays source and shell: it keeps to ``room``, picks the 
 from __future__ import annotations
 
 from collections import Counter
+from operator import is_
 
 import pytest
 from hypothesis import settings
@@ -103,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
                 keeps_attempts=keeps,
             )
         )
+        self.shared = self.engine.dirty, self.engine.chains.ready, self.engine.effects
         self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "parking" if dead_letters else "stuck", keeps=keeps)
         for _ in NUMBERS:
             self.assign(0)
@@ -347,6 +349,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.effects.clear()  # as the shell does
         self.nothing_is_lost()
         self.one_message_of_a_key_is_on_its_way()
+        seen = (one := self.engine).dirty, one.outbox.dirty, one._ready, one.chains.ready, one.effects
+        shared = self.shared[0], self.shared[0], self.shared[1], self.shared[1], self.shared[2]
+        assert all(map(is_, seen, shared)), "engine and shell look at them by names of their own: one made anew is lost"
 
     def effects_say_what_happened(self) -> None:
         """One effect for each message that was held, given up, or ended fenced; one for each drained partition."""
