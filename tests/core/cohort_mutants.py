@@ -10,8 +10,7 @@ from lanes.core.cohort.actions import Action, Found, Unknown, Write
 from lanes.core.cohort.holding import REST
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, State, encode
-from lanes.core.cohort.steps import Handler
-from lanes.core.cohort.tenure import Tenure
+from lanes.core.cohort.tenure import Handler, Tenure
 
 
 class NoVerify(Tenure):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lanes.core.cohort import phases, steps
+from lanes.core.cohort import phases, tenure
 from lanes.core.cohort.actions import (
     Released,
 )
@@ -42,7 +42,7 @@ def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         met.add((phase, event))
         return phases.following(partition, phase, event)
 
-    monkeypatch.setattr(steps, "following", following)
+    monkeypatch.setattr(tenure, "following", following)
     for retention in ("workqueue", "interest"):
         for seed in range(WALKS):
             Walk(seed, retention).run()

@@ -69,23 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cohort.holding": set(),
     "cohort.actions": {"cohort.ledger"},
     "cohort.records": {"cohort.ledger"},
-    "cohort.steps": {"cohort.actions", "cohort.holding", "cohort.ledger", "cohort.phases", "cohort.records"},
-    "cohort.acquiring": {
-        "cohort.actions",
-        "cohort.holding",
-        "cohort.ledger",
-        "cohort.phases",
-        "cohort.records",
-        "cohort.steps",
-    },
-    "cohort.tenure": {
-        "cohort.acquiring",
-        "cohort.actions",
-        "cohort.ledger",
-        "cohort.phases",
-        "cohort.records",
-        "cohort.steps",
-    },
+    "cohort.tenure": {"cohort.actions", "cohort.holding", "cohort.ledger", "cohort.phases", "cohort.records"},
 }
 
 

@@ -13,14 +13,13 @@ def _mutant(
     return Mutant(name, module, old, new, breaks, "cohort", found_by, also=also)
 
 
-_STEPS: Final = "lanes.core.cohort.steps"
-_ACQUIRING: Final = "lanes.core.cohort.acquiring"
+_TENURE: Final = "lanes.core.cohort.tenure"
 _SOURCE: Final = "memsource.cohort_source"
 
 COHORT: Final = (
     _mutant(
         "no_barrier",
-        _ACQUIRING,
+        _TENURE,
         '        if self._lease(value) is None:\n            self._step("free")',
         '        if True:\n            self._step("free")',
         "whoever the plan names takes the partition while its owner still holds the lease",
@@ -39,7 +38,7 @@ COHORT: Final = (
     ),
     _mutant(
         "no_epoch_bump",
-        _ACQUIRING,
+        _TENURE,
         "            self._epoch = max(known, found.server_ms) + 1\n",
         "            self._epoch = known - 1 if known else found.server_ms\n",
         "a new owner works under an epoch that is not above that of the former one",
@@ -59,7 +58,7 @@ COHORT: Final = (
     ),
     _mutant(
         "done_set_not_written",
-        _STEPS,
+        _TENURE,
         "        value = encode(State(self._epoch, done))\n",
         "        value = encode(State(self._epoch, Done(done.floor, ())))\n",
         "what was done above the floor is run again by the next owner",
@@ -69,7 +68,7 @@ COHORT: Final = (
     ),
     _mutant(
         "renewed_after_loss",
-        _STEPS,
+        _TENURE,
         '            self._give_up("the lease was not renewed in time")\n',
         "            self._holding.expires = now + self._ttl - self._margin\n",
         "a lease that has run out is renewed as if nothing had happened",
@@ -87,7 +86,7 @@ COHORT: Final = (
     ),
     _mutant(
         "gained_in_place",
-        _ACQUIRING,
+        _TENURE,
         "                start = None if self._alone else self._done.floor + 1\n",
         "                start = None if self._alone else self._done.highest + 1\n",
         "the durable of a gained partition begins behind its backlog",
@@ -116,7 +115,7 @@ COHORT: Final = (
     ),
     _mutant(
         "no_grace",
-        _ACQUIRING,
+        _TENURE,
         "        self._not_before = now + longest + self._margin * longest / self._ttl\n",
         "        self._not_before = now\n",
         "a bucket that was lost takes the lease from an owner that does not know it yet",

@@ -4,25 +4,60 @@ The protocol is that of ``docs/model``; the phases and their transitions are in 
 calls ``next``, performs what it returns, one action at a time, and gives the result to ``apply``; inputs come between
 and during actions as they please, and after each of them ``next`` is asked again. After every call the driver acts on
 ``events`` and empties the list, and moves ``deadline`` to whatever starts handlers.
+
+Longer than most: it is one machine. Every phase reads and writes the same twenty fields, and whoever looks for what may
+change one of them has to find all of it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from lanes.core.cohort import phases
-from lanes.core.cohort.acquiring import Acquiring
-from lanes.core.cohort.actions import Action, FindConsumers, Found, Read, Refused, Unknown, Wait, Write
-from lanes.core.cohort.ledger import Done
-from lanes.core.cohort.phases import IllegalInput
-from lanes.core.cohort.records import Lease, encode
-from lanes.core.cohort.steps import LOOK_SECONDS, PAST
+from lanes.core.cohort.actions import (
+    Action,
+    CreateConsumer,
+    DeleteConsumer,
+    FindConsumers,
+    Found,
+    Lost,
+    Overlapping,
+    Owned,
+    Read,
+    Refused,
+    Released,
+    Revoked,
+    Taken,
+    TenureEvent,
+    Unknown,
+    Wait,
+    Write,
+)
+from lanes.core.cohort.holding import WRITE, Holding
+from lanes.core.cohort.ledger import NOTHING, Done
+from lanes.core.cohort.phases import IllegalInput, following
+from lanes.core.cohort.records import HIGHEST, Lease, State, decode, encode, lease_key, state_key
 
-__all__ = ["LOOK_SECONDS", "IllegalInput", "Tenure"]
+__all__ = ["LOOK_SECONDS", "Handler", "IllegalInput", "Tenure"]
+
+LOOK_SECONDS: Final = 0.25
+"""Seconds until a lease that is held is read again, and until what had no answer is asked again."""
+
+LIMITS: Final = "limits"
+WORKQUEUE: Final = "workqueue"
+INTEREST: Final = "interest"
+
+NEVER: Final = float("inf")
+PAST: Final = -NEVER
+
+Handler = Callable[[Any, float, float], None]
+"""What an action's result is given to, with the clock now and before it was sent."""
+
+_NO_STATE: Final = State(0, NOTHING)
 
 
-class Tenure(Acquiring):
+class Tenure:
     """The machine of one partition at one member. Times are seconds of a monotonic clock that counts suspension.
 
     ``retention``: of the stream, ``limits``, ``workqueue`` or ``interest``. ``ttl``: of the lease, whole seconds;
@@ -33,7 +68,40 @@ class Tenure(Acquiring):
     """
 
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
-        super().__init__(partition, member, retention=retention, ttl=ttl, margin=margin)
+        if retention not in (LIMITS, WORKQUEUE, INTEREST):
+            raise ValueError(f"retention={retention!r}: must be {LIMITS!r}, {WORKQUEUE!r} or {INTEREST!r}")
+        if not 0 < margin < ttl / 2:
+            raise ValueError(f"margin={margin}: must be more than 0 s and less than half of the lease, of {ttl} s")
+        self.partition = partition
+        self.member = member
+        self.phase = phases.IDLE
+        self.events: list[TenureEvent] = []
+        # Two consumers of a partition exclude each other, and what is acknowledged is gone from the stream.
+        self._alone = retention == WORKQUEUE
+        self._ttl = ttl
+        self._margin = margin
+        self._lease_key = lease_key(partition)
+        self._state_key = state_key(partition)
+        self._wanted = False
+        self._asked: Action | None = None
+        self._then: Handler | None = None
+        self._not_before = PAST
+        self._holding: Holding | None = None
+        self._announced = False  # `Owned` was given, and neither `Lost` nor `Released` since
+        self._epoch = 0
+        self._sub = 0
+        self._done: Done = NOTHING  # what the state says, or is about to
+        self._lower: list[tuple[int, int]] = []  # consumers to delete: epoch and sub-number
+        self._checkpoint: Done | None = None
+        self._seen = False
+        self._unswept = False
+        self._release_revision: int | None = None
+        self.obstructed = False  # this acquisition: a consumer that is not the cohort's excludes the one to create
+        self.outlasting = 0.0  # seconds of a lease, longer than its own, that is waited for: the bucket was lost
+        self._waited = False  # long enough for a state that is missing
+        self._free_revision = 0
+        self._claim = ("", 0.0)  # the acquisition under way: its nonce, and when it was sent
+        self._state = _NO_STATE
         self._stopped = False
         self._ended = True  # of what was drained nothing runs any more
 
@@ -160,9 +228,74 @@ class Tenure(Acquiring):
         if self._wanted:
             self._look()
 
-    # --- 6, 7 and 9: while it is owned, and how it is handed over
+    # --- one action at a time, renewals between them, and the end of all at the deadline
+
+    def next(self, now: float, nonce: str) -> Action:
+        """What to do next. A ``Wait`` ends at its time or with an input; ``apply`` gets the result of all others.
+
+        ``nonce``: fresh and random at every call, for an acquisition. ``IllegalInput`` while an action is under way.
+        """
+        if self._asked is not None:
+            raise IllegalInput(
+                f"cohort partition {self.partition}: 'next' is not allowed while {self.phase} and {self._asked} has no "
+                "result: a bug of lanes, please report it"
+            )
+        self.expire(now)
+        if now < self._not_before:
+            return Wait(self._not_before if self._holding is None else min(self._not_before, self._holding.expires))
+        action = self._choose(now, nonce)
+        if not isinstance(action, Wait):
+            self._asked = action
+        return action
+
+    def apply(self, action: Action, result: Any, now: float, sent: float) -> None:
+        """The result of the action that ``next`` returned; ``sent``: the clock before it was sent.
+
+        One that was given up has the result ``Unknown``. ``ValueError`` for a record that ``lanes`` did not write: what
+        was held is given up, and the driver may go on. ``IllegalInput`` for any other action.
+        """
+        if action is not self._asked:
+            raise IllegalInput(
+                f"cohort partition {self.partition}: a result of {action} is not allowed while {self.phase} waits for "
+                f"{self._asked}: a bug of lanes, please report it"
+            )
+        self._asked = None
+        self.expire(now)
+        handler, self._then = self._then, None
+        if handler is None:
+            return
+        if result is Unknown:
+            self._not_before = now + LOOK_SECONDS
+        try:
+            handler(result, now, sent)
+        except ValueError as error:
+            if self._holding is not None:
+                self._give_up(str(error))
+            self._not_before = now + LOOK_SECONDS
+            raise
+
+    def expire(self, now: float) -> None:
+        """Give up what is past its deadline. ``next`` does it; a driver does too, while an action is under way."""
+        if self._holding is not None and now >= self._holding.expires:
+            self._give_up("the lease was not renewed in time")
+
+    def _choose(self, now: float, nonce: str) -> Action:
+        while True:
+            if (
+                not self._wanted
+                and not self._announced
+                and (self.phase in phases.SEEKING or self.phase in phases.TAKING)
+            ):
+                self._step("unplanned")
+            holding = self._holding
+            if holding is not None and self.phase != phases.RELEASING and holding.due(now):
+                return self._renew(holding)
+            action = self._action(now, nonce)
+            if action is not None:
+                return action
 
     def _action(self, now: float, nonce: str) -> Action | None:
+        """What the phase asks for; None where it went on to another one."""
         match self.phase:
             case phases.IDLE | phases.FENCED:
                 return self._rest()
@@ -179,7 +312,290 @@ class Tenure(Acquiring):
                 return self._ask(
                     Write(self._lease_key, value, self._release_revision, self._ttl), self._release_written
                 )
-        return super()._action(now, nonce)
+            case phases.LOOKING:
+                return self._ask(Read(self._lease_key), self._looked)
+            case phases.CHECKING:
+                return self._ask(Read(self._state_key), self._checked)
+            case phases.SURVEYING:
+                return self._ask(FindConsumers(), self._surveyed)
+            case phases.GRACE:
+                self._waited = True
+                self._step("waited")
+                return None
+            case phases.ACQUIRING:
+                self._claim = (nonce, now)
+                value = encode(Lease(self.member, nonce))
+                return self._ask(Write(self._lease_key, value, self._free_revision, self._ttl), self._acquired)
+            case phases.CONFIRMING:
+                return self._ask(Read(self._lease_key), self._read_back)
+            case phases.READING:
+                return self._ask(Read(self._state_key), self._state_read)
+            case phases.FINDING:
+                return self._ask(FindConsumers(), self._found)
+            case phases.WRITING:
+                return self._write_state(self._done, self._epoch_written)
+            case phases.CLEARING | phases.SWEEPING if self._lower:
+                return self._delete()
+            case phases.CLEARING:
+                self._step("cleared")
+                return None
+            case phases.SWEEPING:
+                self._step("cleared")
+                self._own()
+                return None
+            case phases.CREATING:
+                start = None if self._alone else self._done.floor + 1
+                create = CreateConsumer(self._epoch, self._sub, self._held().nonce, start)
+                return self._ask(create, self._created)
+            case phases.REFINDING:
+                return self._ask(FindConsumers(), self._found_again)
+            case phases.VERIFYING:
+                # It was entered with a renewal demanded, and no phase acts before a demanded renewal has succeeded.
+                self._step("verified")
+                return None
+        raise AssertionError(
+            f"cohort partition {self.partition}: no step is known while {self.phase}: a bug of lanes, please report it"
+        )
+
+    def _ask(self, action: Action, handler: Handler) -> Action:
+        self._then = handler
+        return action
+
+    def _rest(self) -> Wait:
+        return Wait(NEVER if self._holding is None else min(self._holding.renew_at, self._holding.expires))
+
+    def _step(self, event: str) -> None:
+        self.phase = following(self.partition, self.phase, event)
+
+    # --- the lease, and the state that it fences
+
+    def _held(self) -> Holding:
+        assert self._holding is not None, f"cohort partition {self.partition} holds no lease while {self.phase}"
+        return self._holding
+
+    def _lease(self, value: bytes | None) -> Lease | None:
+        """Whose the lease is; None = nobody's."""
+        if not value:
+            return None
+        lease = decode(Lease, self._lease_key, value)
+        return None if lease.released else lease
+
+    def _renew(self, holding: Holding) -> Action:
+        if holding.step != WRITE:
+            return self._ask(Read(self._lease_key), self._renewal_read)
+        value = encode(Lease(self.member, holding.nonce, self._epoch))
+        return self._ask(Write(self._lease_key, value, holding.revision, self._ttl), self._renewal_written)
+
+    def _renewal_read(self, result: Any, now: float, sent: float) -> None:
+        holding = self._held()
+        if result is Unknown:
+            return
+        value, revision = result
+        lease = self._lease(value)
+        if lease is None:
+            self._fence("the lease is gone")
+        elif lease.nonce != holding.nonce:
+            self._fence(f"the lease is held by {lease.member!r}")
+        else:
+            holding.found(revision)
+
+    def _renewal_written(self, result: Any, now: float, sent: float) -> None:
+        holding = self._held()
+        if result is Unknown:
+            holding.unknown(sent)
+        elif result is Refused:
+            holding.refused()
+        else:
+            holding.renewed(result, sent)
+            if self.phase in (phases.OWNED, phases.DRAINING):
+                self._unswept = not self._seen and not self._alone
+                self._seen = False
+
+    def _write_state(self, done: Done, handler: Handler) -> Action:
+        value = encode(State(self._epoch, done))
+        return self._ask(Write(self._state_key, value, None, fence=(self._lease_key, self._held().revision)), handler)
+
+    def _is_written(self, result: Any) -> bool:
+        """Whether a fenced write is known to be applied. If not, the lease is renewed before the next one.
+
+        A refusal may come from a renewal of this member's own; and a write that is still on its way must not come
+        after the next one: with the revision that it is fenced by gone, it cannot.
+        """
+        if result is Refused or result is Unknown:
+            self._held().demand()
+            return False
+        return True
+
+    # --- 1: acquire
+
+    def _looked(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        value, self._free_revision = result
+        if self._lease(value) is None:
+            self._step("free")
+        else:
+            self._step("held")
+            self._waited = False
+            self._not_before = now + LOOK_SECONDS
+
+    def _checked(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        value, _ = result
+        if value:
+            decode(State, self._state_key, value)
+            self._waited = False
+        elif not self._waited:
+            self._step("missing")
+            return
+        self._step("present")
+
+    def _surveyed(self, result: Any, now: float, sent: float) -> None:
+        """The state is missing, so the bucket was lost, and its lease too: an owner may believe in that for as long as
+        the longest lease of whoever made a consumer, for who owns has one."""
+        if result is Unknown:
+            return
+        found: Found = result
+        longest = max([self._ttl, *(consumer.lease for consumer in found.consumers)])
+        self.outlasting = longest if longest > self._ttl else 0.0
+        self._step("surveyed")
+        self._not_before = now + longest + self._margin * longest / self._ttl
+
+    def _acquired(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            self._claim = (self._claim[0], sent)
+            self._step("unknown")
+        elif result is Refused:
+            self._step("refused")
+        else:
+            self._hold(result, sent)
+
+    def _read_back(self, result: Any, now: float, sent: float) -> None:
+        nonce, claimed = self._claim
+        if now >= claimed + self._ttl - self._margin:
+            self._step("refused")  # too late, even if it is this one's
+        elif result is not Unknown:
+            value, revision = result
+            lease = self._lease(value)
+            if lease is not None and lease.nonce == nonce:
+                self._hold(revision, claimed)
+            else:
+                # If it is applied later, it expires: this nonce is never used again.
+                self._step("refused")
+
+    def _hold(self, revision: int, sent: float) -> None:
+        self._holding = Holding(self._claim[0], revision, sent, ttl=self._ttl, margin=self._margin)
+        self.obstructed = False
+        self.outlasting = 0.0
+        self._step("acquired")
+
+    # --- 2: read, and choose the epoch
+
+    def _state_read(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        value, _ = result
+        if value:
+            self._state = decode(State, self._state_key, value)
+        elif self._announced or self._waited:
+            self._state = _NO_STATE
+        else:
+            # It was lost since it was checked, and the lease that was acquired is one in a new bucket.
+            self._holding = None
+            self._step("missing")
+            return
+        self._step("read")
+
+    def _found(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        found: Found = result
+        highest = max(found.consumers, default=None)
+        known = max(self._state.epoch, highest.epoch if highest else 0)
+        if not self._announced:
+            # The server's clock: of an epoch that came and went with its bucket there is no other trace.
+            self._epoch = max(known, found.server_ms) + 1
+            self._sub = 0
+            if self._epoch > HIGHEST:
+                raise ValueError(
+                    f"cohort partition {self.partition}: there is no epoch above {known}, which no clock has given: "
+                    "delete the durable of that epoch, and let nothing else make durables of such names"
+                )
+            self._done = self._state.done
+        elif known > self._epoch:
+            self._fence(f"epoch {known} is above this member's {self._epoch}")
+            return
+        else:
+            subs = [consumer.sub for consumer in found.consumers if consumer.epoch == self._epoch]
+            self._sub = max([self._sub, *subs]) + 1
+            self._done = self._done.union(self._state.done)
+        if highest is not None and not self._alone:
+            self._done = self._done.merged_with_prefix(highest.floor)
+        self._lower = self._below(found)
+        self._step("found")
+
+    def _below(self, found: Found) -> list[tuple[int, int]]:
+        return sorted(consumer[:2] for consumer in found.consumers if consumer[:2] < (self._epoch, self._sub))
+
+    # --- 3: write them
+
+    def _epoch_written(self, result: Any, now: float, sent: float) -> None:
+        if self._is_written(result):
+            self._step("written, delete first" if self._alone else "written, create first")
+
+    # --- 4 and 5: create, verify, delete
+
+    def _created(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        if result is Overlapping:
+            self._step("overlapping")
+        elif isinstance(result, Taken) and result.nonce != self._held().nonce:
+            self._step("taken")
+        else:
+            # Frozen before the create, it may have come behind the sweep of a successor: then the lease is another's.
+            self._held().demand()
+            self._step("created")
+
+    def _found_again(self, result: Any, now: float, sent: float) -> None:
+        if result is Unknown:
+            return
+        found: Found = result
+        highest = max(found.consumers, default=None)
+        if highest is not None and highest[:2] > (self._epoch, self._sub):
+            self._fence(f"the consumer of epoch {highest.epoch} is above this member's {self._epoch}")
+            return
+        self._lower = self._below(found)
+        if not self._lower:
+            self.obstructed |= highest is None
+            self._not_before = now + LOOK_SECONDS
+        self._step("lower")
+
+    def _delete(self) -> Action:
+        lowest = self._lower[0]
+        epoch, sub = lowest
+
+        def deleted(result: Any, now: float, sent: float) -> None:
+            if result is not Unknown:
+                # They may have been listed anew meanwhile.
+                self._lower = [name for name in self._lower if name != lowest]
+
+        return self._ask(DeleteConsumer(epoch, sub), deleted)
+
+    def _own(self) -> None:
+        again = self._announced
+        self._announced = True
+        self._waited = False
+        self.events.append(Owned(self._epoch, self._sub, self._epoch, self._done, again))
+        if not self._wanted:
+            self._revoke()
+
+    def _revoke(self) -> None:
+        self._step("unplanned")
+        self.events.append(Revoked())
+
+    # --- 6, 7 and 9: while it is owned, and how it is handed over
 
     def _keep(self) -> Action:
         if self._checkpoint is not None:
@@ -221,3 +637,43 @@ class Tenure(Acquiring):
         self._release_revision = None
         if result is not Unknown and result is not Refused:
             self._released()
+
+    # --- the end
+
+    def _give_up(self, reason: str) -> None:
+        if self.phase == phases.RELEASING:
+            self._released()  # the ledger is written: there is nothing left to lose
+        else:
+            self._fence(reason)
+
+    def _fence(self, reason: str) -> None:
+        """The lease is not held any more, or cannot be shown to be. It is never renewed again, nor read for its own."""
+        # Somebody may own it in between, and the bucket may be lost again: who begins anew waits for that one too.
+        self._waited = False
+        self._holding = None
+        self._then = None
+        self._checkpoint = None
+        self._not_before = PAST
+        if self._announced:
+            self._announced = False
+            self._step("lost")
+            self.events.append(Lost(reason))
+        else:
+            self._step("failed")
+
+    def _released(self) -> None:
+        self._holding = None
+        self._release_revision = None
+        self._then = None
+        self._not_before = PAST
+        if self._announced:
+            self._announced = False
+            self.events.append(Released())
+        self._step("released")
+        if self._wanted:
+            self._look()
+
+    def _look(self) -> None:
+        self._waited = False
+        self._step("planned")
+        self._not_before = PAST
