@@ -1,15 +1,12 @@
-"""Threads for a plain handler of batches: one call is one thread's, and the event loop waits for its end.
+"""Threads for a plain handler of batches: one call is one thread's, and a task of the event loop waits for its end.
 
-A thread cannot be cancelled. A call that has begun keeps its lanes and its thread until it ends, whatever becomes of
-its partitions; only the end of the whole run leaves it behind, after a grace.
+A call that has begun keeps its lanes and its thread until it ends, whatever becomes of its partitions.
 """
 
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 
 import anyio
 import anyio.lowlevel
@@ -17,29 +14,20 @@ from anyio.abc import TaskGroup
 
 from lanes.clock import Clock
 from lanes.core.types import Message, Outcome
-from lanes.errors import ConfigError
-from lanes.loops import entry_of_loop
-from lanes.threads import handler_context, report_left, report_stuck
+from lanes.pool import Pool, handler_context
 
 
 class _Call:
-    """One call: ``done`` is set when the handler has ended, ``wake`` then or when nobody waits for it any longer."""
+    """One call: ``done`` is set when it has ended, or nobody waits for it any longer."""
 
-    __slots__ = ("batch", "context", "done", "error", "outcomes", "started", "thread", "wake")
+    __slots__ = ("batch", "context", "done", "error", "outcomes")
 
-    def __init__(self, batch: list[Message], context: contextvars.Context, now: float) -> None:
+    def __init__(self, batch: list[Message], context: contextvars.Context) -> None:
         self.batch = batch
         self.context = context
-        self.started = now
-        self.thread: threading.Thread | None = None
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] | None = None
         self.error: BaseException | None = None
         self.done = anyio.Event()
-        self.wake = anyio.Event()
-
-    def end(self) -> None:
-        self.done.set()
-        self.wake.set()
 
 
 class BatchThreads:
@@ -53,115 +41,71 @@ class BatchThreads:
     def __init__(
         self,
         handle: Callable[[list[Message]], list[Outcome]],
+        concurrency: int,
         clock: Clock,
         *,
         timeout: float | None,
         grace: float,
     ) -> None:
         self._handle = handle
-        self._clock = clock
         self._timeout = timeout
         self._grace = grace
         self._calls: dict[_Call, None] = {}
-        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._ending = False
-        self._call_on_loop: Callable[[Callable[[], None]], object]
+        self._pool: Pool[_Call, _Call] = Pool(self._run, lambda call: call.batch[0], concurrency, clock)
 
     def start(self, tasks: TaskGroup) -> None:
         """Wait for calls, until the task group is cancelled; then end the threads. Starts no thread yet."""
-        self._call_on_loop = entry_of_loop()
-        tasks.start_soon(self._run)
+        self._pool.open()
+        tasks.start_soon(self._serve)
+        if self._timeout is not None:
+            tasks.start_soon(self._pool.watch, self._timeout)
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """The first message of each call that has been running for ``timeout`` seconds or longer."""
-        return [call.batch[0] for call in self._calls if now - call.started >= timeout]
+        return self._pool.stuck(now, timeout)
 
     async def call(self, batch: list[Message]) -> list[Outcome]:
         """Have a batch handled in a thread; returns or raises what ``handle`` does.
 
         Its cancellation waits for the end of the handler; not longer than the grace when the whole run ends.
         """
-        if self._ending:
+        if self._pool.ending:
             # The run has been cancelled: this raises, and so does the one below.
             await anyio.lowlevel.checkpoint()
-        call = _Call(batch, handler_context(), self._clock())
+        call = _Call(batch, handler_context())
         self._calls[call] = None
         try:
-            if len(self._threads) < len(self._calls):
-                self._start_thread()
-            self._queue.put(call)
+            self._pool.need(len(self._calls))
+            self._pool.put([call])
             with anyio.CancelScope(shield=True):
-                await self._end_of(call)
+                await call.done.wait()
         finally:
             del self._calls[call]
-        if not call.done.is_set():
-            await anyio.lowlevel.checkpoint()
         if call.error is not None:
             raise call.error
-        return call.outcomes
+        if call.outcomes is None:
+            # It was not begun, or is left behind.
+            await anyio.lowlevel.checkpoint()
+        return call.outcomes or []
 
-    async def _end_of(self, call: _Call) -> None:
-        with anyio.move_on_after(self._timeout):
-            await call.wake.wait()
-        if not call.wake.is_set():
-            assert self._timeout is not None, "only a timeout ends the wait"
-            report_stuck(call.batch[0], self._clock() - call.started, self._timeout)
-            await call.wake.wait()
-        with anyio.move_on_after(self._grace):
-            await call.done.wait()
-
-    async def _run(self) -> None:
+    async def _serve(self) -> None:
         try:
-            await anyio.sleep_forever()
+            await self._pool.run(self._end_calls, self._grace, lambda call: True)
         finally:
-            self._ending = True
             for call in self._calls:
-                call.wake.set()
-            for _ in self._threads:
-                self._queue.put(None)
-            with anyio.CancelScope(shield=True):
-                await self._join()
+                call.done.set()
 
-    async def _join(self) -> None:
-        # Those who wait for these calls leave them at the same moment.
-        calls = list(self._calls)
-        with anyio.move_on_after(self._grace):
-            for call in calls:
-                await call.done.wait()
-        left = [call for call in calls if not call.done.is_set()]
-        if left:
-            report_left([call.batch[0] for call in left])
-        for thread in self._threads:
-            if thread not in [call.thread for call in left]:
-                # It has no call any more: this waits for the system alone.
-                thread.join()
-
-    def _start_thread(self) -> None:
-        # A daemon, so that a handler that never returns does not keep the process.
-        thread = threading.Thread(target=self._work, name=f"lanes-{len(self._threads)}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the system refused thread {len(self._threads) + 1} for concurrency ({error}): lower concurrency, or "
-                "raise the limit of threads of this process"
-            ) from error
-        self._threads.append(thread)
+    def _end_calls(self) -> None:
+        results = self._pool.results
+        while results:
+            results.popleft().done.set()
 
     # --- in the threads
 
-    def _work(self) -> None:
-        while (call := self._queue.get()) is not None:
-            call.thread = threading.current_thread()
+    def _run(self, call: _Call, now: float) -> _Call:
+        if not self._pool.ending:
             try:
                 call.outcomes = call.context.run(self._handle, call.batch)
             except BaseException as error:
                 call.error = error
-            try:
-                self._call_on_loop(call.end)
-            except RuntimeError:
-                # The loop is closed: this thread was left behind, and nobody waits for it.
-                return
-            # An idle thread keeps no message alive.
-            del call
+        return call

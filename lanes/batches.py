@@ -78,7 +78,9 @@ class BatchWorkers:
         self._decode = decode
         in_threads = not self._awaits and not inline
         self._threads = (
-            BatchThreads(self._outcomes_in_thread, clock, timeout=timeout, grace=grace) if in_threads else None
+            BatchThreads(self._outcomes_in_thread, engine.concurrency, clock, timeout=timeout, grace=grace)
+            if in_threads
+            else None
         )
         self._workers = [_Worker() for _ in range(engine.concurrency)]
         self._wake = anyio.Event()

@@ -62,7 +62,7 @@ RULES: Final = (
         ),
     ),
     Rule("process", frozenset({"spawn"}), frozenset({"subprocess", "multiprocessing", "concurrent.futures"})),
-    Rule("thread", frozenset(), frozenset({"threading", "lanes.threads", "anyio.to_thread"})),
+    Rule("thread", frozenset(), frozenset({"threading", "lanes.pool", "lanes.threads", "anyio.to_thread"})),
     Rule("timer", frozenset(), frozenset({"tests.components.wait_until", "tests.components.waiting"}), coroutines=True),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -163,9 +164,9 @@ async def test_a_call_over_its_time_is_reported_and_keeps_its_lane(caplog: pytes
         MemorySource(broker), handler, clock=clock, timeout=0.02, unhealthy_after=3600.0, concurrency=2
     )
     async with started(consumer) as run:
-        # On a busy machine its time may be over before its thread has begun.
-        await until(lambda: handler.started and "handler timeout 0.02 s" in caplog.text)
+        await until(lambda: handler.started)
         clock.now += 1.0
+        await until(lambda: "handler timeout 0.02 s" in caplog.text)
         assert handler.started == [[0, 1]]
         assert consumer.healthy
         broker.publish(key="b")
@@ -254,6 +255,34 @@ async def test_a_cancelled_run_waits_for_calls_within_the_grace() -> None:
     assert broker.acked() == [0]
 
 
+class Late(threading.Thread):
+    """A thread that starts when the test says so."""
+
+    def start(self) -> None:
+        """It waits."""
+
+
+@pytest.mark.anyio
+async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Late] = []
+
+    def late(**arguments: Any) -> Late:
+        made.append(Late(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=late))
+    broker = published("a")
+    handler = Calls(gated=False)
+    async with started(consumer_of(MemorySource(broker), handler, grace=0.01)) as run:
+        await until(lambda: made)
+        run.scope.cancel()
+        await turns()
+        assert not run.ended.is_set()
+        threading.Thread.start(made[0])
+        await run.end()
+    assert (handler.started, broker.acked(), threads()) == ([], [], [])
+
+
 @pytest.mark.anyio
 async def test_a_thread_that_the_system_refuses_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -262,7 +291,7 @@ async def test_a_thread_that_the_system_refuses_stops_everything(monkeypatch: py
     broker = published("a")
     monkeypatch.setattr("threading.Thread.start", refuse)
     consumer = consumer_of(MemorySource(broker), Calls(), dead_letters=MemoryDeadLetters(broker))
-    with pytest.raises(ConfigError, match=r"refused thread 1 for concurrency .*: lower concurrency, or raise"):
+    with pytest.raises(ConfigError, match=r"refused thread 1 of concurrency=2 .*: lower concurrency, or raise"):
         await consumer.run()
     assert (broker.unacked(), broker.dead_letters) == ([0], [])
 

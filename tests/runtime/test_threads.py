@@ -213,7 +213,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
 
         return count
 
-    monkeypatch.setattr("lanes.threads.entry_of_loop", counting)
+    monkeypatch.setattr("lanes.pool.entry_of_loop", counting)
     broker = published(*"abcdef")
     source = MemorySource(broker)
     source.finish()
@@ -225,7 +225,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
         wait_without_the_loop(lambda: len(calls) == 1)
         handler.let(1, 2, 3, 4, 5)
         (made,) = workers[1]
-        wait_without_the_loop(lambda: len(made._results) == 6 and made.stuck(monotonic(), 0.0) == [])
+        wait_without_the_loop(lambda: len(made._pool.results) == 6 and made.stuck(monotonic(), 0.0) == [])
         assert len(calls) == 1
         assert await run.end() is None
     assert broker.unfinished == 0

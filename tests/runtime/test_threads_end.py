@@ -44,7 +44,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type[Late]:
     """Threads start late: what is queued for them stays there."""
     Late.waiting = []
     Late.refused = None
-    monkeypatch.setattr("lanes.threads.threading", SimpleNamespace(Thread=Late))
+    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=Late))
     return Late
 
 
@@ -217,7 +217,7 @@ class Slow(threading.Thread):
 
 @pytest.mark.anyio
 async def test_no_thread_is_about_to_end_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.threads.threading", SimpleNamespace(Thread=Slow))
+    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=Slow))
     source = MemorySource(published(*range(5)))
     source.finish()
     await consumer_of(source, Order()).run()
@@ -354,7 +354,7 @@ async def test_a_loop_that_goes_away_ends_the_threads(workers: tuple[Options, li
     async with started(consumer_of(MemorySource(broker), handler)) as run:
         await until(lambda: broker.acked() == [1])
         # What happens to a task that is dropped with its loop. Were anything awaited, close() would raise.
-        coroutine = workers[1][0]._run()
+        coroutine = workers[1][0]._pool.run(lambda: None, 0.0, lambda message: True)
         coroutine.send(None)
         coroutine.close()
         handler.let(0)
