@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lanes.core.cohort.records import CohortConfig
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError
 from lanes.roster import patience_of
 from lanes_jetstream.api_codes import MESSAGE_NOT_FOUND
 from lanes_jetstream.cohort import Cohort, bucket_name
@@ -49,10 +49,8 @@ async def find_place(
         _check_start(stream, start, info["config"])
         await _check_first_message(connection, stream, partitioning, info)
         sequence = await _first_sequence(connection, stream, start, info)
-    except ApiError as error:
-        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}") from None
-    except NoAnswer as error:
-        raise SourceError(str(error), retryable=True) from None
+    except (ApiError, NoAnswer) as error:
+        raise connection.failed(f"stream {stream!r}", error) from None
     store = JetStreamLeaseStore(
         connection,
         bucket_name(stream, cohort.namespace),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError
 from lanes_jetstream.api_codes import STREAM_NAME_TAKEN, STREAM_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection
 from lanes_jetstream.partitioning import MANAGED, Partitioning, read_partitioning
@@ -94,7 +94,7 @@ async def ensure_stream(
         if info is None and create is not None:
             info = await _create(connection, stream, create.config(stream, partitions))
     except ApiError as error:
-        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}") from None
+        raise connection.failed(f"stream {stream!r}", error) from None
     if info is None:
         raise ConfigError(
             f"stream {stream!r} does not exist at {connection.servers}: create it, correct stream=…, or pass "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -130,15 +131,13 @@ class CohortView:
         """Whether there is a bucket: reading one that is gone would make it."""
         try:
             await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
-        except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND:
+        except (ApiError, NoAnswer) as error:
+            if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
                 raise ConfigError(
                     f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
                     f"{self._bucket!r}): name another one, or start a member"
                 ) from None
-            raise SourceError(f"bucket {self._bucket!r}: {error}") from None
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
+            raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
 
     async def config(self) -> CohortConfig:
         """What the cohort never changes."""
@@ -258,54 +257,54 @@ class CohortView:
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
         """Have it so; False = it is so already, or somebody else has just changed it."""
-        try:
+        with _answered():
             entry = await self._store.read(key)
             if bool(entry.value) == bool(value):
                 return False
-            await self._store.write(key, value, revision=entry.revision, ttl=ttl)
-        except Conflict:
-            return False
-        except UnknownResult as error:
-            raise SourceError(str(error), retryable=True) from None
+            try:
+                await self._store.write(key, value, revision=entry.revision, ttl=ttl)
+            except Conflict:
+                return False
         return True
 
     async def _one(self, kind: type[_R], key: str) -> _R | None:
-        try:
+        with _answered():
             value = (await self._store.read(key)).value
-        except UnknownResult as error:
-            raise SourceError(str(error), retryable=True) from None
-        return _decoded(kind, key, value) if value else None
+        return self._decoded(kind, key, value) if value else None
 
     async def _all(self, kind: type[_R], prefix: str) -> dict[str, _R]:
-        try:
+        with _answered():
             entries = await self._store.entries(prefix)
-        except UnknownResult as error:
-            raise SourceError(str(error), retryable=True) from None
-        return {
-            key.removeprefix(prefix): _decoded(kind, key, entry.value) for key, entry in entries.items() if entry.value
-        }
+        found = {key: entry.value for key, entry in entries.items() if entry.value}
+        return {key.removeprefix(prefix): self._decoded(kind, key, value) for key, value in found.items()}
+
+    def _decoded(self, kind: type[_R], key: str, value: bytes) -> _R:
+        try:
+            return decode(kind, key, value)
+        except ValueError as error:
+            raise SourceError(f"bucket {self._bucket!r}: {error}") from None
 
     async def _age(self, subject: str, sequence: int) -> float | None:
         """Seconds since the first message of a subject from a sequence on was stored; None = there is none any more."""
         try:
             answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
-        except ApiError as error:
-            if error.err_code == MESSAGE_NOT_FOUND:
-                return None
-            raise SourceError(f"stream {self._stream!r}: {error}") from None
+        except ApiError:
+            return None
         return max(0.0, time.time() - seconds_of((answer.get("message") or {}).get("time")))
 
-    async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
+    async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
+        """One request. Raises ``ApiError`` for a message that is not there, and for nothing else."""
         try:
             return await self._connection.api(subject, request)
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
-        except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND:
+        except (ApiError, NoAnswer) as error:
+            code = error.err_code if isinstance(error, ApiError) else None
+            if code == MESSAGE_NOT_FOUND:
+                raise
+            if code == STREAM_NOT_FOUND:
                 raise ConfigError(
                     f"there is no stream {self._stream!r} on {self._connection.servers}: correct STREAM or --server"
                 ) from None
-            raise
+            raise self._connection.failed(f"stream {self._stream!r}", error) from None
 
 
 async def read_namespaces(connection: Connection, stream: str) -> list[str]:
@@ -320,9 +319,18 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
     try:
         names = await pages(ask, lambda page: page.get("streams") or [])
     except (ApiError, NoAnswer) as error:
-        raise SourceError(f"{connection.servers}: {error}", retryable=True) from None
+        raise connection.failed(f"the buckets of stream {stream!r}", error) from None
     buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
     return sorted(namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None)
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """What the bucket does not answer in the block has failed: nothing depends on what became of it."""
+    try:
+        yield
+    except UnknownResult as error:
+        raise SourceError(f"{error}: see that the bucket has a leader, and ask again", retryable=True) from None
 
 
 def _key_of(member: str, key: Callable[[str], str]) -> str:
@@ -337,10 +345,3 @@ def _durable(name: EpochName, info: Mapping[str, Any]) -> DurableView:
     subjects = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     pending, unacknowledged = int(info.get("num_pending", 0)), int(info.get("num_ack_pending", 0))
     return DurableView(name.epoch, name.sub, pending, unacknowledged, floor_of(info), str(subjects[0]))
-
-
-def _decoded(kind: type[_R], key: str, value: bytes) -> _R:
-    try:
-        return decode(kind, key, value)
-    except ValueError as error:
-        raise SourceError(str(error)) from error

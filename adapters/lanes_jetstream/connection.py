@@ -69,15 +69,24 @@ class ApiError(Exception):
 
 
 class NoAnswer(Exception):
-    """The JetStream API did not answer: no connection, no leader, or no permission."""
+    """The JetStream API did not answer: no connection, no leader, or no permission.
+
+    ``temporary``: it may do so later.
+    """
+
+    temporary = True
 
 
 class NoJetStream(NoAnswer):
     """Nobody is there to answer: JetStream is off, on the server or for the account."""
 
+    temporary = False
+
 
 class NotPermitted(NoAnswer):
     """The server has said that this client may not ask."""
+
+    temporary = False
 
 
 class Denials:
@@ -288,15 +297,11 @@ class Connection:
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self.servers}: the connection is closed and does not come back: start again") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            raise NoAnswer(f"{self.servers}: no answer to {subject} ({type(error).__name__})") from None
-        try:
-            fields = json.loads(answer.data)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise SourceError(
-                f"{self.servers}: the answer to {subject} is no JSON object: see that it is a nats-server"
-            )
+            raise NoAnswer(
+                f"{self.servers}: no answer to {subject} ({type(error).__name__}): see that the server is up and the "
+                f"stream has a leader, and that this client may publish to {self.api_subject(subject)}"
+            ) from None
+        fields = fields_of(answer, f"{self.servers}: {subject}")
         refusal = fields.get("error")
         if refusal:
             raise ApiError(
@@ -305,6 +310,16 @@ class Connection:
                 int(refusal.get("code", 0)),
             )
         return fields
+
+    def failed(self, what: str, error: ApiError | NoAnswer) -> SourceError:
+        """What to raise where the API refused a request, or did not answer it.
+
+        ``what`` was asked for, or of which stream, consumer or bucket; not with the servers. Retryable where the error
+        is temporary.
+        """
+        # Where nothing has answered it says itself whom it asked.
+        where = f" at {self.servers}" if isinstance(error, ApiError) else ""
+        return SourceError(f"{what}{where}: {error}", retryable=error.temporary)
 
     async def _request(self, subject: str, body: bytes) -> Msg:
         denials = Denials(self.client, subject.casefold().__eq__)
@@ -326,6 +341,17 @@ class Connection:
     def next_subject(self, stream: str, durable: str) -> str:
         """Where pull requests of a consumer go."""
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
+
+
+def fields_of(answer: Msg, what: str) -> dict[str, Any]:
+    """The object that an answer is. Raises ``SourceError`` for what is none; ``what`` was asked."""
+    try:
+        fields = json.loads(answer.data)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise SourceError(f"{what}: the answer is no JSON object: see that it is a nats-server")
+    return fields
 
 
 async def pages(

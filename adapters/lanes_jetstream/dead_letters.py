@@ -44,10 +44,8 @@ class JetStreamDeadLetters:
         await self._connection.open()
         try:
             found = await self._connection.api("STREAM.NAMES", {"subject": self._subject})
-        except ApiError as error:
-            raise SourceError(f"dead-letter subject {self._subject!r}: {error}") from None
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
+        except (ApiError, NoAnswer) as error:
+            raise self._connection.failed(f"dead-letter subject {self._subject!r}", error) from None
         if not found.get("streams"):
             raise ConfigError(
                 f"no stream captures the dead-letter subject {self._subject!r}: letters would be lost; create a "
@@ -90,7 +88,11 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
         confirmation = json.loads(answer.data)
     except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
-        raise SourceError(f"{what} not confirmed by {subject}: {type(error).__name__}", retryable=True) from error
+        raise SourceError(
+            f"{what} not confirmed by {subject}: {type(error).__name__}: see that the server is up, and that the "
+            "stream has a leader",
+            retryable=True,
+        ) from error
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream took it"

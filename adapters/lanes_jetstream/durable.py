@@ -182,7 +182,7 @@ class Durable:
             await self.refresh()
         except ApiError as error:
             if error.err_code != CONSUMER_NOT_FOUND:
-                raise SourceError(f"consumer {self}: {error}", retryable=error.temporary) from None
+                raise self._connection.failed(f"consumer {self}", error) from None
             await self._create()
         else:
             if self._wanted["deliver_policy"] != "all":
@@ -318,7 +318,7 @@ class Durable:
             answer = await self._connection.api(f"CONSUMER.CREATE.{self._stream}.{self._name}", request)
         except ApiError as error:
             if error.temporary:
-                raise SourceError(f"consumer {self}: {error}", retryable=True) from None
+                raise self._connection.failed(f"consumer {self}", error) from None
             raise ConfigError(
                 f"consumer {self} cannot be created: {error}; correct the setting it names, or create the consumer "
                 "yourself"

@@ -16,7 +16,7 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from lanes_jetstream.acks import AckMode, Acks, keep_alive, sending
-from lanes_jetstream.connection import Connection, NoAnswer, NoJetStream, NotPermitted
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.durable import Durable
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.reading import READER, message_of
@@ -277,15 +277,11 @@ class DurableSource:
                 if not self._shared:
                     await self._refuse_other_pullers()
                 return
-            except (NoJetStream, NotPermitted) as error:
-                raise SourceError(str(error)) from None
-            except NoAnswer as error:
-                failure = SourceError(str(error), retryable=True)
+            except (ApiError, NoAnswer) as error:
+                failure = self._connection.failed(f"consumer {self._durable}", error)
             except SourceError as error:
-                if not error.retryable:
-                    raise
                 failure = error
-            if loop.time() > give_up:
+            if not failure.retryable or loop.time() > give_up:
                 raise failure
             log.warning("%s: %s; waiting for it", self._name, failure)
             await asyncio.sleep(_RETRY)

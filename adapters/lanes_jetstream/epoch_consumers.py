@@ -206,7 +206,7 @@ class JetStreamEpochConsumers:
         except NotPermitted as error:
             raise SourceError(f"stream {self._stream!r}: {error}, then start again") from None
         except NoAnswer as error:
-            raise UnknownResult(str(error)) from None
+            raise UnknownResult(f"stream {self._stream!r}: {error}") from None
         except ApiError as error:
             if error.temporary:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
@@ -218,7 +218,7 @@ class JetStreamEpochConsumers:
             raise
 
     def _refused(self, name: str, error: ApiError) -> SourceError:
-        return SourceError(f"consumer {self._stream}/{name}: {error}")
+        return self._connection.failed(f"consumer {self._stream}/{name}", error)
 
     async def _info(self, name: str) -> dict[str, Any] | None:
         try:
@@ -254,7 +254,7 @@ class JetStreamEpochConsumers:
         try:
             found = await pages(ask, lambda page: page.get("consumers") or [])
         except ApiError as error:
-            raise SourceError(f"stream {self._stream!r}: {error}") from None
+            raise self._connection.failed(f"stream {self._stream!r}", error) from None
         for name in found:
             parsed = EpochName.parse(self._namespace, name)
             if parsed is not None:
@@ -270,7 +270,7 @@ class JetStreamEpochConsumers:
         try:
             info = await self._api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
-            raise SourceError(f"stream {self._stream!r}: {error}") from None
+            raise self._connection.failed(f"stream {self._stream!r}", error) from None
         if info.get("created") != self._incarnation:
             raise ConfigError(
                 f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; where that "

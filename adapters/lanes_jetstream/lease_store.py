@@ -29,7 +29,7 @@ from lanes_jetstream.api_codes import (
     STREAM_NOT_FOUND,
     WRONG_REVISION,
 )
-from lanes_jetstream.connection import ApiError, Connection, Denials, NoAnswer, pages
+from lanes_jetstream.connection import ApiError, Connection, Denials, NoAnswer, fields_of, pages
 
 __all__ = ["JetStreamLeaseStore"]
 
@@ -103,10 +103,8 @@ class JetStreamLeaseStore:
                 if error.err_code != STREAM_NOT_FOUND:
                     raise
                 config, made = await self._make()
-        except ApiError as error:
-            raise SourceError(f"bucket {self._bucket!r}: {error}") from None
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
+        except (ApiError, NoAnswer) as error:
+            raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
         self._check(config)
         return made
 
@@ -241,15 +239,7 @@ class JetStreamLeaseStore:
             if denied is not None:
                 raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
             raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
-        try:
-            fields = json.loads(answer.data)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise SourceError(
-                f"bucket {self._bucket!r}: {what}: the answer is no JSON object: see that it is a nats-server"
-            )
-        return fields
+        return fields_of(answer, f"bucket {self._bucket!r}: {what}")
 
     def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
         try:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.errors import ConfigError, MessageError, SourceError
@@ -123,7 +123,9 @@ class JetStreamLetterBox:
         await self.ids()
         for sequence in self._places.get(parked.letter.id, ()):
             try:
-                await self._api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})
+                await self._connection.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})
+            except NoAnswer as error:
+                raise self._connection.failed(f"{how} letter {parked.letter.id} is not deleted", error) from None
             except ApiError as error:
                 # For one that somebody else has deleted there are several answers.
                 if await self._get({"seq": sequence}) is not None:
@@ -162,18 +164,18 @@ class JetStreamLetterBox:
     async def _streams(self, subject: str) -> Sequence[str]:
         """The streams that capture a subject."""
         try:
-            found = await self._api("STREAM.NAMES", {"subject": subject})
-        except ApiError as error:
-            raise SourceError(f"subject {subject!r}: {error}", retryable=error.temporary) from None
+            found = await self._connection.api("STREAM.NAMES", {"subject": subject})
+        except (ApiError, NoAnswer) as error:
+            raise self._connection.failed(f"subject {subject!r}", error) from None
         return found.get("streams") or []
 
     async def _get(self, request: dict[str, object]) -> _Stored | None:
         try:
-            answer = await self._api(f"STREAM.MSG.GET.{self._stream}", request)
-        except ApiError as error:
-            if error.err_code in _NOTHING_THERE:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", request)
+        except (ApiError, NoAnswer) as error:
+            if isinstance(error, ApiError) and error.err_code in _NOTHING_THERE:
                 return None
-            raise SourceError(f"{self._stream} cannot be read: {error}") from None
+            raise self._connection.failed(f"letters in stream {self._stream!r}", error) from None
         try:
             message = answer["message"]
             return _Stored(
@@ -186,12 +188,6 @@ class JetStreamLetterBox:
             raise SourceError(
                 f"a message of {self._stream} came in a form that cannot be read: see that it is a nats-server"
             ) from error
-
-    async def _api(self, subject: str, request: dict[str, object]) -> dict[str, Any]:
-        try:
-            return await self._connection.api(subject, request)
-        except NoAnswer as error:
-            raise SourceError(str(error), retryable=True) from None
 
 
 def _headers(block: bytes) -> list[tuple[str, bytes]]:

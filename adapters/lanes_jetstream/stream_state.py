@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError
 from lanes_jetstream.api_codes import STREAM_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection
 
@@ -34,7 +34,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
             raise ConfigError(
                 f"stream {stream!r} does not exist at {connection.servers}: create it, or correct stream=…"
             ) from None
-        raise SourceError(f"stream {stream!r} at {connection.servers}: {error}", retryable=error.temporary) from None
+        raise connection.failed(f"stream {stream!r}", error) from None
     config, state = info["config"], info["state"]
     return StreamState(
         incarnation=str(info["created"]),

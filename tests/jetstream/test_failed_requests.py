@@ -1,0 +1,123 @@
+"""A request to the API that is refused or not answered: the error says of what, where, and whether that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+import lanes
+from lanes_jetstream import Cohort, JetStreamDeadLetters, JetStreamSource, whole_subject
+from lanes_jetstream.cohort_setup import find_place
+from lanes_jetstream.cohort_view import CohortView, read_namespaces
+from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NoJetStream, NotPermitted, fields_of
+from lanes_jetstream.lease_store import JetStreamLeaseStore
+from lanes_jetstream.letter_box import JetStreamLetterBox
+from tests.components import NatsServer
+from tests.jetstream.workload import Stream
+
+pytestmark = pytest.mark.anyio
+
+WHERE: Final = "nats://user:hunter2@broker:4222"
+
+ERRORS: Final = {
+    "busy": ApiError(10008, "JetStream system temporarily unavailable", 503),
+    "refused": ApiError(10023, "insufficient resources", 400),
+    "silent": NoAnswer("nats://broker:4222: no answer to STREAM.INFO.X (TimeoutError)"),
+    "off": NoJetStream("nats://broker:4222: JetStream does not answer"),
+    "denied": NotPermitted("nats://broker:4222: permissions violation: permit it"),
+}
+PASSES: Final = ("busy", "silent")
+
+
+def _view(connection: Connection) -> CohortView:
+    return CohortView(connection, "orders", "billing")
+
+
+ASKED: Final[dict[str, tuple[Callable[[Connection], Awaitable[object]], str]]] = {
+    "letters": (lambda _: JetStreamDeadLetters(WHERE, "parked").open(), "dead-letter subject 'parked'"),
+    "box": (lambda _: JetStreamLetterBox(WHERE, "parked").open(), "subject 'parked'"),
+    "read letters": (lambda _: JetStreamLetterBox(WHERE, "parked").ids(), "letters in stream ''"),
+    "leases": (lambda connection: JetStreamLeaseStore(connection, "lanes_orders").open(), "bucket 'lanes_orders'"),
+    "view": (lambda connection: _view(connection).check(), "bucket 'lanes_orders_billing'"),
+    "durables": (lambda connection: _view(connection).durables(), "stream 'orders'"),
+    "namespaces": (lambda connection: read_namespaces(connection, "orders"), "the buckets of stream 'orders'"),
+    "place": (
+        lambda connection: find_place(connection, "orders", Cohort("c"), key=whole_subject, start="beginning"),
+        "stream 'orders'",
+    ),
+    "durable": (
+        lambda _: JetStreamSource(WHERE, stream="orders", durable="bills", key=None, start_timeout=0).open(),
+        "orders",
+    ),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("asked", ASKED)
+async def test_it_says_what_was_asked_and_whether_it_passes(
+    asked: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Connection, subject: str, request: object = None) -> dict[str, Any]:
+        raise ERRORS[error]
+
+    async def nothing(self: Connection) -> None: ...
+
+    monkeypatch.setattr(Connection, "api", fail)
+    monkeypatch.setattr(Connection, "open", nothing)
+    monkeypatch.setattr(Connection, "check_server", lambda self: None)
+    ask, what = ASKED[asked]
+    with pytest.raises(lanes.SourceError) as failed:
+        await ask(Connection(WHERE))
+    said = str(failed.value)
+    assert what in said and said.endswith(str(ERRORS[error]))
+    assert said.count("nats://broker:4222") == 1 and "hunter2" not in said
+    assert failed.value.retryable is (error in PASSES)
+
+
+async def test_a_leader_that_is_missing_while_others_are_looked_for_is_waited_for(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look for another puller asks again, as the one before it does."""
+    await stream.add_consumer()
+    refused: list[str] = []
+    api = Connection.api
+
+    async def busy_once(self: Connection, subject: str, request: Any = None) -> dict[str, Any]:
+        # The second question about the consumer is that look.
+        if subject.startswith("CONSUMER.INFO") and len(refused) < 2:
+            refused.append(subject)
+            if len(refused) == 2:
+                raise ERRORS["busy"]
+        return await api(self, subject, request)
+
+    monkeypatch.setattr(Connection, "api", busy_once)
+    source = stream.source()
+    await source.open()
+    await source.aclose()
+    assert len(refused) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"1", b"\xff{}"])
+async def test_an_answer_that_is_no_object_is_told_with_what_was_asked(data: bytes) -> None:
+    answer: Any = SimpleNamespace(data=data)
+    with pytest.raises(lanes.SourceError, match=r"^bucket 'b': read of 'k': the answer is no JSON object: see that it"):
+        fields_of(answer, "bucket 'b': read of 'k'")
+
+
+async def test_no_answer_says_what_to_look_at(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.connection.API_TIMEOUT", 0.05)
+    connection = Connection(nats_server.url)
+    await connection.open()
+    try:
+        connection._prefix = "$JS.nobody.API"
+        subscription = await connection.client.subscribe("$JS.nobody.API.>")
+        with pytest.raises(
+            NoAnswer, match=r"no answer to STREAM\.INFO\.S .*has a leader.* to \$JS\.nobody\.API\.STREAM"
+        ):
+            await connection.api("STREAM.INFO.S")
+        await subscription.unsubscribe()
+    finally:
+        await connection.close()
