@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, Literal, get_args
 
 from lanes.core.policy import Keyless, Order, Poison
@@ -19,6 +20,7 @@ __all__ = [
     "Retry",
     "Settings",
     "SyncHandlers",
+    "check_aware",
     "check_more_than_none",
     "check_one_of",
     "check_seconds",
@@ -274,6 +276,12 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raises ``ConfigError`` for what is no whole number of ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
+
+
+def check_aware(name: str, value: datetime) -> None:
+    """Raises ``ConfigError`` for a time without a zone, which would be another one on another machine."""
+    if value.utcoffset() is None:
+        raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
 
 
 def check_seconds(name: str, value: object, least: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from lanes.config import check_aware
 from lanes.errors import ConfigError
 
 Start = Literal["beginning", "next"] | int | datetime
@@ -20,9 +21,8 @@ def start_fields(start: object) -> dict[str, Any]:
         return {"deliver_policy": "new"}
     if isinstance(start, int) and not isinstance(start, bool) and 1 <= start < 1 << 64:
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
-    if isinstance(start, datetime) and start.tzinfo is not None and start.utcoffset() is not None:
+    if isinstance(start, datetime):
+        check_aware("start", start)
         moment = start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return {"deliver_policy": "by_start_time", "opt_start_time": moment}
-    if isinstance(start, datetime):
-        raise ConfigError(f"start={start!r}: a time needs its zone: datetime(…, tzinfo=timezone.utc)")
     raise ConfigError(f'start={start!r}: use "beginning", "next", a stream sequence of 1 or more, or an aware datetime')

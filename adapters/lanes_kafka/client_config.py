@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from lanes.config import check_aware
 from lanes.errors import ConfigError
 from lanes_kafka.setting_names import Given, check_addresses, connects
 
@@ -261,8 +262,7 @@ def _beginning(given: Given, start: Start | None, out_of_range: OutOfRange | Non
 
 def _check_start(start: object) -> None:
     if isinstance(start, datetime):
-        if start.utcoffset() is None:
-            raise ConfigError(f"start={start.isoformat()} has no time zone: use datetime(…, tzinfo=timezone.utc)")
+        check_aware("start", start)
     elif start not in (None, "beginning", "next"):
         raise ConfigError(f'start={start!r}: must be "beginning", "next" or an aware datetime')
 

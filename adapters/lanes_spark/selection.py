@@ -11,6 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from blake3 import blake3
 
+from lanes.config import check_aware
 from lanes.core.ring import SLOTS, slot
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError
@@ -141,8 +142,8 @@ def _numbers(name: str, numbers: Iterable[int] | None, limit: int | None) -> fro
 
 
 def _bound(name: str, bound: Bound | None) -> Bound | None:
-    if isinstance(bound, datetime) and bound.tzinfo is None:
-        raise ConfigError(f"{name}={bound.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
+    if isinstance(bound, datetime):
+        check_aware(name, bound)
     if isinstance(bound, int) and (isinstance(bound, bool) or bound < 0):
         raise ConfigError(f"{name}={bound!r}: a position is 0 or more")
     if bound is not None and not isinstance(bound, int | Mapping | datetime):

@@ -78,7 +78,7 @@ async def test_start_that_a_workqueue_cannot_have(stream: Stream) -> None:
         (0, "start=0"),
         (True, "start=True"),
         (1 << 64, "sequence of 1 or more"),
-        (datetime(2026, 1, 1), "needs its zone"),  # noqa: DTZ001 - that is what is refused
+        (datetime(2026, 1, 1), "start=2026-01-01T00:00:00 has no time zone"),  # noqa: DTZ001 - that is what is refused
     ],
 )
 async def test_start_that_is_none(start: Any, words: str) -> None:

@@ -221,7 +221,7 @@ def test_start_and_out_of_range_may_say_the_same_as_the_reset() -> None:
         ("latest", {"out_of_range": "fail"}, "out_of_range='fail' contradicts auto.offset.reset='latest'"),
         ("error", {"out_of_range": "earliest"}, "out_of_range='earliest' contradicts auto.offset.reset='error'"),
         (None, {"start": "earliest"}, "start='earliest': must be"),
-        (None, {"start": datetime(2026, 7, 1)}, "no time zone"),  # noqa: DTZ001
+        (None, {"start": datetime(2026, 7, 1)}, "start=2026-07-01T00:00:00 has no time zone"),  # noqa: DTZ001
         (None, {"out_of_range": "error"}, "out_of_range='error': must be"),
     ],
 )
