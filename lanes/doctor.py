@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from lanes.exits import EXIT_UNUSABLE
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Check", "found_table", "usable"]
+__all__ = ["Check", "conclude"]
 
 _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
@@ -25,13 +28,28 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def usable(checks: Sequence[Check]) -> bool:
-    """Whether nothing was found that does not work."""
-    return all(check.ok is not False for check in checks)
+def conclude(
+    checks: Sequence[Check], *, as_json: bool, facts: Mapping[str, object] | None = None, tables: Sequence[Table] = ()
+) -> NoReturn:
+    """Print what was found, and end the command: 0 usable, 3 where something does not work.
+
+    ``facts``: what the JSON says besides; ``tables``: what a terminal shows before it. Needs the extra ``cli``.
+    """
+    import typer
+    from rich.console import Console
+
+    usable = all(check.ok is not False for check in checks)
+    if as_json:
+        document = {"usable": usable, **(facts or {}), "checks": [check._asdict() for check in checks]}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        console = Console(markup=False, emoji=False, highlight=False)
+        for table in (*tables, _found(checks)):
+            console.print(table)
+    raise typer.Exit(0 if usable else EXIT_UNUSABLE)
 
 
-def found_table(checks: Sequence[Check]) -> Table:
-    """The findings, for a terminal. Needs the extra ``cli``."""
+def _found(checks: Sequence[Check]) -> Table:
     from rich.table import Table
 
     table = Table(title="found", title_justify="left")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli import EXIT_UNUSABLE, command_group
+from lanes.cli import command_group
 from lanes.core.types import key_bytes
-from lanes.doctor import Check, found_table, usable
+from lanes.doctor import conclude
 from lanes.errors import ConfigError
 from lanes_kafka.client_config import ClientConfig, client_config
 from lanes_kafka.config_file import read_config
@@ -90,36 +88,28 @@ def doctor() -> typer.Typer:
         """
         read = client_config(read_config(config, settings))
         checks = examine(read, topics)
-        if as_json:
-            typer.echo(json.dumps(_document(read, checks), indent=2))
-        else:
-            _show(read, checks)
-        raise typer.Exit(0 if usable(checks) else EXIT_UNUSABLE)
+        conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
 
     return commands
 
 
-def _document(config: ClientConfig, checks: Sequence[Check]) -> dict[str, Any]:
+def _facts(config: ClientConfig) -> dict[str, object]:
     return {
-        "usable": usable(checks),
         "group": config.group,
         "protocol": config.protocol,
         "start": str(config.start),
         "out_of_range": config.out_of_range,
         "settings": [chosen._asdict() for chosen in config.chosen],
-        "checks": [check._asdict() for check in checks],
     }
 
 
-def _show(config: ClientConfig, checks: Sequence[Check]) -> None:
-    console = _console()
+def _chosen(config: ClientConfig) -> Table:
     chosen = Table(title="set by lanes", title_justify="left")
     for heading in ("setting", "value", "why"):
         chosen.add_column(heading, overflow="fold")
     for name, value, reason in config.chosen:
         chosen.add_row(name, str(value), reason)
-    console.print(chosen)
-    console.print(found_table(checks))
+    return chosen
 
 
 def _console() -> Console:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
-from rich.console import Console
 
-from lanes.cli import EXIT_UNUSABLE, choice, command_group
-from lanes.doctor import found_table, usable
+from lanes.cli import choice, command_group
+from lanes.doctor import conclude
 from lanes_spark.command_options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.doctor import examine
 from lanes_spark.plan import Effects
@@ -40,11 +37,6 @@ def doctor() -> typer.Typer:
             kafka=kafka,
             checkpoint=checkpoint,
         )
-        if as_json:
-            document = {"usable": usable(checks), "checks": [check._asdict() for check in checks]}
-            typer.echo(json.dumps(document, indent=2))
-        else:
-            Console(markup=False, emoji=False, highlight=False).print(found_table(checks))
-        raise typer.Exit(0 if usable(checks) else EXIT_UNUSABLE)
+        conclude(checks, as_json=as_json)
 
     return commands
