@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -48,18 +47,14 @@ _TOPIC_PATIENCE: Final = 2.0
 _PATIENCE: Final = 60.0
 """Seconds for which the broker is asked where to begin, at most: it may be about to start."""
 
-_ASK_EVERY: Final = 0.25
-"""Seconds between two of these questions."""
-
 
 class Group:
     """The assignments of one client.
 
-    ``tell`` takes events for the event loop. ``serve``: perform what the loop asks for while a callback waits, up to so
-    many seconds. ``fail``: the source cannot go on. ``starved``: whether there is no room for messages. ``owned``: by
-    place, until revoked or lost. ``closing``: set before the client is closed; nothing is taken any more. ``rounds``
-    counts the callbacks that changed something. ``until``: when the callback that waits has to end, in seconds of the
-    clock.
+    ``tell`` takes events for the event loop. ``serve``: perform for a moment what the loop asks for while a callback
+    waits, which has to end at that time of the clock. ``fail``: the source cannot go on. ``starved``: whether there is
+    no room for messages. ``owned``: by place, until revoked or lost. ``closing``: set before the client is closed;
+    nothing is taken any more. ``rounds`` counts the callbacks that changed something.
     """
 
     def __init__(
@@ -79,7 +74,6 @@ class Group:
         self.owned: dict[Place, Assignment] = {}
         self.closing = False
         self.rounds = 0
-        self.until = math.inf
         self.hands_over = hands_over
         self._config = config
         self._topics = topics
@@ -133,18 +127,14 @@ class Group:
             waiting = [each for each in leaving if not each.released and not each.returning]
             limit = OF_POLL_INTERVAL * self._config.max_poll_interval
             self._tell([Revoking(each.partition, limit) for each in waiting])
-            self.until = self._clock() + limit
+            until = self._clock() + limit
             # Released is forgotten; so is what is lost meanwhile, and what a stop gives back.
-            while any(self._still(each) for each in waiting) and not self.closing:
-                left = self.until - self._clock()
-                if left <= 0:
-                    break
-                self._serve(left)
+            while any(self._still(each) for each in waiting) and not self.closing and self._clock() < until:
+                self._serve(until)
             self._lose([each for each in waiting if self._still(each)], f"it was not released within {limit:g} s")
         except Exception as error:
             self._fail(self._failure("revoking partitions failed", error))
         finally:
-            self.until = math.inf
             self._forget(leaving)
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
@@ -243,8 +233,8 @@ class Group:
     def _beginnings(self, client: Consumer, places: list[Place]) -> dict[Place, Beginning]:
         config = self._config
         sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
-        begun, said = self._clock(), False
-        patience = min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
+        until = self._clock() + min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
+        said = False
         while True:
             try:
                 return beginnings(
@@ -258,7 +248,7 @@ class Group:
                 )
             except KafkaException as failure:
                 error = failure.args[0]
-                if is_permanent(error) or self.closing or self._clock() - begun >= patience:
+                if is_permanent(error) or self.closing or self._clock() >= until:
                     raise
                 if not said:
                     said = True
@@ -267,7 +257,7 @@ class Group:
                     # The coordinator may know of partitions that were added lately before this client does.
                     with contextlib.suppress(KafkaException):
                         client.list_topics(timeout=QUERY_TIMEOUT)
-                self._serve(_ASK_EVERY)
+                self._serve(until)
 
     def _announce(self, place: Place, beginning: Beginning, incarnation: str) -> Assignment:
         partition = Partition(

@@ -9,9 +9,10 @@ from lanes_kafka.requests import Command
 
 
 class Perform(Protocol):
-    """``synchronous``: in a callback of the client, while which no answer of the broker comes."""
+    """``until``: in a callback of the client, while which no answer of the broker comes: when that has to end, in
+    seconds of the clock; None = in none."""
 
-    def __call__(self, command: Command, *, synchronous: bool) -> None: ...
+    def __call__(self, command: Command, *, until: float | None) -> None: ...
 
 
 class Mailbox:
@@ -36,13 +37,13 @@ class Mailbox:
                 command = self._commands.get_nowait()
             except Empty:
                 return
-            self._perform(command, synchronous=False)
+            self._perform(command, until=None)
 
-    def wait(self, seconds: float, *, synchronous: bool = False) -> bool:
-        """Wait for one so long, and perform it; False when there was none."""
+    def wait(self, seconds: float, *, until: float | None = None) -> bool:
+        """Wait for one so long, and perform it; False when there was none. ``until``: see ``Perform``."""
         try:
             command = self._commands.get(timeout=max(0.0, seconds))
         except Empty:
             return False
-        self._perform(command, synchronous=synchronous)
+        self._perform(command, until=until)
         return True

@@ -279,26 +279,26 @@ class Owner:
 
     # --- commands
 
-    def _serve_callback(self, seconds: float) -> None:
-        """Perform what the loop asks for while a callback of the client waits, up to so many seconds."""
-        self._vetting.repeat(self._client)
-        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)
+    def _serve_callback(self, until: float) -> None:
+        """Perform for a moment what the loop asks for while a callback of the client waits, which has to end then."""
+        self._vetting.repeat(self._client, until)
+        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY), until=until)
         self._look_at_loop()
 
-    def _perform(self, command: Command, *, synchronous: bool) -> None:
+    def _perform(self, command: Command, *, until: float | None) -> None:
         if isinstance(command, Commit):
-            self._vetting.commit(self._client, command, synchronous=synchronous)
+            self._vetting.commit(self._client, command, until=until)
         elif isinstance(command, Release):
-            self._release(command, synchronous=synchronous)
+            self._release(command, until=until)
         elif isinstance(command, Expire):
             self._presume_lost("the client was not polled for max.poll.interval.ms")
         elif isinstance(command, Close):
             self._group.closing = True
 
-    def _release(self, command: Release, *, synchronous: bool) -> None:
+    def _release(self, command: Release, *, until: float | None) -> None:
         gap = None
         if command.committed is not None and self._failure is None and not self.errors.down:
-            if not synchronous:
+            if until is None:
                 before = self._clock()
                 self._ahead.gather(self._intake.read_behind(command.partition, command.committed, self._patience))
                 self._patience = max(0.0, self._patience + before - self._clock())
@@ -311,7 +311,7 @@ class Owner:
         else:
             self._group.drained(command.partition)
             last = Commit([Settlement(command.partition, [], gap)], command.answer, command.partition)
-            self._vetting.commit(self._client, last, synchronous=synchronous)
+            self._vetting.commit(self._client, last, until=until)
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         self.errors.answered()

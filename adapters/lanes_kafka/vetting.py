@@ -52,14 +52,14 @@ class Vetting:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def commit(self, client: Consumer, commit: Commit, *, synchronous: bool) -> None:
-        """Have one sent. ``synchronous``: now, and block for its answer, for 5 seconds and until the callback has to
-        end at most; without, ``look`` sends it."""
+    def commit(self, client: Consumer, commit: Commit, *, until: float | None) -> None:
+        """Have one sent. ``until``: in a callback of the client, which has to end at that time of the clock: now, and
+        block for its answer, for 5 seconds at most. None = in none: ``look`` sends it."""
         if commit.answer.given_up or not all(self._group.owns(each.partition) for each in commit.settlements):
             # It is refused without a word to the broker.
             self._send(client, commit)
-        elif synchronous:
-            self._commit_now(client, commit)
+        elif until is not None:
+            self._commit_now(client, commit, until)
         elif _has_ids(commit):
             commit.deadline = self._clock() + COMMIT_TIMEOUT
             self._waiting.append((self._topics.question(), commit))
@@ -78,13 +78,13 @@ class Vetting:
         while self._waiting and self._waiting[0][1].deadline <= self._clock():
             self._refuse(self._waiting.popleft()[1])
 
-    def repeat(self, client: Consumer) -> None:
-        """Have all sent again that has no answer yet, as ``synchronous``: while a callback of the client runs none
-        comes. What this raises is their answer, too."""
+    def repeat(self, client: Consumer, until: float) -> None:
+        """Have all sent again that has no answer yet, in a callback of the client, which has to end at that time: while
+        it runs none comes. What this raises is their answer, too."""
         recalled = self.recall()
         try:
             for commit in recalled:
-                self.commit(client, commit, synchronous=True)
+                self.commit(client, commit, until=until)
         except BaseException as error:
             # Of one that was answered the first answer counts.
             for commit in recalled:
@@ -103,8 +103,8 @@ class Vetting:
             commit.answer.give(SourceError(f"{self._name}: a commit was not sent: {reason}", retryable=True))
         self._commits.abandon(reason)
 
-    def _commit_now(self, client: Consumer, commit: Commit) -> None:
-        deadline = min(self._clock() + (_DOWN_FOR if self._errors.down else _BLOCKS_FOR), self._group.until)
+    def _commit_now(self, client: Consumer, commit: Commit, until: float) -> None:
+        deadline = min(self._clock() + (_DOWN_FOR if self._errors.down else _BLOCKS_FOR), until)
         answered = self._topics.wait(deadline - self._clock())
         self._check()
         if answered:

@@ -272,9 +272,9 @@ async def test_broker_outage_never_blocks_the_loop(
     due: list[Commit] = []
     commit = Vetting.commit
 
-    def noted(self: Vetting, client: Any, asked: Commit, *, synchronous: bool) -> None:
+    def noted(self: Vetting, client: Any, asked: Commit, *, until: float | None) -> None:
         due.append(asked)
-        commit(self, client, asked, synchronous=synchronous)
+        commit(self, client, asked, until=until)
 
     monkeypatch.setattr(Vetting, "commit", noted)
     server = fresh_kafka(warm=True)

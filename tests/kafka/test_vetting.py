@@ -103,7 +103,7 @@ class Bench:
         self.errors = ErrorLog("kafka g", lambda: self.now, None, {})
         self.owned = True
         group: Any = SimpleNamespace(
-            until=1e9, check_topics=self._check, release=self.released.append, owns=lambda partition: self.owned
+            check_topics=self._check, release=self.released.append, owns=lambda partition: self.owned
         )
         commits = Commits(lambda partition: self.owned, lambda reason: None, lambda: self.now, "kafka g")
         self.vetting = Vetting(self.topics, group, commits, self.errors, lambda: self.now, "kafka g")
@@ -112,19 +112,26 @@ class Bench:
         self.owned = self.topics.change("t", self.partitions[0].incarnation) is None
 
     def commit(
-        self, number: int, floor: int, *, synchronous: bool = False, releases: bool = False, given_up: bool = False
+        self,
+        number: int,
+        floor: int,
+        *,
+        synchronous: bool = False,
+        until: float = 1e9,
+        releases: bool = False,
+        given_up: bool = False,
     ) -> Noted:
         answer: Any = Noted(given_up)
         partition = self.partitions[number]
         commit = Commit([Settlement(partition, [], floor)], answer, partition if releases else None)
         client: Any = self.broker
-        self.vetting.commit(client, commit, synchronous=synchronous)
+        self.vetting.commit(client, commit, until=until if synchronous else None)
         noted: Noted = answer
         return noted
 
     def repeat(self) -> None:
         client: Any = self.broker
-        self.vetting.repeat(client)
+        self.vetting.repeat(client, 1e9)
 
     def look(self) -> None:
         client: Any = self.broker
@@ -213,6 +220,17 @@ def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
     assert bool(bench.vetting) == (recalled == "waiting")
     (commit,) = bench.vetting.recall()
     assert commit.settlements[0].floor == 5 and bench.vetting.recall() == [] and not bench.vetting
+
+
+@pytest.mark.parametrize(("until", "waited"), [(0.5, 0.5), (1e9, 5.0), (-1.0, -1.0)])
+def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
+    until: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    found: list[float] = []
+    monkeypatch.setattr(bench.topics, "wait", lambda timeout: found.append(timeout))
+    (error,) = bench.commit(0, 5, synchronous=True, until=until).given
+    assert found == [waited] and isinstance(error, lanes.SourceError) and bench.broker.commits == []
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])

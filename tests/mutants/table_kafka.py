@@ -61,17 +61,17 @@ _COMMITTING: Final = (
     _mutant(
         "sync_commit_on_the_thread",
         "mailbox",
-        "            except Empty:\n                return\n            self._perform(command, synchronous=False)\n",
-        "            except Empty:\n                return\n            self._perform(command, synchronous=True)\n",
+        "            except Empty:\n                return\n            self._perform(command, until=None)\n",
+        "            except Empty:\n                return\n            self._perform(command, until=1e12)\n",
         "every commit waits for the broker, and nothing is read meanwhile",
         _OWNERSHIP + "only_callbacks_commit_synchronously",
     ),
     _mutant(
         "never_sync_in_a_revoke",
         "owner",
-        "        self._vetting.repeat(self._client)\n"
-        "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY), synchronous=True)\n",
-        "        self._mailbox.wait(min(seconds, _POSITIONS_EVERY))\n",
+        "        self._vetting.repeat(self._client, until)\n"
+        "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY), until=until)\n",
+        "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
         _OWNERSHIP + "only_callbacks_commit_synchronously",
     ),
