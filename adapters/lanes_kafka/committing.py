@@ -7,8 +7,8 @@ here, at the last moment before a commit leaves; that positions rise is the engi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -20,6 +20,7 @@ from lanes.errors import SourceError
 from lanes_kafka.assignment import Place
 from lanes_kafka.bridge import Answer
 from lanes_kafka.broker import metadata_limit
+from lanes_kafka.errors import said, words
 
 log = logging.getLogger("lanes.kafka")
 
@@ -112,7 +113,8 @@ class Commits:
     """The commits of one client, used in the thread that owns it.
 
     ``owns``: whether a partition may still be committed. ``lost``: called when the broker says that this process is no
-    member any more. ``limit``: UTF-16 units of metadata that the broker takes, as far as is known; 0 = none.
+    member any more. ``settings``: whose secrets are not shown. ``limit``: UTF-16 units of metadata that the broker
+    takes, as far as is known; 0 = none.
     ``degraded``: completed sets that did not fit; that is said once.
     """
 
@@ -122,6 +124,7 @@ class Commits:
         lost: Callable[[str], None],
         clock: Clock,
         name: str,
+        settings: Mapping[str, Any],
         limit: int = LIMIT,
     ) -> None:
         self.limit = limit
@@ -131,6 +134,7 @@ class Commits:
         self._lost = lost
         self._clock = clock
         self._name = name
+        self._settings = settings
         self._under_way: dict[Place, Commit] = {}
 
     @property
@@ -165,7 +169,8 @@ class Commits:
         except KafkaException as failure:
             self._answered(commit, failure.args[0])
         except RuntimeError as failure:
-            commit.answer.give(SourceError(f"{self._name}: not committed: {failure}", retryable=True))
+            why = words(failure, self._settings)
+            commit.answer.give(SourceError(f"{self._name}: not committed: {why}", retryable=True))
 
     def _offset(self, settlement: Settlement) -> TopicPartition:
         place, floor = _place(settlement), settlement.floor
@@ -224,7 +229,7 @@ class Commits:
         where = ", ".join(sorted(str(each.partition.id) for each in commit.settlements))
         commit.answer.give(
             SourceError(
-                f"{self._name}: {where}: not committed: {error.name()}: {error.str()}", retryable=kind != "permanent"
+                f"{self._name}: {where}: not committed: {said(error, self._settings)}", retryable=kind != "permanent"
             )
         )
 

@@ -11,9 +11,9 @@ from confluent_kafka import KafkaError, KafkaException
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.asking import ask_topic
+from lanes_kafka.errors import named
 from lanes_kafka.letters import Record, letter_record
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
-from lanes_kafka.setting_names import redacted
 
 __all__ = ["KafkaDeadLetters", "is_topic", "topic_name"]
 
@@ -113,7 +113,7 @@ class KafkaDeadLetters:
                 elif error.code() in _TOO_LARGE:
                     limit = self._smaller(record, limit)
                 else:
-                    raise self._failure(error) from failure
+                    raise self._failure(error) from None
 
     def _smaller(self, record: Record, limit: int | None) -> int:
         """The next limit to try for a record that was too large."""
@@ -126,7 +126,7 @@ class KafkaDeadLetters:
         return self._limit if limit is None and self._limit < record.size else record.size // 2
 
     def _failure(self, error: KafkaError) -> SourceError:
-        said = f"{error.name()}: {redacted(error.str(), self._settings)}"
+        said = named(error, self._settings)
         if error.code() not in _NEVER:
             return SourceError(f"dead letter not confirmed by {self._topic} ({said})", retryable=True)
         return SourceError(f"dead letter refused by {self._topic} ({said}): mend permissions or settings of the topic")

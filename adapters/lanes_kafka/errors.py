@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -60,13 +61,36 @@ def is_permanent(error: KafkaError) -> bool:
     return error.fatal() or error.code() in _PERMANENT
 
 
+def named(error: KafkaError, settings: Mapping[str, Any]) -> str:
+    """What a client says, without the secrets among its settings."""
+    return f"{error.name()}: {redacted(error.str(), settings)}"
+
+
 def said(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """What a client says, without the secrets among its settings; and what is to be done, where that is known."""
+    """What a client says, as ``named``; and what is to be done, where that is known."""
     text = error.str()
     remedy = _REMEDIES.get(error.code())
     if _OF_848 in text:
         remedy = _NO_848 if _UNSUPPORTED in text else _OTHER_GROUP if _NO_SUCH_GROUP in text else remedy
-    return f"{error.name()}: {redacted(text, settings)}" + (f": {remedy}" if remedy else "")
+    return named(error, settings) + (f": {remedy}" if remedy else "")
+
+
+def words(raised: BaseException, settings: Mapping[str, Any]) -> str:
+    """What an exception says, of the client or of a function of the user's that it called, without the secrets."""
+    error = raised.args[0] if raised.args else None
+    if isinstance(error, KafkaError):
+        return said(error, settings)
+    return f"{type(raised).__name__}: {redacted(str(raised), settings)}"
+
+
+def ended_by(what: str, raised: BaseException, settings: Mapping[str, Any]) -> SourceError:
+    """What a source stops with after an exception that it cannot go on from; ``what`` has failed. Chained to it, unless
+    its traceback shows a secret."""
+    failure = SourceError(f"{what}: {words(raised, settings)}; start again")
+    shown = "".join(traceback.format_exception(raised))
+    if redacted(shown, settings) == shown:
+        failure.__cause__ = raised
+    return failure
 
 
 def refusal(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
@@ -118,6 +142,10 @@ class ErrorLog:
         more = self._unsaid.pop(code, 0)
         again = f" ({more} times more since)" if more else ""
         log.warning("%s: %s%s", self._name, said(error, self._settings), again)
+
+    def words(self, raised: BaseException) -> str:
+        """What an exception says, without the secrets."""
+        return words(raised, self._settings)
 
     def answered(self) -> None:
         """A broker is reached."""

@@ -19,7 +19,7 @@ from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
 from lanes_kafka.assignment import Assignment, Place
 from lanes_kafka.client_config import ClientConfig
-from lanes_kafka.errors import is_permanent
+from lanes_kafka.errors import ended_by, is_permanent, said
 from lanes_kafka.offsets import QUERY_TIMEOUT, Beginning, beginnings, bounds, moved
 from lanes_kafka.reading import READER
 from lanes_kafka.topics import Topics
@@ -113,7 +113,7 @@ class Group:
         except SourceError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(self._failure("assigning partitions failed", error))
+            self._fail(self._ended_by("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Have these drained, and wait for that up to 0.8 of ``max.poll.interval.ms``."""
@@ -133,7 +133,7 @@ class Group:
                 self._serve(until)
             self._lose([each for each in waiting if self._still(each)], f"it was not released within {limit:g} s")
         except Exception as error:
-            self._fail(self._failure("revoking partitions failed", error))
+            self._fail(self._ended_by("revoking partitions failed", error))
         finally:
             self._forget(leaving)
 
@@ -234,7 +234,7 @@ class Group:
         config = self._config
         sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
         until = self._clock() + min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
-        said = False
+        told = False
         while True:
             try:
                 return beginnings(
@@ -250,9 +250,10 @@ class Group:
                 error = failure.args[0]
                 if is_permanent(error) or self.closing or self._clock() >= until:
                     raise
-                if not said:
-                    said = True
-                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, error.str())
+                if not told:
+                    told = True
+                    why = self._said(failure)
+                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, why)
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
                     # The coordinator may know of partitions that were added lately before this client does.
                     with contextlib.suppress(KafkaException):
@@ -283,8 +284,8 @@ class Group:
             self._undecided.clear()
         except KafkaException as failure:
             self._decide_at = self._clock() + _DECIDE_EVERY
-            said = failure.args[0].str()
-            log.warning("%s: where the group begins is not committed yet, again soon: %s", self._name, said)
+            why = self._said(failure)
+            log.warning("%s: where the group begins is not committed yet, again soon: %s", self._name, why)
 
     def _go_on(self, client: Consumer, *, again: bool = False) -> None:
         if not self._astray or (again and self._clock() < self._ask_bounds_at):
@@ -297,11 +298,11 @@ class Group:
             self._fail(error)
         except KafkaException as failure:
             if is_permanent(failure.args[0]):
-                self._fail(self._failure("asking what the log has failed", failure))
+                self._fail(self._ended_by("asking what the log has failed", failure))
                 return
             if not again:
-                said = failure.args[0].str()
-                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, said)
+                why = self._said(failure)
+                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, why)
             self._astray, self._ask_bounds_at = astray, self._clock() + _ASK_BOUNDS_EVERY
         else:
             for each, target in targets.items():
@@ -390,7 +391,8 @@ class Group:
             if self.owned.get(each.place) is each:
                 del self.owned[each.place]
 
-    def _failure(self, what: str, error: Exception) -> SourceError:
-        failure = SourceError(f"{self._name}: {what}: {type(error).__name__}: {error}; start again")
-        failure.__cause__ = error
-        return failure
+    def _ended_by(self, what: str, error: Exception) -> SourceError:
+        return ended_by(f"{self._name}: {what}", error, self._config.client)
+
+    def _said(self, failure: KafkaException) -> str:
+        return said(failure.args[0], self._config.client)

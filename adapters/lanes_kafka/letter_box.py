@@ -21,12 +21,11 @@ from lanes.errors import ConfigError, MessageError, SourceError
 from lanes.letter_box import Disposition, Found, Parked
 from lanes_kafka.asking import ask_topic
 from lanes_kafka.dead_letters import is_topic, topic_name
-from lanes_kafka.errors import is_permanent
+from lanes_kafka.errors import is_permanent, named
 from lanes_kafka.letters import WIRE, Record, disposition_record, read_disposition, read_letter, read_whole
 from lanes_kafka.log_reader import LogReader, Range
 from lanes_kafka.producing import ConfirmedProducer, producer_settings
 from lanes_kafka.reading import READER
-from lanes_kafka.setting_names import redacted
 
 _Place = tuple[int, int]
 """Partition and offset."""
@@ -130,10 +129,10 @@ class KafkaLetterBox:
             return await self._producer.send(topic, record, partition)
         except KafkaException as failure:
             error = failure.args[0]
-            said = f"{error.name()}: {redacted(error.str(), self._settings)}"
             raise SourceError(
-                f"not confirmed by {topic}/{partition} ({said})", retryable=not is_permanent(error)
-            ) from failure
+                f"not confirmed by {topic}/{partition} ({named(error, self._settings)})",
+                retryable=not is_permanent(error),
+            ) from None
 
     # --- in the thread of the producer
 

@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from lanes.errors import SourceError
-from lanes_kafka.errors import is_permanent
+from lanes_kafka.errors import is_permanent, named
 from lanes_kafka.producing import addresses, client_failure
-from lanes_kafka.setting_names import redacted
 
 SILENCE: Final = 15.0
 """Seconds without an answer of the broker after which reading has failed."""
@@ -114,7 +113,7 @@ class LogReader:
     def _failure(self, error: KafkaError) -> SourceError:
         return SourceError(
             f"topic {self._topic!r} at {addresses(self._settings)} cannot be read "
-            f"({error.name()}: {redacted(error.str(), self._settings)}): see that the broker runs, and that this user "
+            f"({named(error, self._settings)}): see that the broker runs, and that this user "
             "may read the topic",
             retryable=not is_permanent(error),
         )

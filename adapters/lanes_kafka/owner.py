@@ -27,7 +27,7 @@ from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client_config import ClientConfig
 from lanes_kafka.committing import Commit, Commits, metadata_room
 from lanes_kafka.ends import Ends
-from lanes_kafka.errors import ErrorLog, is_permanent, refusal, said
+from lanes_kafka.errors import ErrorLog, ended_by, is_permanent, refusal, said, words
 from lanes_kafka.group import Group
 from lanes_kafka.intake import Intake, place_of
 from lanes_kafka.key_watch import KeyWatch
@@ -157,8 +157,7 @@ class Owner:
                     self._restart(self._restart_in)
         except BaseException as error:
             # Of a callback of the user's that calls sys.exit() too: it would end the thread without a word.
-            failure = SourceError(f"{self._name}: the client's thread failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
+            failure = ended_by(f"{self._name}: the client's thread failed", error, self._config.client)
             self._opened.give(error if isinstance(error, Exception) else failure)
             if hasattr(self, "_group"):
                 self._group.lose_all("the client's thread has failed")
@@ -166,7 +165,7 @@ class Owner:
         try:
             self._close()
         except BaseException as error:
-            log.warning("%s: the client was not closed in order: %s", self._name, error)
+            log.warning("%s: the client was not closed in order: %s", self._name, words(error, self._config.client))
         if hasattr(self, "_topics"):
             self._topics.close()
         self._bridge.post(self._ended)
@@ -198,7 +197,8 @@ class Owner:
             starved=lambda: self._want.messages <= 0,
             hands_over=self._hands_over,
         )
-        self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, self.limit)
+        settings = self._config.client
+        self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, settings, self.limit)
         self._vetting = Vetting(self._topics, self._group, self._commits, self.errors, self._clock, self._name)
 
     def _join(self) -> None:
@@ -396,7 +396,7 @@ class Owner:
             try:
                 self._group.readopt(self._client)
             except KafkaException as failure:
-                self._fail(SourceError(f"{self._name}: partitions not assigned again: {failure}; start again"))
+                self._fail(ended_by(f"{self._name}: partitions not assigned again", failure, self._config.client))
 
     def _tell(self, events: Sequence[SourceEvent]) -> None:
         """What was read, and then these."""

@@ -88,7 +88,8 @@ class Vetting:
         except BaseException as error:
             # Of one that was answered the first answer counts.
             for commit in recalled:
-                commit.answer.give(SourceError(f"{self._name}: not committed: {error!r}", retryable=True))
+                why = self._errors.words(error)
+                commit.answer.give(SourceError(f"{self._name}: not committed: {why}", retryable=True))
             raise
 
     def recall(self) -> list[Commit]:

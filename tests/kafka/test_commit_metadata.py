@@ -198,7 +198,7 @@ class FakeAnswer:
 
 
 def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCaptureFixture) -> None:
-    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g")
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {})
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(15)
     answers: list[Any] = []
@@ -215,7 +215,7 @@ def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("room", [0, LIMIT])
 def test_what_fits_is_not_worth_a_word(room: int, caplog: pytest.LogCaptureFixture) -> None:
-    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", room)
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {}, room)
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(room)
     answer: Any = FakeAnswer()

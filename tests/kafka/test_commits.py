@@ -372,7 +372,7 @@ KINDS = {
 @pytest.mark.parametrize(("kind", "code"), [(kind, code) for kind, codes in KINDS.items() for code in codes])
 def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, cluster: MockCluster) -> None:
     lost: list[str] = []
-    commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T")
+    commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T", {})
     before = commits.limit
     # Without a name of its own nobody can be fenced for it: then closing such a client never ends.
     config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": f"g{code}{synchronous}", "group.instance.id": "i"}

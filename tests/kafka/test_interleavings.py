@@ -98,7 +98,7 @@ class Noted:
 
 
 def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
-    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g")
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {})
     client: Any = Sent()
     places = [Partition(PartitionId("t", number), READER, floor=0) for number in range(2)]
     first, second = Noted(), Noted()
@@ -115,7 +115,7 @@ def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
 
 def test_a_late_answer_of_an_expired_commit_is_not_that_of_a_newer_one_of_the_same_position() -> None:
     now = 0.0
-    commits = Commits(lambda partition: True, lambda reason: None, lambda: now, "kafka g")
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: now, "kafka g", {})
     client: Any = Sent()
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     first, second = Noted(), Noted()

@@ -6,21 +6,29 @@ import functools
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 import lanes
 from lanes import cli
+from lanes.core.types import Partition, PartitionId, Settlement
 from lanes_kafka import KafkaDeadLetters, KafkaSource
 from lanes_kafka.client_config import client_config
+from lanes_kafka.committing import Commit, Commits
 from lanes_kafka.doctor import examine
+from lanes_kafka.errors import ended_by
 from lanes_kafka.letter_box import KafkaLetterBox
+from lanes_kafka.letters import Record
+from lanes_kafka.producing import ConfirmedProducer
+from lanes_kafka.reading import READER
 from lanes_kafka.setting_names import is_secret, redacted
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
+from tests.kafka.letters import letter
 from tests.kafka.workload import produce
 from tests.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 
@@ -132,6 +140,80 @@ async def test_secrets_in_what_the_client_itself_says(
         await lanes.run(KafkaSource(config, topics=orders.name, client=refuse), handler)
     assert any("cannot log in as … with …" in text for text in logged(caplog))
     assert leaks([*told(refused.value), *logged(caplog)], (*CANARIES, USER)) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("of_client", [True, False], ids=["by the client", "by another"])
+@pytest.mark.parametrize(
+    ("method", "what"), [("consume", "the client's thread failed"), ("committed", "assigning partitions failed")]
+)
+async def test_secrets_in_what_ends_the_thread_of_a_client(
+    method: str,
+    what: str,
+    of_client: bool,
+    topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lanes_kafka.group._PATIENCE", 0.0)
+    orders = topic()
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        text = f"cannot go on with {PASSWORD}"
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT, text)) if of_client else RuntimeError(text)
+
+    failing = type("Failing", (Consumer,), {method: fail})
+    config = UNUSED | {"bootstrap.servers": orders.url}
+    with anyio.fail_after(20), pytest.raises(lanes.SourceError, match=f"{what}: .*: cannot go on with …") as ended:
+        await lanes.run(KafkaSource(config, topics=orders.name, client=failing), handler)
+    assert leaks([*told(ended.value), *logged(caplog)]) == []
+
+
+def test_what_ends_a_client_is_chained_where_it_shows_no_secret() -> None:
+    found = RuntimeError("out of memory")
+    assert ended_by("kafka g: it failed", found, SECRETS).__cause__ is found
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, f"not with {PASSWORD}")),
+            "orders/0: not committed: GROUP_AUTHORIZATION_FAILED: not with …: allow this user Read on the group",
+        ),
+        (RuntimeError(f"closed, {PASSWORD}"), "not committed: RuntimeError: closed, …"),
+    ],
+    ids=["refused", "closed"],
+)
+def test_secrets_in_what_refuses_a_commit(raised: Exception, said: str) -> None:
+    given: list[Exception] = []
+
+    def commit(**named: Any) -> None:
+        raise raised
+
+    client: Any = SimpleNamespace(commit=commit)
+    answer: Any = SimpleNamespace(given_up=False, give=given.append)
+    commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", SECRETS)
+    partition = Partition(PartitionId("orders", 0), READER, floor=0)
+    commits.send(client, Commit([Settlement(partition, [], 7)], answer))
+    (error,) = given
+    assert str(error) == f"kafka g: {said}" and leaks([*told(error)]) == []
+
+
+@pytest.mark.anyio
+async def test_secrets_in_what_refuses_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*arguments: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT, f"not with {PASSWORD}"))
+
+    async def connect(producer: ConfirmedProducer) -> None: ...
+
+    monkeypatch.setattr(ConfirmedProducer, "send", send)
+    monkeypatch.setattr(ConfirmedProducer, "connect", connect)
+    with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as parked:
+        await KafkaDeadLetters(UNUSED, "dead").put(letter())
+    with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as replayed:
+        await KafkaLetterBox(UNUSED, "dead")._send("orders", Record(None, b"", []), 0)
+    assert leaks([*told(parked.value), *told(replayed.value)]) == []
 
 
 FILES = {

@@ -105,7 +105,7 @@ class Bench:
         group: Any = SimpleNamespace(
             check_topics=self._check, release=self.released.append, owns=lambda partition: self.owned
         )
-        commits = Commits(lambda partition: self.owned, lambda reason: None, lambda: self.now, "kafka g")
+        commits = Commits(lambda partition: self.owned, lambda reason: None, lambda: self.now, "kafka g", {})
         self.vetting = Vetting(self.topics, group, commits, self.errors, lambda: self.now, "kafka g")
 
     def _check(self) -> None:
