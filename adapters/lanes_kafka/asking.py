@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, TopicDescription
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType, TopicDescription
 
 from lanes.errors import SourceError
 from lanes_kafka.producing import addresses, client_failure
+from lanes_kafka.questions import answer, cause, is_login, is_refused, settings_of
 from lanes_kafka.setting_names import redacted
 
 DEADLINE: Final = 10.0
 """Seconds that a broker may take to answer all."""
-
-_POLL: Final = 0.05
-_LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
-
-_T = TypeVar("_T")
 
 
 class TopicFacts(NamedTuple):
@@ -94,45 +89,34 @@ class _Asker:
         self._wanted = wanted
         self._deadline = time.monotonic() + DEADLINE
 
-    def answer(self, future: Future[_T]) -> _T:
-        while not future.done():
-            # Polled, it says what goes wrong meanwhile.
-            self._admin[0].poll(_POLL)
-            hopeless = any(error.code() in _LOGIN for error in self._errors)
-            if hopeless or not self._wanted() or time.monotonic() >= self._deadline:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
-        return future.result()
-
     def topic(self, name: str) -> TopicDescription:
         asked = self._admin[0].describe_topics(
             TopicCollection([name]), include_authorized_operations=True, request_timeout=DEADLINE
         )
-        found: TopicDescription = self.answer(asked[name])
+        found: TopicDescription = answer(self._admin[0], asked[name], self._deadline, self._gives_up)
         return found
+
+    def config(self, topic: str) -> dict[str, str]:
+        """The topic's settings; none where this user may not ask, or is not answered."""
+        try:
+            return settings_of(self._admin[0], ResourceType.TOPIC, topic, self._deadline, self._gives_up)
+        except KafkaException:
+            return {}
 
     def close(self) -> None:
         """Let go of the client. Idempotent."""
         self._admin.clear()
 
-    def config(self, topic: str) -> dict[str, str]:
-        """The topic's settings; none where this user may not ask, or is not answered."""
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        try:
-            found = self.answer(self._admin[0].describe_configs([resource], request_timeout=DEADLINE)[resource])
-        except KafkaException:
-            return {}
-        return {name: str(entry.value) for name, entry in found.items()}
+    def _gives_up(self) -> bool:
+        return is_refused(self._errors) or not self._wanted()
 
 
 def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, errors: list[KafkaError]) -> SourceError:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SourceError(f"topic {topic!r}: this user may not describe it; allow it Describe on the topic")
-    # What a request ends with is that its time is over; the cause was told beside it.
-    causes = [one for one in errors if one.code() != KafkaError._ALL_BROKERS_DOWN]
-    login = [one for one in causes if one.code() in _LOGIN]
-    cause = (login or causes or [error])[-1]
-    said = redacted(cause.str(), settings)
-    if login:
+    why = cause(error, errors)
+    said = redacted(why.str(), settings)
+    if is_login(why):
         return SourceError(f"login refused at {addresses(settings)} ({said}): correct the credentials")
     return SourceError(
         f"no Kafka broker answers at {addresses(settings)} within {DEADLINE:g} s ({said}): start it, or correct "

@@ -16,8 +16,11 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, Resourc
 
 from lanes.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka.broker import DEADLINE, METADATA_LIMIT, NOT_ALLOWED, answer, broker_settings, said, settings
+from lanes_kafka.broker import DEADLINE, METADATA_LIMIT, broker_settings
 from lanes_kafka.client_config import ClientConfig
+from lanes_kafka.errors import named
+from lanes_kafka.producing import addresses
+from lanes_kafka.questions import NOT_ALLOWED, answer, cause, is_login, is_refused, settings_of
 from lanes_kafka.setting_names import redacted
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
@@ -29,7 +32,6 @@ _LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO
 _AGAIN: Final = 0.2
 """Seconds until it is asked again."""
 
-_LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
 _SHOWN: Final = 5  # brokers by their addresses
 # Its log would stand between the lines; what it says of errors is asked for.
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
@@ -49,8 +51,8 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = DEA
         admin = AdminClient(connecting)
     except (KafkaException, TypeError, ValueError) as failure:
         told = failure.args[0]
-        text = said(told) if isinstance(told, KafkaError) else str(failure)
-        return [Check("client", False, redacted(text, config.client), "correct the setting it names")]
+        text = named(told, config.client) if isinstance(told, KafkaError) else redacted(str(failure), config.client)
+        return [Check("client", False, text, "correct the setting it names")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
     if checks[0].ok is False:
@@ -70,24 +72,17 @@ class _Doctor:
         self._timeout = timeout
 
     def reachable(self) -> Check:
-        where = str(self._config.admin.get("bootstrap.servers") or self._config.admin.get("metadata.broker.list") or "")
         deadline = time.monotonic() + self._timeout
         future = self._admin.describe_cluster(request_timeout=self._timeout)
         try:
-            cluster = answer(self._admin, future, deadline, self._refused)
+            cluster = answer(self._admin, future, deadline, lambda: is_refused(self._errors))
         except KafkaException as failure:
-            # What the request itself ends with is that its time is over; the cause was told beside it.
-            causes = [one for one in self._errors if one.code() != KafkaError._ALL_BROKERS_DOWN]
-            error = causes[-1] if causes else failure.args[0]
-            return Check(
-                "broker", False, redacted(f"{where}: {said(error)}", self._config.admin), _remedy_of_reaching(error)
-            )
+            error = cause(failure.args[0], self._errors)
+            where = addresses(self._config.admin)
+            return Check("broker", False, f"{where}: {named(error, self._config.admin)}", _remedy_of_reaching(error))
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
         return Check("broker", True, f"{nodes}{more}, cluster {cluster.cluster_id}")
-
-    def _refused(self) -> bool:
-        return any(error.code() in _LOGIN for error in self._errors)
 
     def topic(self, name: str) -> list[Check]:
         what = f"topic {name}"
@@ -114,7 +109,7 @@ class _Doctor:
     def _retention(self, topic: str) -> Check:
         what = f"retention of {topic}"
         try:
-            found = settings(self._admin, ResourceType.TOPIC, topic, self._deadline())
+            found = settings_of(self._admin, ResourceType.TOPIC, topic, self._deadline())
         except KafkaException as failure:
             return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see it")
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
@@ -160,15 +155,16 @@ class _Doctor:
     def group(self) -> Check:
         group = self._config.group
         what = f"group {group}"
+        allow = f"allow Read on group {group}"
         try:
             asked = self._admin.describe_consumer_groups(
                 [group], include_authorized_operations=True, request_timeout=self._timeout
             )
             found = self._ask(asked[group])
         except (KafkaException, ValueError, TypeError) as failure:
-            return self._failed(what, failure, f"allow Read on group {group}", "start a first member", absent=True)
+            return self._failed(what, failure, allow, "start a first member", absent=True)
         if not _allowed(found, AclOperation.READ):
-            return Check(what, False, "it may be seen, and not joined", f"allow Read on group {group}")
+            return Check(what, False, "it may be seen, and not joined", allow)
         kind, state = found.type.name.lower(), found.state.name.lower()
         if not found.members and state == "dead" and self._is_of_another_kind():
             return Check(
@@ -248,10 +244,10 @@ class _Doctor:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
             return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
         remedy = allow if error.code() in NOT_ALLOWED else "look again; correct what it names"
-        return Check(what, False, redacted(said(error), self._config.admin), remedy)
+        return Check(what, False, named(error, self._config.admin), remedy)
 
     def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
-        return Check(what, None, redacted(said(failure.args[0]), self._config.admin), remedy)
+        return Check(what, None, named(failure.args[0], self._config.admin), remedy)
 
 
 def _carries(what: str, limit: str | None) -> Check:
@@ -286,7 +282,7 @@ def _allowed(found: Any, operation: AclOperation) -> bool:
 
 
 def _remedy_of_reaching(error: KafkaError) -> str:
-    if error.code() in _LOGIN:
+    if is_login(error):
         return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
     if error.code() == KafkaError._SSL or "SSL" in error.str():
         return "correct security.protocol and the ssl settings"

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from lanes.clock import Clock
 from lanes.errors import ConfigError
 from lanes_kafka.asking import no_answer
+from lanes_kafka.questions import wait
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the ids."""
@@ -87,8 +88,8 @@ class Topics:
         """``question``, and block for its answer up to ``timeout`` seconds; False when it did not come."""
         number, deadline = self.question(), time.monotonic() + timeout
         while self._asked:
-            _, waiting = concurrent.futures.wait(self._asked.values(), max(0.0, deadline - time.monotonic()))
-            if waiting:
+            assert self.admin is not None, "once closed it has asked nothing"
+            if not wait(self.admin, self._asked.values(), deadline):
                 return False
             answered = self._take()
             if self._begun >= number:

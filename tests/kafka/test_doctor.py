@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 
 from lanes.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka import broker, doctor
+from lanes_kafka import broker, doctor, questions
 from lanes_kafka.broker import metadata_limit
 from lanes_kafka.client_config import client_config
 from lanes_kafka.doctor import examine
@@ -331,7 +331,7 @@ def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory)
 def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> None:
     admin = AdminClient({**QUIET, **kafka.config()})
     with pytest.raises(KafkaException) as failed:
-        broker.answer(admin, Future(), time.monotonic())
+        questions.answer(admin, Future(), time.monotonic())
     assert failed.value.args[0].code() == KafkaError._TIMED_OUT
 
 
