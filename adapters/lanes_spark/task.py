@@ -27,7 +27,7 @@ from lanes.handlers import is_async
 from lanes_spark.task_collector import collecting_seldom
 from lanes_spark.task_job import TaskJob
 from lanes_spark.task_journal import Pace, task_journal
-from lanes_spark.task_results import Result, recording, results_of, rows_batch, summary_batch
+from lanes_spark.task_results import Result, Returns, rows_batch, summary_batch
 from lanes_spark.task_source import ArrowSource
 from lanes_spark.task_telling import Tell, telling
 from lanes_spark.task_watch import LoopWatch
@@ -88,6 +88,7 @@ class _Task:
         self._journal = task_journal(job.journal, member)
         self._inbox: SimpleQueue[_Event] = SimpleQueue()
         self._results: list[Result] = []
+        self._returns = Returns()
         self._source = ArrowSource(job.topic, taken=self._batch_taken, settled=self._settled)
         if self._journal is not None:
             self._source.pace = Pace(self._journal).wait
@@ -206,7 +207,7 @@ class _Task:
         job = self._job
         handler = job.handler
         if job.results is not None:
-            handler = recording(handler, batch=job.settings.batch is not None)
+            handler = self._returns.recording(handler, batch=job.settings.batch is not None)
         self._consumer = Consumer(
             self._source,
             handler,
@@ -229,7 +230,7 @@ class _Task:
         if self._job.results is None:
             return
         try:
-            self._results += results_of(messages)
+            self._results += self._returns.take(messages)
         except LanesError as error:
             # Nothing fails at the source: the rest is drained, and the task raises this.
             self._misfit = self._misfit or error

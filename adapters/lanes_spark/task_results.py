@@ -19,10 +19,9 @@ from lanes.handlers import Handler, is_async, refuse_awaitable
 __all__ = [
     "COUNTS",
     "Result",
+    "Returns",
     "check_results",
     "output_schema",
-    "recording",
-    "results_of",
     "rows_batch",
     "summary_batch",
 ]
@@ -57,73 +56,84 @@ def output_schema(results: Any) -> Any:
     return pa.schema(fields)
 
 
-def recording(handler: Handler, *, batch: bool) -> Handler:
-    """The handler for ``lanes``; what it returns is kept with the message until that is settled."""
-    if is_async(handler):
-        awaited = cast(Callable[[Any], Awaitable[object]], handler)
+class Returns:
+    """What handlers have returned for the messages of a task that are not settled yet.
+
+    Handlers may run in threads; nothing is taken of a message before its handler has ended.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Message, object] = {}
+
+    def __repr__(self) -> str:
+        return f"<Returns of {len(self._values)} messages>"
+
+    def recording(self, handler: Handler, *, batch: bool) -> Handler:
+        """The handler for ``lanes``; what it returns is kept here until its message is settled."""
+        values = self._values
+        if is_async(handler):
+            awaited = cast(Callable[[Any], Awaitable[object]], handler)
+            if batch:
+
+                async def recording_batch(messages: list[Message]) -> object:
+                    self._forget(messages)
+                    return self._outcomes(messages, await awaited(messages))
+
+                return recording_batch
+
+            async def recording_one(message: Message) -> None:
+                values[message] = await awaited(message)
+
+            return recording_one
+        plain = cast(Callable[[Any], object], handler)
         if batch:
 
-            async def recording_batch(messages: list[Message]) -> object:
-                _forget(messages)
-                return _outcomes(messages, await awaited(messages))
+            def recording_plain_batch(messages: list[Message]) -> object:
+                self._forget(messages)
+                returned = plain(messages)
+                # An awaitable is refused by who calls this, with the handler's name.
+                return returned if inspect.isawaitable(returned) else self._outcomes(messages, returned)
 
-            return recording_batch
+            return recording_plain_batch
 
-        async def recording_one(message: Message) -> None:
-            message.token = await awaited(message)
+        def recording_plain(message: Message) -> None:
+            returned = plain(message)
+            refuse_awaitable(handler, returned, message)
+            values[message] = returned
 
-        return recording_one
-    plain = cast(Callable[[Any], object], handler)
-    if batch:
+        return recording_plain
 
-        def recording_plain_batch(messages: list[Message]) -> object:
-            _forget(messages)
-            returned = plain(messages)
-            # An awaitable is refused by who calls this, with the handler's name.
-            return returned if inspect.isawaitable(returned) else _outcomes(messages, returned)
+    def take(self, messages: Sequence[Message]) -> list[Result]:
+        """The rows that the handlers of these settled messages returned. They are forgotten here.
 
-        return recording_plain_batch
+        None is no row, a mapping is one, a list of mappings is as many. Raises ``LanesError`` for anything else.
+        """
+        results: list[Result] = []
+        for message in messages:
+            returned = self._values.pop(message, None)
+            if returned is None:
+                continue
+            for row in returned if isinstance(returned, list) else [returned]:
+                if not isinstance(row, Mapping):
+                    raise LanesError(
+                        f"the handler returned a {type(row).__name__} at {message.partition.id} position "
+                        f"{message.position}: with results=… it returns None, a dict by column, or a list of these"
+                    )
+                results.append((message.partition.id, message.position, row))
+        return results
 
-    def recording_plain(message: Message) -> None:
-        returned = plain(message)
-        refuse_awaitable(handler, returned, message)
-        message.token = returned
+    def _forget(self, messages: list[Message]) -> None:
+        for message in messages:
+            self._values.pop(message, None)
 
-    return recording_plain
-
-
-def _forget(messages: list[Message]) -> None:
-    for message in messages:
-        message.token = None
-
-
-def _outcomes(messages: list[Message], returned: object) -> object:
-    """Of a batch handler's return value, what ``lanes`` is told; the rows stay with their messages."""
-    if not isinstance(returned, list | tuple) or len(returned) != len(messages):
-        return returned
-    for message, one in zip(messages, returned, strict=True):
-        message.token = None if isinstance(one, BaseException) else one
-    return [one if isinstance(one, BaseException) else None for one in returned]
-
-
-def results_of(messages: Sequence[Message]) -> list[Result]:
-    """The rows that the handlers of these settled messages returned.
-
-    None is no row, a mapping is one, a list of mappings is as many. Raises ``LanesError`` for anything else.
-    """
-    results: list[Result] = []
-    for message in messages:
-        returned = message.token
-        if returned is None:
-            continue
-        for row in returned if isinstance(returned, list) else [returned]:
-            if not isinstance(row, Mapping):
-                raise LanesError(
-                    f"the handler returned a {type(row).__name__} at {message.partition.id} position "
-                    f"{message.position}: with results=… it returns None, a dict by column, or a list of these"
-                )
-            results.append((message.partition.id, message.position, row))
-    return results
+    def _outcomes(self, messages: list[Message], returned: object) -> object:
+        """Of a batch handler's return value, what ``lanes`` is told; the rows stay here."""
+        if not isinstance(returned, list | tuple) or len(returned) != len(messages):
+            return returned
+        for message, one in zip(messages, returned, strict=True):
+            if not isinstance(one, BaseException):
+                self._values[message] = one
+        return [one if isinstance(one, BaseException) else None for one in returned]
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:

@@ -142,6 +142,18 @@ def test_what_handlers_return_comes_back_as_rows() -> None:
     assert summary(out)["finished"] == 30
 
 
+def test_what_handlers_return_is_not_kept_in_their_messages() -> None:
+    """A token is the source's own."""
+    handled: list[lanes.Message] = []
+
+    def handler(message: lanes.Message) -> dict[str, object]:
+        handled.append(message)
+        return {"position": message.position, "text": ""}
+
+    out = list(run_task(batches(rows(6)), job(handler, results=RESULTS)))
+    assert len(results(out)) == 6 and [message.token for message in handled] == [None] * 6
+
+
 def test_only_what_counted_comes_back_of_a_batch() -> None:
     calls = 0
     broker = MemoryBroker()
