@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lanes_spark.batch_run import BatchRun
 from lanes_spark.checkpoint import without_takeover
+from lanes_spark.failures import crossing
 from lanes_spark.positions import Span, clipped
 from lanes_spark.prepared import Prepared
 from lanes_spark.results_folder import ResultsFolder
@@ -58,11 +59,13 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, prepared.islands)
-        # Also where nothing is taken: of a batch that is done, the folder is known.
-        folder.take()
-        if taken:
-            run.run(spark, taken, batch=batch)
-            done(found)
+        # Spark calls this through its JVM.
+        with crossing():
+            # Also where nothing is taken: of a batch that is done, the folder is known.
+            folder.take()
+            if taken:
+                run.run(spark, taken, batch=batch)
+                done(found)
 
     writer = spark.readStream.format(NAME).options(**options).load().writeStream
     if live is None:

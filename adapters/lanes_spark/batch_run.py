@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, SourceError
+from lanes_spark.failures import crossing
 from lanes_spark.journal_selection import Chosen
 from lanes_spark.plan import Eras, Plan, era_column
 from lanes_spark.positions import Span, check_incarnation, clipped
@@ -193,12 +194,13 @@ def _in_task(
     """What a task of Spark runs. ``number`` of the batch; ``address``: who hears of the task."""
     from pyspark import TaskContext
 
-    job = begin(name, lambda: _loaded(payload))
-    check_reached(job.journal, name)
-    task = TaskContext.get()
-    assert task is not None, "this function is run by tasks alone"
-    with sender(address, number, task.partitionId(), task.attemptNumber()) as tell:
-        yield from run_task(batches, job, member=member_of_attempt(), tell=tell)
+    with crossing():
+        job = begin(name, lambda: _loaded(payload))
+        check_reached(job.journal, name)
+        task = TaskContext.get()
+        assert task is not None, "this function is run by tasks alone"
+        with sender(address, number, task.partitionId(), task.attemptNumber()) as tell:
+            yield from run_task(batches, job, member=member_of_attempt(), tell=tell)
 
 
 def _loaded(payload: bytes) -> TaskJob:

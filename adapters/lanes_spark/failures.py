@@ -1,4 +1,4 @@
-"""Errors of Spark made errors of ``lanes``."""
+"""Errors of Spark made errors of ``lanes``, and those of ``lanes`` made what Spark carries: text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote, unquote
 
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, MessageError, SourceError
 
-__all__ = ["as_ours", "mapped_errors"]
+__all__ = ["as_ours", "crossing", "mapped_errors"]
 
 _ERRORS: Final[Mapping[str, type[LanesError]]] = {
     kind.__name__: kind for kind in (ConfigError, ContractError, HandlerHalted, LanesError, MessageError)
 }
+_NOTE: Final = re.compile(r"\blanes-error: (\w+) (passes|stays) ([!-~]*)")
+"""What an error of ``lanes`` has behind it where it leaves a process: its kind, whether it is retryable, and its text,
+quoted, for whatever carries it may do something to lines, quotes and backslashes."""
+
 _OURS: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.]+: )?lanes\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:Caused by: |: )?([A-Za-z_][\w.]*(?:Error|Exit|Exception): .+)$", re.MULTILINE)
 
@@ -56,6 +61,21 @@ _LIMIT: Final = 500
 
 
 @contextmanager
+def crossing() -> Iterator[None]:
+    """What ``lanes`` raises in the block comes out with a note, by which ``as_ours`` knows it again in what Spark has
+    made of it."""
+    try:
+        yield
+    except LanesError as error:
+        passes = "passes" if isinstance(error, SourceError) and error.retryable else "stays"
+        # In one line, as all that Spark says: a driver of a database says more than one.
+        said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        text = quote(said, safe=",.:;()[]/=+@_-", errors="replace")
+        error.add_note(f"lanes-error: {type(error).__name__} {passes} {text}")
+        raise
+
+
+@contextmanager
 def mapped_errors(topic: str) -> Iterator[None]:
     """What Spark raises in the block comes out as an error of ``lanes``: as the one that a task raised, where it did,
     else as a ``SourceError``. ``topic`` is what it names."""
@@ -69,7 +89,15 @@ def mapped_errors(topic: str) -> Iterator[None]:
 
 
 def as_ours(topic: str, name: str, text: str) -> LanesError:
-    """The error of ``lanes`` for an exception of Spark of that name and text, which holds what the workers raised."""
+    """The error of ``lanes`` for an exception of Spark of that name and text, which holds what the workers raised: with
+    its text, in one line, and its ``retryable``. What caused it there is told by the traceback in Spark's text alone.
+    """
+    noted = _NOTE.findall(text)
+    if noted:
+        kind, passes, quoted = noted[-1]
+        said = unquote(quoted, errors="replace")
+        return _ERRORS[kind](said) if kind in _ERRORS else SourceError(said, retryable=passes == "passes")
+    # Of what was raised where nobody has noted it.
     ours = _OURS.findall(text)
     if ours:
         kind, said = ours[-1]

@@ -171,7 +171,8 @@ def replay(
 
     Raises ``ConfigError`` for what cannot be kept, before the first message; ``HandlerHalted`` when a message was given
     up under the poison policy ``exit``; ``SourceError`` for rows that are gone, for a topic that was made anew, and for
-    failures of Spark.
+    failures of Spark. What a task raises comes out with its kind, its text in one line, and its ``retryable``; its
+    ``__cause__`` is Spark's exception, in whose text the task's traceback stands.
     """
     settings = settings or Settings()
     job = TaskJob(

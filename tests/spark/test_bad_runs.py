@@ -132,6 +132,21 @@ def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path:
     assert replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint).batches == 0
 
 
+@pytest.mark.parametrize("restartable", [False, True], ids=["whole", "checkpoint"])
+def test_an_error_of_a_task_keeps_its_text_and_whether_it_passes(restartable: bool, spark: Any, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", scattered(rows(COUNT)))
+    checkpoint = str(tmp_path / "checkpoint") if restartable else None
+    said = 'no "broker":\nit is \\ away, 100% é'
+
+    async def setup() -> None:
+        raise lanes.SourceError(said, retryable=True)
+
+    with pytest.raises(lanes.SourceError) as told:
+        replay(spark, table, noting(tmp_path / "journal"), setup=setup, checkpoint=checkpoint)
+    assert str(told.value) == said.replace("\n", " ") and told.value.retryable
+    assert "in setup" in str(told.value.__cause__)
+
+
 def test_files_that_cannot_be_read_are_named(spark: Any, tmp_path: Path) -> None:
     def broken(name: str, change: Callable[[Path], object]) -> str:
         table = write_table(tmp_path / name, scattered(rows(COUNT)))

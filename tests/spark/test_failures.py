@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from types import SimpleNamespace
 
 import pytest
 from py4j import protocol  # type: ignore[import-untyped]
 
 import lanes
-from lanes_spark.failures import as_ours, mapped_errors
+from lanes_spark.failures import as_ours, crossing, mapped_errors
 from lanes_spark.watermarks import _mapped
 
 WORKER = """An exception was thrown from the Python worker:
@@ -57,6 +58,26 @@ def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], to
     error = as_ours("orders", "X", text)
     assert type(error) is kind
     assert str(error).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        lanes.SourceError("no broker", retryable=True),
+        lanes.SourceError("no broker"),
+        lanes.SourceError('two\nlines, "quoted" \\ é %41 ;', retryable=True),
+        lanes.ConfigError("set it\nlanes.errors.SourceError: not this"),
+        lanes.HandlerHalted(""),
+    ],
+    ids=range(5),
+)
+def test_an_error_of_a_worker_comes_out_as_it_was(raised: lanes.LanesError) -> None:
+    with pytest.raises(lanes.LanesError) as crossed, crossing():
+        raise raised
+    text = "".join(traceback.format_exception(crossed.value))
+    found = as_ours("orders", "X", STREAM + text + "\nDriver stacktrace:\n" + STREAM)
+    assert (type(found), str(found)) == (type(raised), str(raised).replace("\n", " "))
+    assert getattr(found, "retryable", None) == getattr(raised, "retryable", None)
 
 
 @pytest.mark.parametrize("gone", ["Py4JError", "Py4JNetworkError", "ConnectionRefusedError"])
