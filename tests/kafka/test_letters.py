@@ -169,6 +169,16 @@ def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) 
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("kept", "name"),
+    [("lanes-a(b", "lanes-a(b"), ("%6canes-%61", "lanes-a"), ("Lanes-%C3%A9é", "Lanes-éé"), ("", "")],
+    ids=["less", "more", "half", "nothing"],
+)
+def test_a_name_that_is_quoted_otherwise_is_the_same_name(kept: str, name: str) -> None:
+    read = read_letter(read_back(Record(b"k", b"payload", [*wire(), (f"Lanes-Origin-{kept}", b"x")])))
+    assert read.headers[-1] == (name, b"x")
+
+
 @given(
     letter=letters(),
     changes=st.lists(st.tuples(st.integers(0, 20), st.none() | st.binary(max_size=8)), max_size=3),
