@@ -163,7 +163,12 @@ async def opened(what: _Opened) -> AsyncIterator[_Opened]:
             await what.aclose()
 
 
-def letter_from(harness: LetterHarness, position: int, **changes: Any) -> DeadLetter:
+class _Place(Protocol):
+    @property
+    def origin(self) -> Origin: ...
+
+
+def letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
     """A letter of the message at a position of where messages come from."""
     origin = harness.origin
     whole: dict[str, Any] = {

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 import anyio
 import pytest
-from anyio.to_thread import run_sync
 from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
@@ -18,6 +17,7 @@ from lanes_jetstream.dead_letters import letter_headers
 from lanes_jetstream.letter_box import JetStreamLetterBox
 from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import NatsServer
+from tests.contract.outage import killed
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import Stream
 
@@ -99,12 +99,8 @@ class JetStreamHarness:
     def own(self) -> Origin:
         return Origin(self._dead, 0, f"{self._dead}.x")
 
-    @contextlib.asynccontextmanager
-    async def outage(self) -> AsyncIterator[None]:
-        assert self._server is not None
-        await run_sync(self._server.kill)
-        yield
-        await run_sync(self._server.start)
+    def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return killed(self._server)
 
     async def hang_up(self, letters: DeadLetters) -> None:
         assert isinstance(letters, JetStreamDeadLetters)

@@ -8,34 +8,25 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 import lanes
-from lanes.dead_letter import letter_id
+from memsource.letter_harness import Origin, letter_from
 from tests.kafka.workload import Topic
 
 _positions = itertools.count(1)
 
 
+class _Orders:
+    origin = Origin("orders", 3, "orders")
+
+
 def letter(**changes: Any) -> lanes.DeadLetter:
     """A letter of a position of its own."""
-    position = next(_positions)
-    whole: dict[str, Any] = {
-        "id": letter_id("orders", "", 3, position),
-        "source": "orders",
-        "partition": 3,
-        "position": position,
-        "subject": "orders",
+    ours: dict[str, Any] = {
         "key": b"customer-42",
         "value": b"payload",
         "headers": (("color", b"red"), ("color", b"blue"), ("Lanes-Error", b"spoofed")),
         "attempts": 5,
-        "error_type": "ValueError",
-        "error_text": "no such customer",
-        "epoch": 2,
-        "time": 1_700_000_000.25,
-        "timestamp": 1_600_000_000.125,
     }
-    whole |= changes
-    whole.setdefault("record_key", whole["key"])
-    return lanes.DeadLetter(**whole)
+    return letter_from(_Orders(), next(_positions), **(ours | changes))
 
 
 def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]:

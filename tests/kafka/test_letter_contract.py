@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -20,6 +20,7 @@ from lanes_kafka.letters import letter_record
 from lanes_kafka.reading import READER
 from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import KafkaServer
+from tests.contract.outage import killed
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import records
 from tests.kafka.mock_cluster import MockCluster
@@ -85,12 +86,8 @@ class KafkaHarness:
     def own(self) -> Origin:
         return Origin(self._dead.name, 0, self._dead.name)
 
-    @contextlib.asynccontextmanager
-    async def outage(self) -> AsyncIterator[None]:
-        assert self._server is not None
-        await run_sync(self._server.kill)
-        yield
-        await run_sync(self._server.start)
+    def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return killed(self._server)
 
     async def hang_up(self, letters: DeadLetters) -> None:
         """The client comes back by itself."""

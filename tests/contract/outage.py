@@ -1,0 +1,19 @@
+"""A broker that is away for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from anyio.to_thread import run_sync
+
+from tests.components import KafkaServer, NatsServer
+
+
+@contextlib.asynccontextmanager
+async def killed(server: KafkaServer | NatsServer | None) -> AsyncIterator[None]:
+    """Dead within it, and back behind it."""
+    assert server is not None, "the harness was made without one to kill"
+    await run_sync(server.kill)
+    yield
+    await run_sync(server.start)
