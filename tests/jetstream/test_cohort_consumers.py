@@ -86,13 +86,20 @@ class Harness:
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox)
         name = f"c-p{durable.partition}-e{durable.epoch}" + (f"-{durable.sub}" if durable.sub else "")
-        request = json.dumps({"batch": count, "no_wait": True}).encode()
-        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", request, reply=inbox)
         came: list[int] = []
+
+        async def ask() -> None:
+            request = json.dumps({"batch": count - len(came), "no_wait": True}).encode()
+            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", request, reply=inbox)
+
+        await ask()
         try:
             while len(came) < count:
                 message = await subscription.next_msg(timeout=5)
                 status = (message.headers or {}).get("Status")
+                if status == "404" and await self._behind(durable, name):
+                    await ask()
+                    continue
                 if status is not None:
                     return None if status == "503" else came
                 came.append(int(message.reply.split(".")[5]))
@@ -100,6 +107,15 @@ class Harness:
         finally:
             await subscription.unsubscribe()
         return came
+
+    async def _behind(self, durable: Durable, name: str) -> bool:
+        """Whether it has not heard yet of what the stream has taken, of which a publisher hears first."""
+        asked = json.dumps({"last_by_subj": f"{self._stream}.{durable.partition}.key"}).encode()
+        answer = await self._names.client.request(f"$JS.API.STREAM.MSG.GET.{self._stream}", asked, timeout=5)
+        last = json.loads(answer.data).get("message", {}).get("seq", 0)
+        info = await self._names.request(f"CONSUMER.INFO.{self._stream}.{name}", {})
+        behind: bool = last > info["delivered"]["stream_seq"] and last >= info["config"].get("opt_start_seq", 0)
+        return behind
 
     async def ack(self, durable: Durable, sequence: int) -> bool:
         try:
