@@ -219,33 +219,41 @@ async def test_kv_blackout_does_not_overlap_owners(
 
 
 async def test_bucket_lost_epochs_still_rise(cohort_stream: CohortStream) -> None:
+    """What is published while nobody owns anything is handled behind that, each partition under a higher epoch."""
     stream, log = cohort_stream, Log()
-    a, b = (lanes.Consumer(stream.source(name), log.handler(name), settings=FAST) for name in "ab")
+    events: list[lanes.GroupEvent] = []
+    a, b = (
+        lanes.Consumer(stream.source(name), log.handler(name), settings=FAST, on_event=events.append) for name in "ab"
+    )
     async with members() as running:
         running.join(a, b)
         await settled(a, b, partitions=4)
         await stream.publish(*stream.a_key_each(), times=3)
         await log.handled(stream.published)
         (bucket,) = await stream.buckets()
+        owners, told = _epochs(events), len(events)
         await stream.api(f"STREAM.DELETE.{bucket}")
+        await until(lambda: [event.name for event in events[told:]].count("lost") == 4)
         await stream.publish(*stream.a_key_each(), times=3)
-        before = {run.partition: run.epoch for run in log.runs[:12]}
-        await until(lambda: all(_newest(log, p) > before[p] or not owned(a) & {p} for p in range(4)) and bool(owned(b)))
+        await log.handled(stream.published)
         await settled(a, b, partitions=4)
         await stream.publish(*stream.a_key_each(), times=3)
         await log.handled(stream.published)
-        await until(lambda: all(_newest(log, partition) > before[partition] for partition in range(4)))
     assert log.violations == []
+    assert log.repeats == []
+    assert json.dumps(await stream.read("config")) != "null"
     epochs: defaultdict[int, list[int]] = defaultdict(list)
     for run in log.runs:
         epochs[run.partition].append(run.epoch)
-    for of_partition in epochs.values():
+    for partition, of_partition in epochs.items():
         assert of_partition == sorted(of_partition)
-    assert json.dumps(await stream.read("config")) != "null"
+        assert of_partition[:3] == [owners[partition]] * 3
+        assert of_partition[3] > owners[partition]
 
 
-def _newest(log: Log, partition: int) -> int:
-    return max((run.epoch for run in log.runs if run.partition == partition), default=0)
+def _epochs(events: list[lanes.GroupEvent]) -> dict[int, int]:
+    """The epoch of each partition, of whoever got it last."""
+    return {e.partition.number: e.epoch or 0 for e in events if e.name == "assigned" and e.partition is not None}
 
 
 async def test_unblock_resumes_head_with_attempts_kept(cohort_stream: CohortStream) -> None:
