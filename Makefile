@@ -40,10 +40,11 @@ test-slow: environment-dev  ## the tests that take minutes, on real servers [ARG
 test-spark: environment-dev  ## all tests of Spark and PostgreSQL, the slow ones too [ARGS="-k audit"]
 	@exec .venv/bin/python -m pytest -m "slow or not slow" tests/spark tests/postgres tests/demo/test_spark*.py $(ARGS)
 
-check: environment-dev  ## lint, formatting, types, the documentation as a site
+check: environment-dev  ## lint, formatting, types, the list of errors and warnings, the documentation as a site
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	.venv/bin/python -m tests.messages compare
 	$(MKDOCS) build --strict
 
 docs: environment-dev  ## the documentation as a site, with the reference of the API, in .cache/site [ARGS=serve]

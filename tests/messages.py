@@ -1,16 +1,19 @@
 """Every error and warning that the product can print, as text: what a human reads when something is wrong.
 
-``python -m tests.messages`` writes ``messages.txt`` beside this file, and ``test_messages`` compares. It is read off
-the sources, nothing is imported. Listed is where an error is *made*, however it is raised later: a helper that makes
-one for its callers is listed where it makes it. What a text takes from elsewhere is followed by its name: to a local
-variable, a constant, a function that returns texts, or to the callers that hand it over. A hole is ``{expression}``;
-one that is not followed stays to be seen as that.
+``python -m tests.messages`` writes ``messages.txt`` beside this file; ``python -m tests.messages compare``, a part of
+``make check``, prints what differs, and its status is 1 then. It is read off the sources, nothing is imported. Listed
+is where an error is *made*, however it is raised later: a helper that makes one for its callers is listed where it
+makes it. What a text takes from elsewhere is followed by its name: to a local variable, a constant, a function that
+returns texts, or to the callers that hand it over. A hole is ``{expression}``; one that is not followed stays to be
+seen as that.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -39,6 +42,11 @@ HEAD: Final = """\
 # to the text of another, `for f(name)` what a caller hands to one. Read each as if it arrived at 3 a.m.: what happened,
 # where, the value, the remedy.
 """
+READ_IT: Final = (
+    "What the product says has changed. Read each new text as if it arrived at 3 a.m.: what happened, where (source, "
+    "partition, position, file), the value, the remedy; no secret, no payload, of a key its hash alone. Then run "
+    "`python -m tests.messages`.\n\n"
+)
 WIDTH: Final = 116
 
 LEVELS: Final = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR", "critical": "CRITICAL", "log": "LOG"}
@@ -162,11 +170,11 @@ class Reader:
             here = source(name)
             for call in here.calls:
                 self._call(here, call)
-            for node in ast.walk(here.tree):
-                if isinstance(node, ast.ClassDef) and is_error(name, node.name):
-                    self._class(here, node)
-                elif isinstance(node, ast.Raise):
+            for node in here.errors:
+                if isinstance(node, ast.Raise):
                     self._raised(here, node)
+                elif is_error(name, node.name):
+                    self._class(here, node)
         for name, owner, function in ALSO:
             here = source(name)
             found = next(
@@ -344,6 +352,25 @@ def listed() -> str:
     return Reader(modules()).text()
 
 
-if __name__ == "__main__":
+def difference() -> str:
+    """What the list lacks or has too much, with what is to be done about it; empty when it says what is there."""
+    before, now = FILE.read_text().split("\n"), listed().split("\n")
+    lines = list(difflib.unified_diff(before, now, "read", "found", lineterm="", n=3))
+    return READ_IT + "\n".join(lines) if lines else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the list, or compare it; the exit status."""
+    if arguments == ["compare"]:
+        print(found := difference(), end="\n" if found else "", file=sys.stderr)
+        return int(bool(found))
+    if arguments:
+        print("usage: python -m tests.messages [compare]", file=sys.stderr)
+        return 2
     FILE.write_text(listed())
     print(f"{FILE.relative_to(ROOT)}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,17 +28,24 @@ class Source:
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: list[ast.Call] = field(default_factory=list)
     methods: list[Function] = field(default_factory=list)
+    errors: list[ast.ClassDef | ast.Raise] = field(default_factory=list)
+    """Classes, which may be errors, and what is raised."""
 
     def __post_init__(self) -> None:
-        for node in ast.walk(self.tree):
+        todo: deque[ast.AST] = deque([self.tree])
+        while todo:  # as `ast.walk` does, with the node around each noted on the way
+            node = todo.popleft()
             for inner in ast.iter_child_nodes(node):
                 self.around[inner] = node
+                todo.append(inner)
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 self.imported.update({one.asname or one.name: (node.module, one.name) for one in node.names})
             elif isinstance(node, ast.Call):
                 self.calls.append(node)
             elif isinstance(node, ast.ClassDef):
                 self.methods += [inner for inner in node.body if isinstance(inner, Function)]
+            if isinstance(node, ast.ClassDef | ast.Raise):
+                self.errors.append(node)
 
     def outside(self, node: ast.AST) -> Iterator[ast.AST]:
         """What is around a node, from within outwards."""

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests import messages, source_names
-from tests.messages import FILE, Reader, listed
-from tests.public_api import module_of, modules
+from tests.messages import FILE, Reader, main
+from tests.public_api import ROOT, module_of, modules
 
 LOGGED = r"_?log\.(warning|error|exception|critical|log)\("
-READ_IT = (
-    "What the product says has changed. Read each new text as if it arrived at 3 a.m.: what happened, where (source, "
-    "partition, position, file), the value, the remedy; no secret, no payload, of a key its hash alone. Then run "
-    "`python -m tests.messages`.\n\n"
-)
 
 
-@pytest.mark.slow
-def test_the_product_says_what_was_read() -> None:
-    before, now = FILE.read_text(), listed()
-    difference = "\n".join(difflib.unified_diff(before.split("\n"), now.split("\n"), "read", "found", lineterm="", n=3))
-    assert before == now, READ_IT + difference
+def test_the_list_is_compared_by_make_check() -> None:
+    """It takes some seconds: too many for a quick test, and a changed text is to be noticed before it is committed."""
+    makefile = (ROOT / "Makefile").read_text()
+    check = makefile[makefile.index("\ncheck:") :].partition("\n\n")[0]
+    assert "\t.venv/bin/python -m tests.messages compare\n" in check
+
+
+def test_a_list_that_differs_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(messages, "FILE", tmp_path / "messages.txt")
+    monkeypatch.setattr(messages, "listed", lambda: "one\ntwo\n")
+    messages.FILE.write_text("one\ntwo\n")
+    assert (main(["compare"]), *capsys.readouterr()) == (0, "", "")
+    messages.FILE.write_text("one\nthree\n")
+    assert main(["compare"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("What the product says has changed. ")
+    assert said.endswith(" one\n-three\n+two\n \n")
+    assert (main(["check"]), capsys.readouterr().err) == (2, "usage: python -m tests.messages [compare]\n")
+    assert messages.FILE.read_text() == "one\nthree\n"
 
 
 # --- the reader
