@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from lanes.journal import Journal
 from lanes.source import DeadLetters, Source
 
 __all__ = ["EXIT_AT_ONCE", "EXIT_DRAINED", "EXIT_FAILED", "EXIT_HALTED", "main", "run", "serve"]
+
+log = logging.getLogger("lanes")
 
 
 async def run(
@@ -59,7 +62,7 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
 
     The first signal drains; a second one stops at once: handlers are cancelled, and one that does not react
     within ``grace`` seconds is ended with the process. To be called on the main thread. Prints one line to
-    stderr for an error of ``lanes``; any other exception propagates.
+    stderr for an error of ``lanes``, and logs the traceback of a handler that ended it; any other exception propagates.
     """
     failure: BaseException | None = None
     at_once = False
@@ -83,8 +86,12 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
         return EXIT_DRAINED
     if not isinstance(failure, LanesError):
         raise failure
+    halted = isinstance(failure, HandlerHalted)
+    if halted and failure.__cause__ is not None:
+        # Whoever calls `run` has it with the error. Here it ends, and the line says what, not where in the handler.
+        log.error("the failure of the handler that ends the run", exc_info=failure.__cause__)
     _say(_describe(failure))
-    return EXIT_HALTED if isinstance(failure, HandlerHalted) else EXIT_FAILED
+    return EXIT_HALTED if halted else EXIT_FAILED
 
 
 async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: anyio.Event, grace: float) -> None:

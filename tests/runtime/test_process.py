@@ -84,9 +84,12 @@ def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
     process = job("poison")
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == EXIT_HALTED
-    last = err.splitlines()[-1]
+    *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
-    assert "Traceback" not in err
+    # Of all there is, where the handler failed, and nothing of how lanes came to say so.
+    assert before[:2] == ["the failure of the handler that ends the run", "Traceback (most recent call last):"]
+    assert before[-1] == "lanes.errors.Term: never"
+    assert err.count("Traceback") == 1
 
 
 @pytest.mark.parametrize(
