@@ -90,7 +90,7 @@ def app() -> typer.Typer:
         name: str | None = typer.Option(None, help="Names the streams or topics on the server.", show_default="random"),
         keep: Path | None = typer.Option(None, help="Keep ledger, history and log in this folder.", metavar="DIR"),
     ) -> None:
-        """Run a real log through a real server, with a crash in the middle, and check every promise.
+        """Run a real log through a real server, with crashes. Then check every promise.
 
         On Kafka in a group, and with two or more members on JetStream in a cohort: one of them is killed, one added,
         one frozen for so long that it loses what it had, one stopped.
@@ -138,7 +138,7 @@ def app() -> typer.Typer:
             help="Files of histories and journals, or folders of them.", metavar="FILE", show_default=False
         ),
     ) -> None:
-        """Check the promises over histories: exit 0 passed, 1 violated, 2 unproven, 3 unreadable."""
+        """Check the promises over histories. Exit 0 passed, 1 violated, 2 unproven, 3 unreadable."""
         from memsource import check_files
 
         checked = check_files(files)
@@ -157,7 +157,7 @@ def app() -> typer.Typer:
         lanes: int = typer.Option(16, help="Of how many lanes."),
         as_int: bool = typer.Option(False, "--int", help="The keys are decimal numbers, 0 … 2**128-1."),
     ) -> None:
-        """Show where keys go: their slot of 65,536, their partition and their lane."""
+        """Show where keys go: slot of 65,536, partition and lane."""
         from rich.console import Console
         from rich.table import Table
 
@@ -198,7 +198,7 @@ def app() -> typer.Typer:
 
     @doctor.callback()
     def doctors() -> None:
-        """Check a configuration, and what it is to work with: exit 0 usable, 3 not."""
+        """Check a configuration, and what it is to work with. Exit 0 usable, 3 not."""
 
     @doctor.command("kafka", add_help_option=False, context_settings=_PASSED_ON)
     def doctor_kafka(arguments: list[str] = typer.Argument(default=None)) -> None:
@@ -230,7 +230,7 @@ def app() -> typer.Typer:
             ..., help="The folder of the Parquet files, which is created.", metavar="DIR", show_default=False
         ),
     ) -> None:
-        """Make a Parquet file of each history file, and print its name: exit 0 done, 3 unreadable."""
+        """Make a Parquet file of each history file, and print its name. Exit 0 done, 3 unreadable."""
         require("`lanes journal convert`", "cli,journal", "pyarrow")
         from memsource.journal import JournalError
         from memsource.journal import convert as converted

@@ -42,11 +42,11 @@ def cohort() -> typer.Typer:
 
     @commands.callback()
     def root() -> None:
-        """Look at a JetStream cohort, and have a member drained, or drained no more."""
+        """Look at a JetStream cohort, and drain or undrain a member."""
 
     @commands.command()
     def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
-        """Show members, partitions, epochs, lag, and the oldest unfinished message of each partition."""
+        """Show members, partitions, epochs and lag. Of each partition also the oldest unfinished message."""
 
         async def work(view: CohortView) -> None:
             found = await view.status()
@@ -64,7 +64,7 @@ def cohort() -> typer.Typer:
         server: Server = "",
         namespace: Namespace = "",
     ) -> None:
-        """Give a member nothing while another one lives; what it has moves in order.
+        """Give a member nothing while another one lives. What it has moves in order.
 
         That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
         drained still. Wishing it twice does nothing the second time.
@@ -85,7 +85,7 @@ def cohort() -> typer.Typer:
         server: Server = "",
         namespace: Namespace = "",
     ) -> None:
-        """Take back what `drain` has wished for: the member gets its share again, now or when it comes back."""
+        """Take back what `drain` has wished for. The member gets its share again, now or when it comes back."""
         if not stream:
             stop("`lanes cohort undrain` needs --stream NAME")
 

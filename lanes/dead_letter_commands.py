@@ -92,7 +92,7 @@ def dead_letters() -> typer.Typer:
 
     @commands.callback()
     def root() -> None:
-        """List, show, replay and drop dead letters, on Kafka and on JetStream."""
+        """List, show, replay and drop dead letters. On Kafka, and on JetStream."""
 
     @commands.command("list")
     def list_letters(
@@ -147,7 +147,7 @@ def dead_letters() -> typer.Typer:
         ] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Run your handler over letters, or publish them again; what succeeds is listed no more.
+        """Run your handler over letters, or publish them again. What succeeds is listed no more.
 
         Exit 0 all done, now or before; 3 some failed and stay. Letters are replayed one at a time, behind later
         messages of their keys: order against those is not claimed. Replaying one twice does nothing the second time,
@@ -366,8 +366,8 @@ def checked(ids: Sequence[str]) -> list[str]:
 def _loaded(option: str, text: str) -> Callable[..., object]:
     """The function that an option names; anything else ends the process with one line."""
     module, colon, path = text.partition(":")
-    if not module or not colon or not path:
-        stop(f"{option} {text!a}: must be package.module:function")
+    if not module or not colon or not path or module.endswith(".py"):
+        stop(f"{option} {text!a}: must be package.module:function, without .py")
     if "" not in sys.path:
         # As `python -m` has it: what is in the working folder can be named.
         sys.path.insert(0, "")

@@ -43,7 +43,7 @@ def kafka() -> typer.Typer:
             False, "--hex", help="The keys are bytes in hex: 000000000000002a is the number 42 of a Java Long."
         ),
     ) -> None:
-        """Show where producers put keys: by murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
+        """Show where producers put keys. By murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
         if as_int and as_hex:
             raise ConfigError("--int and --hex: a key is one or the other; leave one out")
         if partitions < 1:
@@ -82,7 +82,7 @@ def doctor() -> typer.Typer:
         ),
         as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     ) -> None:
-        """Check a client's settings, and what the broker says to them: exit 0 usable, 3 not.
+        """Check a client's settings, and what the broker says to them. Exit 0 usable, 3 not.
 
         Joins no group and writes nothing. Each question takes 5 seconds at most.
         """

@@ -38,7 +38,7 @@ def audit_journals(
     master: Master = "",
     conf: SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Audit journals: exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
+    """Audit journals. Exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
     source = source_of_audit(topic, table, servers, pairs("-X", option), pairs("--column", column))
     try:
         with spark_session(master, pairs("--conf", conf)) as session:

@@ -98,7 +98,7 @@ def spark() -> typer.Typer:
         conf: SparkConf = [],  # noqa: B006 (typer copies it)
         explain: bool = typer.Option(False, "--explain", help="Run nothing; print the plan, and why."),
     ) -> None:
-        """Run a handler over a table or a Kafka topic: exit 0 done, 3 not possible, 5 halted by a message.
+        """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
 
         It imports from this folder; so do workers of this machine. On a cluster the handler's modules go along by
         --conf spark.submit.pyFiles=PATH.

@@ -37,7 +37,7 @@ def demo(
     patience: str = typer.Option("5m", help="How long nothing may happen before the run is given up."),
     keep: Path | None = typer.Option(None, help="Keep journal and log in this folder.", metavar="DIR"),
 ) -> None:
-    """Replay a real log with fenced effects in PostgreSQL, killing a worker and the driver, and audit it.
+    """Replay a real log with fenced effects in PostgreSQL. A worker and the driver are killed; it is audited.
 
     Exit 0 when every promise was kept, 1 when one broke, 3 when it was not possible. The last line is the report as one
     JSON object. The topics and the schema that it makes are removed at the end.

@@ -71,8 +71,7 @@ def stream(
     master: Master = "",
     conf: SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Run a handler over a Kafka topic for as long as nobody stops it: exit 0 stopped, 3 not possible, 5 halted by
-    a message.
+    """Run a handler over a Kafka topic until it is stopped. Exit 0 stopped, 3 not possible, 5 halted by a message.
 
     SIGTERM and SIGINT stop it behind the batch under way; a second one at once, and the exit is 4.
     """

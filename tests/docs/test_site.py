@@ -12,6 +12,7 @@ import griffe
 import pytest
 
 from tests.public_api import PUBLIC, ROOT, owners
+from tests.site.commands import command_page
 from tests.site.fields import Fields
 from tests.site.hooks import linked, on_page_markdown
 
@@ -34,6 +35,13 @@ def test_every_page_is_in_the_navigation() -> None:
     pages |= {f"reference/{module}.md" for module in PUBLIC}
     assert pages - NAV == set()
     assert {page for page in NAV if not page.startswith("reference/") and not (ROOT / page).is_file()} == set()
+
+
+def test_no_summary_of_a_command_is_cut() -> None:
+    """A list of commands has room for their first sentences, also in a terminal of 80 columns."""
+    _, text = command_page(columns=80)
+    assert re.findall(r"^  [a-z-]+  .*\.\.\.$", text, re.MULTILINE) == []
+    assert text.count("\nCommands:\n") > 5
 
 
 @pytest.mark.slow  # it reads and renders all of the project: a quarter of a minute

@@ -40,6 +40,7 @@ ID = "0" * 32
         (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "needs --handler, or --to-origin"),
         (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "without --decode"),
         (["replay", ID, *KAFKA, "--handler", "json"], 3, "--handler 'json': must be package.module:function"),
+        (["replay", ID, *KAFKA, "--handler", "a.py:f"], 3, "must be package.module:function, without .py"),
         (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is no function but a int"),
