@@ -13,12 +13,14 @@ DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} 
 SOAK := tests.soak$(if $(filter-out file,$(origin BROKER)),_$(BROKER))
 # Its makers' word on their next version, three times a build, is not about this site.
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
+SERVE_jetstream := run nats -- sh -c 'echo "export NATS_URL={nats}"; exec tail -f /dev/null'
+SERVE_kafka := run kafka -- sh -c 'echo "export KAFKA_URL={kafka}"; exec tail -f /dev/null'
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark test test-slow test-spark check docs format bench fuzz soak flaky model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-slow test-spark check docs format bench fuzz soak flaky model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +32,9 @@ run-spark: environment-run-spark  ## a replay on Spark with fenced effects, kill
 	@jars=$$(.venv/bin/python -m tests.components.spark_connector) && \
 	exec .venv/bin/python -m tests.components run kafka postgres -- \
 	  .venv/bin/lanes spark demo --kafka {kafka} --postgres {postgres} --jars "$$jars" $(DATA) $(ARGS)
+
+broker: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka]
+	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
 test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=3]
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)

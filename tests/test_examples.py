@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.components import KafkaServer, NatsServer, PostgresServer
+from tests.site.hooks import linked
 
 FOLDER = Path(__file__).parents[1] / "examples"
 JETSTREAM = sorted((FOLDER / "jetstream").glob("*.py"))
@@ -60,6 +61,18 @@ def test_simulated_example_passes(example: Path) -> None:
     done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "100 runs, " in done.stdout
+
+
+def test_every_example_is_listed() -> None:
+    page = "examples/README.md"
+    pages = set(linked(page, (FOLDER / "README.md").read_text()))
+    missing = [
+        name
+        for path in FOLDER.rglob("*.py")
+        if pages.isdisjoint({name := f"examples/{path.relative_to(FOLDER)}", f"{name.rpartition('/')[0]}/README.md"})
+    ]
+    assert missing == []
+    assert page in set(linked("README.md", (FOLDER.parent / "README.md").read_text()))
 
 
 def test_there_are_examples() -> None:

@@ -6,7 +6,9 @@ import ast
 import importlib.metadata
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -15,6 +17,8 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.conftest import Spawn, first_line, is_free
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -96,6 +100,18 @@ def test_without_a_python_it_says_so_in_one_line(target: str, tmp_path: Path) ->
     assert ours[0].startswith("lanes: needs Python 3.11 or newer, looked for: python-of-tomorrow.")
     assert "PYTHON=/path/to/python3" in ours[0]
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
+
+
+def test_a_broker_to_try_things_on_says_where_it_is(spawn: Spawn) -> None:
+    """In words for a shell, and it is there until it is told to end."""
+    recipe = shlex.split(make("-n", "broker").stdout.splitlines()[-1])
+    assert recipe[:2] == ["exec", ".venv/bin/python"]
+    broker = spawn(*recipe[2:])
+    export, _, url = first_line(broker).strip().partition("=")
+    assert (export, is_free(port := int(url.rpartition(":")[2]))) == ("export NATS_URL", False)
+    broker.terminate()
+    assert broker.wait(timeout=20) == 128 + signal.SIGTERM
+    assert is_free(port)
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:
