@@ -88,7 +88,7 @@ class Membership:
     durable they make. ``changed`` is called, from the tasks of ``run``, whenever ``take`` has something, a deadline has
     moved, or ``generation`` is another one; it must not block. ``start``: the first sequence of a cohort that is set up
     for the first time, None = everything that is there. ``nonce`` makes one that was never there before; ``wall``:
-    seconds since the epoch, for status only.
+    seconds since the epoch, for status only. ``retention``: of the stream, as ``config`` says.
 
     ``run`` it once; everything else is for the same event loop, does not block, and may be called any number of times.
     Raises ``ConfigError`` for a member name or settings that cannot be.
@@ -110,6 +110,7 @@ class Membership:
     ) -> None:
         self.settings = settings or CohortSettings()
         self.member = member
+        self.retention = config.retention
         ttl = self.settings.lease
         config = replace(config, lease=int(ttl))
         try:

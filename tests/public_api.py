@@ -29,6 +29,7 @@ PUBLIC: Final = (
     "lanes.leases",
     "lanes.letter_box",
     "lanes.membership",
+    "lanes.holdings",
     "memsource",
     # For those who write a backend: the suites
     "memsource.contract",

@@ -1,15 +1,14 @@
 """A member of an exclusive cohort as a source: the cohort partitions that the plan gives it, each on its own durable.
 
-``lanes.membership`` owns and gives up; this file pulls what is owned, and acknowledges it. Whatever shakes a delivery
-(a reconnect, a missing one, a pull that nobody answers) makes it take the partition over from itself: the next consumer
-delivers in order. What is lost is dropped at once, and nothing of it is sent any more.
+``lanes.membership`` owns and gives up, and ``lanes.holdings`` says what that means for a source; this file pulls what
+is owned, and acknowledges it. Whatever shakes a delivery (a reconnect, a missing one, a pull that nobody answers) makes
+it take the partition over from itself: the next consumer delivers in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -18,8 +17,10 @@ from typing import Final
 import nats.errors
 
 from lanes.clock import monotonic
+from lanes.core.cohort.actions import Owned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
+from lanes.holdings import Holdings
 from lanes.membership import Membership
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.acks import ACK, keep_alive, send_all, sending
@@ -29,12 +30,12 @@ from lanes_jetstream.cohort_setup import find_place
 from lanes_jetstream.cohort_watch import CohortWatch
 from lanes_jetstream.connection import Connection, Denials
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.keys import KeyFunction
 from lanes_jetstream.lease_store import JetStreamLeaseStore
 from lanes_jetstream.partitioning import KeyWatch
+from lanes_jetstream.reading import READER
 from lanes_jetstream.start import Start
-from lanes_jetstream.tenancy import Tenancy
+from lanes_jetstream.tenancy import PulledTenancy
 from lanes_jetstream.watch import OutOfRange
 
 __all__ = ["CohortSource"]
@@ -88,17 +89,14 @@ class CohortSource:
         self._watch: KeyWatch | None = None
         self._store: JetStreamLeaseStore
         self._consumers: JetStreamEpochConsumers
-        self._membership: Membership
         self._inbox: Inbox
         self._running: asyncio.Task[None] | None = None
         self._opened = AsyncExitStack()
         self._bucket = bucket_name(stream, cohort.namespace)
-        self._holdings: Holdings
+        self._holdings: Holdings[PulledTenancy]
         self._turns: Turns
         self._looks: CohortWatch
         self._denials: Denials
-        self._checkpoints = False
-        self._most = 1
 
     def __repr__(self) -> str:
         return f"<CohortSource {self._name}>"
@@ -113,7 +111,6 @@ class CohortSource:
         client = connection.client
         self._watch = KeyWatch() if found.watched else None
         self._turns = Turns(self._name, found.partitioning.partitions)
-        self._checkpoints = found.config.retention != "workqueue"
         self._inbox = Inbox(client)
         self._denials = Denials(client, self._is_needed)
         self._opened.push_async_callback(self._closed, self._inbox.close)
@@ -126,7 +123,7 @@ class CohortSource:
             cohort.namespace,
             incarnation=found.config.incarnation,
             filters=found.partitioning.filters,
-            highest=lambda: self._holdings.highest,
+            highest=self._highest,
             check=partial(found.partitioning.check_unchanged, stream, found.config.retention),
             lease=cohort.lease,
             ack_wait=self._ack_wait,
@@ -134,36 +131,36 @@ class CohortSource:
         )
         self._holdings = Holdings(
             stream,
+            READER,
             found.config.incarnation,
-            pulls=self._pulls_of,
-            check_end=self._consumers.check_end,
-            timeout=cohort.drain_within if cohort.overdue == "force" else math.inf,
+            membership=partial(
+                Membership,
+                self._store,
+                self._consumers,
+                found.config,
+                member=cohort.member_id,
+                settings=cohort.settings,
+                start=found.start,
+            ),
+            make=PulledTenancy,
+            follow=self._follow,
             wake=self._inbox.wake.set,
-        )
-        self._membership = Membership(
-            self._store,
-            self._consumers,
-            found.config,
-            member=cohort.member_id,
-            settings=cohort.settings,
-            start=found.start,
-            changed=lambda: self._holdings.changed(self._membership),
         )
         self._looks = CohortWatch(
             connection,
             stream,
             self._name,
             holdings=self._holdings,
-            membership=self._membership,
             out_of_range=self._out_of_range,
             wake=self._inbox.wake.set,
         )
-        await self._store.watch(self._membership.hint)
+        membership = self._holdings.membership
+        await self._store.watch(membership.hint)
         self._opened.push_async_callback(self._looks.stop)
-        self._running = asyncio.create_task(self._membership.run())
+        self._running = asyncio.create_task(membership.run())
         self._opened.push_async_callback(self._end, self._running)
         self._running.add_done_callback(lambda _: self._inbox.wake.set())
-        await self._until_joined()
+        await self._until_joined(membership)
         self._looks.start()
         return SourceTraits(
             name=self._name,
@@ -177,16 +174,15 @@ class CohortSource:
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for messages and for what becomes of partitions; see ``lanes.source.Source.receive``."""
-        self._most = max(self._most, room.messages)
-        for number in self._holdings.heard():
-            # Its zombies hold their lanes there.
-            self._membership.ended(number)
+        holdings = self._holdings
+        holdings.in_flight = max(holdings.in_flight, room.messages)
         while True:
             self._raise_failure()
             self._inbox.wake.clear()
-            for tenancy in list(self._holdings.tenancies.values()):
+            holdings.step()
+            for tenancy in list(holdings.tenancies.values()):
                 self._look(tenancy)
-            events = self._holdings.next_events() or self._take(room)
+            events = holdings.next_events() or self._take(room)
             if events:
                 return events
             try:
@@ -207,13 +203,9 @@ class CohortSource:
         tokens: list[str] = []
         confirmed: list[tuple[str, str]] = []
         for settlement in settlements:
-            tenancy = self._holdings.of(settlement.partition)
-            if tenancy is None or now >= settlement.partition.deadline:
+            tenancy = self._holdings.settled(settlement)
+            if tenancy is None:
                 continue
-            settled = tenancy.ledger.settled
-            for message in settlement.messages:
-                settled(message.position)
-            self._save(tenancy)
             tokens += [str(message.token) for message in settlement.messages]
             if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.brought(tokens[-1]):
                 tenancy.confirm_at = now + _CONFIRM
@@ -227,12 +219,8 @@ class CohortSource:
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        now = monotonic()
-        tokens = [
-            str(message.token)
-            for message in messages
-            if self._holdings.of(message.partition) is not None and now < message.partition.deadline
-        ]
+        owned = self._holdings.owned
+        tokens = [str(message.token) for message in messages if owned(message.partition) is not None]
         await keep_alive(self._connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
@@ -240,30 +228,7 @@ class CohortSource:
 
         Where something of it still runs, the lease is left to run out, and nobody waits for that here.
         """
-        tenancy = self._holdings.of(partition)
-        if tenancy is None:
-            self._holdings.raise_lost(partition)
-            return
-        number = tenancy.number
-        tenancy.releasing = True
-        tenancy.rest()
-        if not tenancy.revoked:
-            # Not because of the plan: the consumer stops, and its member leaves.
-            self._membership.stop()
-        self._holdings.release(number)
-        ended = not partition.unended
-        try:
-            try:
-                with suppress(SourceError):
-                    await self._connection.flush(_FLUSH)
-            finally:
-                # However that ended: nobody else would ever give it up.
-                self._membership.drained(number, tenancy.ledger.snapshot(), ended=ended)
-            if ended:
-                await tenancy.over.wait()
-            self._holdings.raise_lost(partition)
-        finally:
-            self._holdings.released(number)
+        await self._holdings.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort and close what was opened here. Idempotent.
@@ -282,6 +247,19 @@ class CohortSource:
 
     # --- membership
 
+    def _highest(self) -> int:
+        """What the consumers have to know before they ask the server: they are made first."""
+        return self._holdings.highest
+
+    def _follow(self, tenancy: PulledTenancy, owned: Owned) -> None:
+        self._consumers.check_end(self._holdings.read_up_to(owned.done.highest))
+        consumer = self._consumers.name(tenancy.number, owned.epoch, owned.sub)
+        tenancy.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))
+
+    async def _flush(self) -> None:
+        with suppress(SourceError):
+            await self._connection.flush(_FLUSH)
+
     async def _closed(self, close: Callable[[], Awaitable[None]]) -> None:
         # The user's own client may have been closed, or be away: there is nothing to end then.
         with suppress(nats.errors.Error, OSError):
@@ -289,7 +267,7 @@ class CohortSource:
 
     async def _end(self, running: asyncio.Task[None]) -> None:
         """Leave, or be gone as after a crash."""
-        self._membership.stop()
+        self._holdings.membership.stop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVING):
@@ -303,26 +281,19 @@ class CohortSource:
         """Wait until everything is given up, unless something of it may still run."""
         while not running.done():
             self._inbox.wake.clear()
-            for number in self._holdings.unread_losses():
-                self._membership.ended(number)
-            for tenancy in list(self._holdings.tenancies.values()):
-                if tenancy.announced and not tenancy.releasing and len(tenancy.ledger):
-                    return
-                if not tenancy.releasing:
-                    # Everything that was delivered of it is settled: nothing of it runs.
-                    tenancy.releasing = True
-                    self._membership.drained(tenancy.number, tenancy.ledger.snapshot())
+            if not self._holdings.leave():
+                return
             await self._inbox.wake.wait()
 
-    async def _until_joined(self) -> None:
-        running, joined = self._running, asyncio.ensure_future(self._membership.joined.wait())
+    async def _until_joined(self, membership: Membership) -> None:
+        running, joined = self._running, asyncio.ensure_future(membership.joined.wait())
         assert running is not None, "it joins once it runs"
         await asyncio.wait(
             [running, joined], timeout=self._cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED
         )
         joined.cancel()
         self._raise_failure()
-        if not self._membership.joined.is_set():
+        if not membership.joined.is_set():
             raise SourceError(
                 f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s: {self._connection.servers} "
                 f"does not answer for the bucket {self._bucket!r}; see that it has a leader, and that this "
@@ -349,13 +320,9 @@ class CohortSource:
         needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
         return subject.startswith(tuple(each.casefold() for each in needed))
 
-    def _pulls_of(self, number: int, epoch: int, sub: int) -> ConsumerPulls:
-        consumer = self._consumers.name(number, epoch, sub)
-        return ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name)
-
     # --- messages
 
-    def _look(self, tenancy: Tenancy) -> None:
+    def _look(self, tenancy: PulledTenancy) -> None:
         """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
         pulls = tenancy.pulls
         if pulls is None:
@@ -363,18 +330,18 @@ class CohortSource:
         if pulls.failure is not None:
             if not pulls.deleted:
                 raise pulls.failure
-            self._membership.gone(tenancy.number, f"its consumer {pulls.consumer} was deleted")
+            self._holdings.lose(tenancy, f"its consumer {pulls.consumer} was deleted")
             return
         broken = pulls.check()
         if broken is None or not self._connection.client.is_connected:
             return
-        tenancy.rest()
         if broken.kind == "unanswered":
             # No leader now, or no consumer any more: the server knows.
+            tenancy.rest()
             self._looks.ask_for(tenancy, pulls.consumer)
             return
         log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
-        self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+        self._holdings.take_over(tenancy)
 
     def _take(self, room: Room) -> list[SourceEvent]:
         """What has arrived and is not paused.
@@ -394,7 +361,7 @@ class CohortSource:
         client = self._connection.client
         for tenancy in list(self._holdings.tenancies.values()):
             # The one before may have taken its time.
-            if tenancy.again and client.is_connected and monotonic() < tenancy.partition.deadline:
+            if tenancy.again and client.is_connected and self._holdings.owned(tenancy.partition) is not None:
                 tokens, tenancy.again = tenancy.again, []
                 await send_all(client, tokens, ACK)
 
@@ -411,9 +378,3 @@ class CohortSource:
                     busy.add(tenancy.pulls)
         if pulling and room.messages > 0:
             await self._turns.pull(pulling, busy, room, now)
-
-    def _save(self, tenancy: Tenancy) -> None:
-        """Have what is done written down, before a crash would repeat more than could be in flight."""
-        ledger = tenancy.ledger
-        if self._checkpoints and ledger.since_saved > self._most:
-            self._membership.checkpoint(tenancy.number, ledger.save())

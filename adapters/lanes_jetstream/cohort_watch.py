@@ -13,12 +13,11 @@ from typing import Final
 import nats.errors
 
 from lanes.errors import LanesError, SourceError
-from lanes.membership import Membership
+from lanes.holdings import Holdings
 from lanes_jetstream.api_codes import CONSUMER_NOT_FOUND
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.stream_state import read_stream
-from lanes_jetstream.tenancy import Tenancy
+from lanes_jetstream.tenancy import PulledTenancy
 from lanes_jetstream.watch import OutOfRange
 
 __all__ = ["CohortWatch"]
@@ -45,8 +44,7 @@ class CohortWatch:
         stream: str,
         name: str,
         *,
-        holdings: Holdings,
-        membership: Membership,
+        holdings: Holdings[PulledTenancy],
         out_of_range: OutOfRange,
         wake: Callable[[], None],
     ) -> None:
@@ -54,7 +52,6 @@ class CohortWatch:
         self._stream = stream
         self._name = name
         self._holdings = holdings
-        self._membership = membership
         self._out_of_range = out_of_range
         self._wake = wake
         self._looked: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
@@ -75,7 +72,7 @@ class CohortWatch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def ask_for(self, tenancy: Tenancy, consumer: str) -> None:
+    def ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
         """Nobody answers for its consumer: give the partition up, or take it over. Does not block."""
         self._spawn(self._ask_for(tenancy, consumer))
 
@@ -101,7 +98,7 @@ class CohortWatch:
         if missed:
             await self._judge(missed)
 
-    async def _look_at(self, tenancy: Tenancy) -> None:
+    async def _look_at(self, tenancy: PulledTenancy) -> None:
         """Ask a durable for its backlog that does not tell by what it delivers."""
         pulls, backlog = tenancy.pulls, tenancy.backlog
         if pulls is None:
@@ -116,7 +113,7 @@ class CohortWatch:
         if tenancy.pulls is pulls:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
-    async def _judge(self, tenancies: list[Tenancy]) -> None:
+    async def _judge(self, tenancies: list[PulledTenancy]) -> None:
         """Whether what was not delivered was dropped from the stream's beginning, and what to do then."""
         state = await read_stream(self._connection, self._stream)
         for tenancy in tenancies:
@@ -144,7 +141,7 @@ class CohortWatch:
 
     # --- nobody answers
 
-    async def _ask_for(self, tenancy: Tenancy, consumer: str) -> None:
+    async def _ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
         while self._holdings.tenancies.get(tenancy.number) is tenancy:
             try:
                 await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
@@ -156,12 +153,12 @@ class CohortWatch:
                     await asyncio.sleep(_ASK)
                     continue
                 if error.err_code == CONSUMER_NOT_FOUND:
-                    self._membership.gone(tenancy.number, f"consumer {consumer}: {error}")
+                    self._holdings.lose(tenancy, f"consumer {consumer}: {error}")
                     return
             except SourceError as error:
                 log.debug("%s: consumer %s: %s", self._name, consumer, error)
             # Whatever else is wrong, the takeover meets it, and says so.
-            self._membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+            self._holdings.take_over(tenancy)
             return
 
     def _spawn(self, looking: Coroutine[object, object, None]) -> None:

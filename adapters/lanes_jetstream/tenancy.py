@@ -1,12 +1,11 @@
-"""One ownership of a cohort partition: what was delivered of it, what is done, and the pulls that bring more."""
+"""One ownership of a cohort partition: the pulls that bring its messages, and what they say of those to come."""
 
 from __future__ import annotations
 
-import asyncio
-
 from lanes.clock import monotonic
-from lanes.core.cohort.ledger import DeliveryLedger, Done
+from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition
+from lanes.holdings import Tenancy
 from lanes.source import Delivered
 from lanes_jetstream.backlog import Backlog
 from lanes_jetstream.cohort_pulls import ConsumerPulls
@@ -15,50 +14,36 @@ from lanes_jetstream.partitioning import KeyWatch
 from lanes_jetstream.reading import message_of
 from lanes_jetstream.transport import sequences
 
-__all__ = ["Tenancy"]
+__all__ = ["PulledTenancy"]
 
 
-class Tenancy:
-    """``number`` of the cohort partition, from the event that it is owned to the one that it is not.
+class PulledTenancy(Tenancy):
+    """See ``Tenancy``. asyncio only.
 
-    ``ledger``: everything delivered and what of it is done, that of earlier owners included. ``pulls``: None while the
-    next consumer is being made, and once it drains. ``announced``: whoever handles it knows of it. ``revoked``: the
-    plan gives it to another. ``releasing``: nothing of it runs any more. ``over``: it is handed over, or lost.
-    ``again``: deliveries to acknowledge that are of finished messages. ``seen``: when something came last, be it one of
-    those; ``confirm_at``: when an acknowledgement is to be confirmed next. ``backlog``: what its consumer has to
-    deliver.
+    ``pulls``: None while the next consumer is being made, and once it drains. ``again``: deliveries to acknowledge that
+    are of finished messages. ``seen``: when something came last, be it one of those; ``confirm_at``: when an
+    acknowledgement is to be confirmed next. ``backlog``: what its consumer has to deliver.
     """
 
-    def __init__(self, number: int, partition: Partition, done: Done, pulls: ConsumerPulls) -> None:
-        self.number = number
-        self.partition = partition
-        self.ledger = DeliveryLedger(done)
+    def __init__(self, number: int, partition: Partition, done: Done) -> None:
+        super().__init__(number, partition, done)
         self.pulls: ConsumerPulls | None = None
         self.again: list[str] = []
-        self.announced = False
-        self.revoked = False
-        self.releasing = False
-        self.over = asyncio.Event()
         self.seen = 0.0
         self.confirm_at = 0.0
         self.backlog = Backlog()
-        self.follow(pulls)
-
-    def __repr__(self) -> str:
-        return f"<Tenancy of {self.partition.id}: {self.ledger!r}>"
 
     def follow(self, pulls: ConsumerPulls) -> None:
-        """Go on with another consumer: it delivers again what is outstanding, and then what is new."""
-        self.rest()
+        """Take from the pulls of another consumer, which delivers again what is outstanding, and then what is new."""
+        self.begin()
         # What they name was of the consumer before.
         self.again.clear()
         pulls.start()
         self.pulls = pulls
         self.backlog.begin()
-        self._expected = 1
 
     def rest(self) -> None:
-        """Take nothing more, until the next consumer. Idempotent."""
+        """See ``Tenancy.rest``."""
         if self.pulls is not None:
             self.pulls.end()
             self.pulls = None
@@ -75,15 +60,12 @@ class Tenancy:
         run: list[Message] = []
         size = 0
         last = ""
-        expected, partition, ledger, number = self._expected, self.partition, self.ledger, self.number
+        follows, partition, ledger, number = self.follows, self.partition, self.ledger, self.number
         for raw in pulls.take():
             position, delivery = sequences(raw.reply)
-            if delivery != expected:
-                # The server counts as delivered what did not arrive, and would bring it behind newer ones. Everything
-                # from here on is dropped: the next consumer brings it in order.
-                pulls.breaks("gap", f"delivery {expected} missing, got {delivery}")
+            if not follows(delivery):
+                pulls.breaks("gap", f"delivery {self.expected} missing, got {delivery}")
                 break
-            expected += 1
             last = raw.reply
             if not ledger.delivered(position):
                 self.again.append(raw.reply)
@@ -93,22 +75,16 @@ class Tenancy:
                 watch.see(message.key, number)
             run.append(message)
             size += message.size
-        self._expected = expected
-        if pulls.sent >= expected and pulls.caught_up and pulls.broken is None:
+        if pulls.sent >= self.expected and pulls.caught_up and pulls.broken is None:
             # Its last delivery never came, and there may be none behind it to show that.
             pulls.breaks("gap", f"delivery {pulls.sent} missing")
         if last:
             self.seen = monotonic()
-            self.backlog.delivered(expected - 1, _pending(last), ledger.highest)
+            self.backlog.delivered(self.expected - 1, _pending(last), ledger.highest)
         if not run:
             return None
         pulls.learn(len(run), size)
         return Delivered(partition, run, size)
-
-    @property
-    def taken(self) -> int:
-        """How many messages have arrived, or may yet."""
-        return 0 if self.pulls is None else self.pulls.taken
 
     @property
     def lag(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,33 +10,34 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import lanes
-from lanes.clock import monotonic
+from lanes.clock import Clock, monotonic
 from lanes.core.cohort.actions import Lost as LostTenure
-from lanes.core.cohort.actions import Owned, Released, Revoked
+from lanes.core.cohort.actions import Revoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.leases import UnknownResult
-from lanes.membership import Happened
-from lanes.source import Assigned, Generation, Lost, Revoking
 from lanes_jetstream import Cohort, subject_token
 from lanes_jetstream.cohort_pulls import ConsumerPulls
 from lanes_jetstream.cohort_source import CohortSource
 from lanes_jetstream.connection import ApiError, Connection
 from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.holdings import Holdings
 from lanes_jetstream.partitioning import KeyWatch
 from lanes_jetstream.reading import READER
-from lanes_jetstream.tenancy import Tenancy
+from lanes_jetstream.tenancy import PulledTenancy
+from tests.cohort.held import Held as StubHeld
+from tests.cohort.held import taken_over
 from tests.jetstream.stub_pulls import Side
 
 pytestmark = pytest.mark.anyio
 
 
-def tenancy(pulls: ConsumerPulls, done: Done = Done(0, ())) -> Tenancy:  # noqa: B008
-    return Tenancy(3, Partition(PartitionId("S", 3), READER, "now"), done, pulls)
+def tenancy(pulls: ConsumerPulls, done: Done = Done(0, ())) -> PulledTenancy:  # noqa: B008
+    made = PulledTenancy(3, Partition(PartitionId("S", 3), READER, "now"), done)
+    made.follow(pulls)
+    return made
 
 
-def positions(found: Tenancy, **arguments: Any) -> list[int]:
+def positions(found: PulledTenancy, **arguments: Any) -> list[int]:
     delivered = found.take(arguments.get("key"), arguments.get("watch"))
     return [] if delivered is None else [message.position for message in delivered.run]
 
@@ -178,77 +178,30 @@ async def test_statuses_of_a_consumer() -> None:
 # --- events
 
 
-class StubMembership:
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.happened: list[Happened] = []
-        self.deadlines: dict[int, float] = {}
-        self.told: list[tuple[str, int, str]] = []
-        self.changed: Callable[[], None] = lambda: None
-        self.generation = 1
-        self.standby = False
+class Held(StubHeld[PulledTenancy]):
+    """What a source holds whose membership says what the test wants. ``last``: where the stream ends."""
 
-    @property
-    def joined(self) -> StubMembership:
-        return self
-
-    def is_set(self) -> bool:
-        return True
-
-    def take(self) -> list[Happened]:
-        happened, self.happened = self.happened, []
-        return happened
-
-    def gone(self, partition: int, reason: str) -> None:
-        self.told.append(("gone", partition, reason))
-        del self.deadlines[partition]
-        self.happened.append(Happened(partition, LostTenure(reason)))
-        self.changed()
-
-    def takeover(self, partition: int, done: Done) -> None:
-        self.told.append(("takeover", partition, ""))
-
-    def deadline(self, partition: int) -> float:
-        return self.deadlines.get(partition, float("-inf"))
-
-
-class Held:
-    """Holdings over a membership that says what the test wants."""
-
-    def __init__(self, *, last: int = 1_000, first: int = 0) -> None:
-        self.membership = StubMembership(first)
+    def __init__(self, *, last: int = 1_000, first: int = 0, clock: Clock = monotonic) -> None:
         self.side = Side([])
-
-        def pulls(number: int, epoch: int, sub: int) -> ConsumerPulls:
-            connection = Connection.__new__(Connection)
-            connection._prefix = "$JS.API"
-            return ConsumerPulls(self.side.inbox, connection, "S", f"c-p{number}-e{epoch}-{sub}", "test")
-
-        def check_end(highest: int) -> None:
-            if highest > last:
-                raise lanes.SourceError("the stream ends sooner")
-
-        self.holdings = Holdings(
-            "S", "now", pulls=pulls, check_end=check_end, timeout=7.0, wake=self.side.inbox.wake.set
+        connection = Connection(Client())
+        connection._prefix = "$JS.API"
+        connection._client = self.side.client  # type: ignore[assignment]
+        self.source = CohortSource(
+            connection, "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
         )
-        self.membership.changed = lambda: self.holdings.changed(self.membership)  # type: ignore[arg-type]
-        self.tell()
+        self.source._inbox = self.side.inbox
+        consumers = JetStreamEpochConsumers(connection, "S", "c", incarnation="now", filters=lambda _: [])
+        consumers._last = last
+        consumers.name = "c-p{}-e{}-{}".format  # type: ignore[method-assign]
+        self.source._consumers = consumers
+        super().__init__(PulledTenancy, self.source._follow, first=first, clock=clock)
+        self.source._holdings = self.holdings
 
-    def tell(self, *events: tuple[int, Any], deadline: float = 60.0) -> None:
-        for number, event in events:
-            self.membership.happened.append(Happened(number, event))
-            self.membership.deadlines[number] = monotonic() + deadline
-        self.holdings.changed(self.membership)  # type: ignore[arg-type]
-
-    def names(self) -> list[str]:
-        return [type(event).__name__ for event in self.holdings.next_events()]
-
-
-def taken_over(epoch: int, sub: int = 0, *, again: bool = False, highest: int = 0) -> Owned:
-    return Owned(epoch, sub, epoch, Done(highest, ()), again)
+    def wake(self) -> None:
+        self.side.inbox.wake.set()
 
 
-def consumer_of(found: Tenancy) -> str | None:
+def consumer_of(found: PulledTenancy) -> str | None:
     return None if found.pulls is None else found.pulls.consumer
 
 
@@ -256,74 +209,15 @@ def failed(held: Held) -> bool:
     return held.holdings.failure is not None
 
 
-async def test_a_partition_from_its_assignment_to_its_release() -> None:
+async def test_the_pulls_of_a_partition_are_those_of_its_last_consumer() -> None:
     held = Held()
-    (plan,) = held.holdings.next_events()
-    assert plan == Generation(1, standby=False)
     held.tell((3, taken_over(7)))
-    (assigned,) = held.holdings.next_events()
-    assert isinstance(assigned, Assigned)
-    partition = assigned.partition
-    assert (partition.id, partition.epoch, partition.incarnation) == (PartitionId("S", 3), 7, "now")
-    of = held.holdings.of(partition)
-    assert of is not None
-    assert of.announced
+    of = held.holdings.tenancies[3]
+    assert consumer_of(of) == "c-p3-e7-0"
     held.tell((3, taken_over(7, 1, again=True)))
-    assert held.names() == []
     assert consumer_of(of) == "c-p3-e7-1"
     held.tell((3, Revoked()))
-    assert held.holdings.next_events() == [Revoking(partition, 7.0)]
     assert consumer_of(of) is None
-    held.holdings.release(3)
-    held.tell((3, Released()), (3, taken_over(8)))
-    assert of.over.is_set()
-    # Whoever has it released does not know yet.
-    assert held.names() == []
-    held.holdings.released(3)
-    (assigned,) = held.holdings.next_events()
-    assert isinstance(assigned, Assigned)
-    assert assigned.partition.epoch == 8
-    assert held.holdings.of(partition) is not held.holdings.of(assigned.partition)
-
-
-async def test_a_partition_that_is_lost() -> None:
-    held = Held()
-    held.tell((3, taken_over(7)))
-    assert held.names() == ["Generation", "Assigned"]
-    held.tell((3, LostTenure("why")))
-    (lost,) = held.holdings.next_events()
-    assert isinstance(lost, Lost)
-    assert lost.reason == "why"
-    assert held.holdings.heard() == [3]
-    assert held.holdings.heard() == []
-    assert held.holdings.tenancies == {}
-
-
-async def test_a_deadline_that_has_passed_is_not_raised() -> None:
-    """Whoever handles the partition may have found it lost by now."""
-    held = Held()
-    held.tell((1, taken_over(7)), deadline=60)
-    held.tell((2, taken_over(7)), deadline=-0.001)
-    partitions = {number: of.partition for number, of in held.holdings.tenancies.items()}
-    deadlines = {number: partition.deadline for number, partition in partitions.items()}
-    held.membership.deadlines = {number: monotonic() + 90 for number in (1, 2)}
-    held.tell()
-    assert partitions[1].deadline > deadlines[1]
-    assert partitions[2].deadline == deadlines[2]
-
-
-async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> None:
-    held = Held()
-    numbers = range(400)  # More than could be given up inside one another.
-    held.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
-    held.holdings.next_events()
-    for number in numbers:
-        held.holdings.tenancies[number].partition.deadline = monotonic()
-    held.tell()
-    reason = "the lease was believed to have run out"
-    assert held.membership.told == [("gone", number, reason) for number in numbers]
-    assert held.names() == ["Lost"] * len(numbers)
-    assert list(held.holdings.tenancies) == [400]
 
 
 async def test_a_server_that_is_short_of_resources_leaves_a_listing_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,24 +232,15 @@ async def test_a_server_that_is_short_of_resources_leaves_a_listing_unknown(monk
         await consumers.found(3)
 
 
-async def test_a_new_plan_is_told_once() -> None:
-    held = Held()
-    held.tell()
-    held.membership.generation, held.membership.standby = 2, True
-    held.tell()
-    held.tell()
-    assert held.holdings.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
-
-
 async def test_a_ledger_beyond_the_end_of_the_stream() -> None:
     """New messages would pass for finished ones; unless the cohort was told to begin there."""
     held = Held(last=10)
-    held.tell((1, taken_over(7, highest=10)))
+    held.tell((1, taken_over(7, done=Done(10, ()))))
     assert not failed(held)
-    held.tell((2, taken_over(7, highest=11)))
+    held.tell((2, taken_over(7, done=Done(11, ()))))
     assert failed(held)
     held = Held(last=10, first=20)
-    held.tell((1, taken_over(7, highest=19)))
+    held.tell((1, taken_over(7, done=Done(19, ()))))
     assert not failed(held)
     assert held.holdings.highest == 0
 
@@ -383,11 +268,7 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     client: Any = held.side.client
     client._send_command, client._flush_pending, client.publish = send, flush, publish
     client.is_draining, client.stats = False, {"out_msgs": 0, "out_bytes": 0, "reconnects": 0}
-    source = CohortSource(
-        Connection(Client()), "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
-    )
-    source._connection._client = client
-    source._holdings = held.holdings
+    source = held.source
     messages = [Message(partitions[number], 5, None, 1, None, f"ack.{number}") for number in (1, 2, 3)]
     held.holdings.tenancies[3].ledger.delivered(5)
     await source.extend(messages)

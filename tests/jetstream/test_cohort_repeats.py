@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lanes
-from lanes_jetstream.cohort_source import CohortSource
+from lanes.membership import Membership
 from tests.jetstream.cohort_workload import Gate, Log, members, settled
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until
@@ -21,7 +21,7 @@ async def test_a_crash_repeats_what_was_not_written_down(
     make_cohort_stream: MakeCohortStream, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     if not written:
-        monkeypatch.setattr(CohortSource, "_save", lambda *_: None)
+        monkeypatch.setattr(Membership, "checkpoint", lambda *_: None)
     stream, log = await make_cohort_stream(partitions=1), Log()
     stuck, last, *others = (stream.key(0, number) for number in range(FINISHED + 2))
     gate = Gate(stuck)

@@ -17,7 +17,8 @@ from lanes_jetstream.backlog import Backlog
 from lanes_jetstream.cohort_watch import CohortWatch
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.watch import OutOfRange
-from tests.jetstream.test_cohort_deliveries import Held, taken_over
+from tests.cohort.held import taken_over
+from tests.jetstream.test_cohort_deliveries import Held
 
 pytestmark = pytest.mark.anyio
 
@@ -163,7 +164,6 @@ class Looked:
             "S",
             "test",
             holdings=self.held.holdings,
-            membership=self.held.membership,  # type: ignore[arg-type]
             out_of_range=out_of_range,
             wake=self.held.side.inbox.wake.set,
         )
@@ -310,5 +310,5 @@ async def test_only_a_consumer_that_is_not_found_is_gone(
 
     monkeypatch.setattr(looked.watch._connection, "api", api)
     await looked.watch._ask_for(looked.tenancy, "c-p3-e7")
-    assert [(what, number) for what, number, _ in looked.held.membership.told] == [(told, 3)]
+    assert [(what, number) for what, number, _ in looked.held.stub.told] == [(told, 3)]
     assert answers == []

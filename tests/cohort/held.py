@@ -1,0 +1,150 @@
+"""Holdings over a membership that says what a test wants, and notes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+
+from lanes.clock import Clock, monotonic
+from lanes.core.cohort.actions import Lost as LostTenure
+from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.ledger import Done
+from lanes.core.types import Partition
+from lanes.holdings import Holdings, Tenancy
+from lanes.membership import CohortSettings, Happened
+from memsource.topic import RecordReader
+
+__all__ = ["FORCED", "Held", "StubMembership", "StubTenancy", "held", "taken_over"]
+
+FORCED: Final = CohortSettings(drain_within=7.0, overdue="force")
+
+
+class StubMembership:
+    """``told``: what it was told, and of which partition; ``dones`` the ledgers that came with that."""
+
+    def __init__(self, first: int, retention: str, settings: CohortSettings) -> None:
+        self.first = first
+        self.retention = retention
+        self.settings = settings
+        self.happened: list[Happened] = []
+        self.deadlines: dict[int, float] = {}
+        self.told: list[tuple[str, int, str]] = []
+        self.dones: list[Done] = []
+        self.changed: Callable[[], None] = lambda: None
+        self.generation = 1
+        self.standby = False
+        self.joined = anyio.Event()
+        self.joined.set()
+
+    def take(self) -> list[Happened]:
+        happened, self.happened = self.happened, []
+        return happened
+
+    def gone(self, partition: int, reason: str) -> None:
+        self.told.append(("gone", partition, reason))
+        del self.deadlines[partition]
+        self.happened.append(Happened(partition, LostTenure(reason)))
+        self.changed()
+
+    def takeover(self, partition: int, done: Done) -> None:
+        self._note("takeover", partition, done)
+
+    def checkpoint(self, partition: int, done: Done) -> None:
+        self._note("checkpoint", partition, done)
+
+    def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
+        self._note("drained" if ended else "drained, and it runs", partition, done)
+
+    def ended(self, partition: int) -> None:
+        self.told.append(("ended", partition, ""))
+
+    def stop(self) -> None:
+        self.told.append(("stop", -1, ""))
+
+    def deadline(self, partition: int) -> float:
+        return self.deadlines.get(partition, float("-inf"))
+
+    def _note(self, what: str, partition: int, done: Done) -> None:
+        self.told.append((what, partition, ""))
+        self.dones.append(done)
+
+
+class StubTenancy(Tenancy):
+    """``durable``: the epoch and the sub-number of what it takes from; None while it rests. ``rests``: how often."""
+
+    durable: tuple[int, int] | None = None
+    rests = 0
+
+    def rest(self) -> None:
+        self.durable = None
+        self.rests += 1
+
+
+T = TypeVar("T", bound=Tenancy)
+
+
+class Held(Generic[T]):
+    """``wakes``: how often there was something new."""
+
+    def __init__(
+        self,
+        make: Callable[[int, Partition, Done], T],
+        follow: Callable[[T, Owned], None],
+        *,
+        first: int = 0,
+        retention: str = "limits",
+        settings: CohortSettings = FORCED,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.stub = StubMembership(first, retention, settings)
+        self.clock = clock
+        self.wakes = 0
+        self.holdings = Holdings(
+            "S",
+            RecordReader(),
+            "now",
+            membership=self._membership,
+            make=make,
+            follow=follow,
+            clock=clock,
+            wake=self.wake,
+        )
+        self.tell()
+
+    def _membership(self, *, changed: Callable[[], None]) -> Any:
+        self.stub.changed = changed
+        return self.stub
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def tell(self, *events: tuple[int, Any], deadline: float = 60.0) -> None:
+        """Have these come of it, each with a deadline in so many seconds."""
+        for number, event in events:
+            self.stub.happened.append(Happened(number, event))
+            self.stub.deadlines[number] = self.clock() + deadline
+        self.stub.changed()
+
+    def names(self) -> list[str]:
+        """What is to be told now."""
+        return [type(event).__name__ for event in self.holdings.next_events()]
+
+    def told(self) -> list[tuple[str, int]]:
+        """What the membership was told."""
+        return [(what, number) for what, number, _ in self.stub.told]
+
+
+def held(**about: Any) -> Held[StubTenancy]:
+    """Holdings of stubs."""
+
+    def follow(tenancy: StubTenancy, owned: Owned) -> None:
+        tenancy.begin()
+        tenancy.durable = owned.epoch, owned.sub
+
+    return Held(StubTenancy, follow, **about)
+
+
+def taken_over(epoch: int, sub: int = 0, *, again: bool = False, done: Done = Done(0, ())) -> Owned:  # noqa: B008
+    return Owned(epoch, sub, epoch, done, again)

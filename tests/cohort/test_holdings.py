@@ -1,0 +1,341 @@
+"""What every source of a cohort has to decide, event by event and without a store."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import lanes
+from lanes.core.cohort.actions import Lost as LostTenure
+from lanes.core.cohort.actions import Owned, Released, Revoked
+from lanes.core.cohort.ledger import Done
+from lanes.core.types import Message, Partition, PartitionId, Settlement
+from lanes.membership import CohortSettings
+from lanes.source import Assigned, Generation, Lost, Revoking
+from tests.cohort.held import Held, StubTenancy, held, taken_over
+
+pytestmark = pytest.mark.anyio
+
+
+class Moving:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def owning(number: int = 3, **about: object) -> tuple[Held[StubTenancy], StubTenancy]:
+    """A member that has one partition, of which whoever handles it knows."""
+    of = held(**about)
+    of.tell((number, taken_over(7)))
+    assert of.names() == ["Generation", "Assigned"]
+    return of, of.holdings.tenancies[number]
+
+
+def settlement(tenancy: StubTenancy, *positions: int) -> Settlement:
+    partition = tenancy.partition
+    return Settlement(partition, [Message(partition, position, None, 1, None, position) for position in positions])
+
+
+async def nothing() -> None:
+    """Nothing was sent."""
+
+
+async def release(of: Held[StubTenancy], partition: Partition) -> None:
+    await of.holdings.release(partition, nothing)
+
+
+# --- events
+
+
+async def test_a_partition_from_its_assignment_to_its_release() -> None:
+    of = held()
+    assert of.holdings.next_events() == [Generation(1, standby=False)]
+    of.tell((3, taken_over(7)))
+    (assigned,) = of.holdings.next_events()
+    assert isinstance(assigned, Assigned)
+    partition = assigned.partition
+    assert (partition.id, partition.epoch, partition.incarnation) == (PartitionId("S", 3), 7, "now")
+    tenancy = of.holdings.of(partition)
+    assert tenancy is not None
+    assert (tenancy.announced, tenancy.durable) == (True, (7, 0))
+    assert tenancy.follows(1)
+    of.tell((3, taken_over(7, 1, again=True)))
+    assert of.names() == []
+    assert (tenancy.durable, tenancy.expected, tenancy.rests) == ((7, 1), 1, 2), "once for each durable"
+    of.tell((3, Revoked()))
+    assert of.holdings.next_events() == [Revoking(partition, 7.0)]
+    assert tenancy.durable is None
+    tenancy.ledger.delivered(5)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(release, of, partition)
+        await anyio.wait_all_tasks_blocked()
+        assert (of.told(), of.stub.dones) == ([("drained", 3)], [Done(5, (5,))])
+        of.tell((3, Released()), (3, taken_over(8)))
+        # Whoever has it released does not know yet.
+        assert of.names() == []
+        wakes = of.wakes
+    assert of.wakes > wakes, "now there is something to tell"
+    (assigned,) = of.holdings.next_events()
+    assert isinstance(assigned, Assigned)
+    assert assigned.partition.epoch == 8
+    assert of.holdings.of(partition) is None
+
+
+@pytest.mark.parametrize("overdue", ["keep", "force"])
+async def test_what_moves_is_cancelled_only_where_that_is_asked_for(overdue: str) -> None:
+    settings = CohortSettings(drain_within=5.0, overdue=overdue)  # type: ignore[arg-type]
+    of, tenancy = owning(settings=settings)
+    of.tell((3, Revoked()))
+    assert of.holdings.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
+
+
+async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None:
+    of, tenancy = owning()
+    wakes = of.wakes
+    of.tell((3, LostTenure("why")))
+    assert (tenancy.durable, of.wakes) == (None, wakes + 1)
+    of.holdings.step()
+    assert of.told() == [], "nobody has heard of it"
+    assert of.holdings.next_events() == [Lost(tenancy.partition, "why")]
+    assert of.told() == [], "nobody has made anything of it"
+    for _ in range(2):
+        of.holdings.step()
+    assert of.told() == [("ended", 3)]
+    assert tenancy.over.is_set()
+
+
+async def test_a_deadline_is_only_raised_and_never_once_it_has_passed() -> None:
+    of = held()
+    of.tell((1, taken_over(7)), deadline=60)
+    of.tell((2, taken_over(7)), deadline=-0.001)
+    before = {number: tenancy.partition.deadline for number, tenancy in of.holdings.tenancies.items()}
+    of.stub.deadlines = {number: of.clock() + 90 for number in (1, 2)}
+    of.tell()
+    raised = {number: tenancy.partition.deadline for number, tenancy in of.holdings.tenancies.items()}
+    assert raised[1] == of.stub.deadlines[1] > before[1]
+    assert raised[2] == before[2]
+    of.stub.deadlines[1] = -math.inf
+    of.tell()
+    assert of.holdings.tenancies[1].partition.deadline == raised[1]
+
+
+async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the_next_step() -> None:
+    of = held(clock=Moving())
+    numbers = range(400)
+    of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
+    of.holdings.next_events()
+    for number in numbers:
+        of.holdings.tenancies[number].partition.deadline = of.clock()
+    of.tell()
+    assert of.told() == [], "the membership hears of nothing while it tells something"
+    of.holdings.step()
+    assert of.stub.told == [("gone", number, "the lease was believed to have run out") for number in numbers]
+    assert of.names() == ["Lost"] * len(numbers)
+    assert list(of.holdings.tenancies) == [400]
+
+
+async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
+    """What was renewed too late is given up at the next step then."""
+    of, tenancy = owning()
+    tenancy.partition.deadline = of.clock()
+    gone, of.stub.gone = of.stub.gone, lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        of.holdings.step()
+    of.stub.gone = gone  # type: ignore[method-assign]
+    of.holdings.step()
+    assert of.names() == ["Lost"]
+
+
+async def test_a_new_plan_is_told_once() -> None:
+    of = held()
+    of.tell()
+    of.stub.generation, of.stub.standby = 2, True
+    of.tell()
+    of.tell()
+    assert of.holdings.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
+
+
+async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
+    of = held()
+    of.stub.joined = anyio.Event()
+    of.stub.generation = 2
+    of.tell()
+    assert of.holdings.next_events() == [Generation(1, standby=False)]
+
+
+async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_assigned() -> None:
+    def follow(tenancy: StubTenancy, owned: Owned) -> None:
+        raise lanes.SourceError("the stream ends sooner")
+
+    of = Held(StubTenancy, follow)
+    of.tell((3, taken_over(7)))
+    assert [str(of.holdings.failure), of.names()] == ["the stream ends sooner", ["Generation"]]
+    assert of.holdings.tenancies == {}
+
+
+async def test_a_cohort_that_begins_beyond_the_end_has_read_nothing() -> None:
+    of = held(first=20)
+    of.tell((1, taken_over(7, done=Done(19, ()))))
+    assert of.holdings.highest == 0
+    of.tell((2, taken_over(7, done=Done(7, ()))))
+    assert of.holdings.highest == 7
+
+
+# --- deliveries, and what is done
+
+
+async def test_a_delivery_that_is_missing_and_what_comes_behind_it() -> None:
+    of, tenancy = owning()
+    assert [tenancy.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
+    tenancy.ledger.delivered(9)
+    of.holdings.take_over(tenancy)
+    assert (of.told(), of.stub.dones, tenancy.durable) == ([("takeover", 3)], [Done(9, (9,))], None)
+    of.tell((3, taken_over(7, 1, again=True)))
+    assert [tenancy.follows(delivery) for delivery in (1, 2)] == [True, True]
+
+
+async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
+    """Once it is lost; from its deadline on; and of an assignment before."""
+    clock = Moving()
+    of, tenancy = owning(clock=clock)
+    tenancy.ledger.delivered(5)
+    tenancy.ledger.delivered(6)
+    assert of.holdings.settled(settlement(tenancy, 5)) is tenancy
+    clock.now = tenancy.partition.deadline
+    assert of.holdings.settled(settlement(tenancy, 6)) is None
+    assert of.holdings.owned(tenancy.partition) is None
+    assert of.holdings.of(tenancy.partition) is tenancy
+    assert tenancy.ledger.snapshot() == Done(6, (6,))
+    of.tell((3, LostTenure("why")), (3, taken_over(8)))
+    assert of.holdings.settled(settlement(tenancy, 6)) is None
+    again = of.holdings.tenancies[3]
+    assert of.holdings.owned(again.partition) is again
+
+
+@pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
+async def test_what_is_done_is_written_down_once_it_is_more_than_can_be_in_flight(
+    retention: str, written: bool
+) -> None:
+    of, tenancy = owning(retention=retention)
+    of.holdings.in_flight = 3
+    for position in range(1, 9):
+        tenancy.ledger.delivered(position)
+    of.holdings.settled(settlement(tenancy, 2, 3, 4))
+    assert of.stub.dones == []
+    of.holdings.settled(settlement(tenancy, 5))
+    of.holdings.settled(settlement(tenancy, 6, 7, 8))
+    assert of.stub.dones == [Done(8, (1, 6, 7, 8))] * written
+
+
+# --- giving up
+
+
+async def test_what_is_given_back_unasked_makes_the_member_leave() -> None:
+    of, tenancy = owning()
+    with anyio.move_on_after(0.01):
+        await release(of, tenancy.partition)
+    assert of.told() == [("stop", -1), ("drained", 3)]
+    of.tell((3, Revoked()))
+    assert of.names() == [], "it is being given up already"
+
+
+async def test_a_release_flushes_before_it_gives_up_and_gives_up_whatever_comes() -> None:
+    of, tenancy = owning()
+
+    async def flush() -> None:
+        assert (of.told(), tenancy.durable) == ([("stop", -1)], None)
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await of.holdings.release(tenancy.partition, flush)
+    assert of.told() == [("stop", -1), ("drained", 3)]
+    of.tell((3, Released()), (3, taken_over(8)))
+    assert of.names() == ["Assigned"]
+
+
+async def test_a_release_that_is_cancelled_gives_up_all_the_same() -> None:
+    of, tenancy = owning()
+    of.tell((3, Revoked()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(of.holdings.release, tenancy.partition, anyio.sleep_forever)
+        await anyio.wait_all_tasks_blocked()
+        assert of.told() == []
+        tasks.cancel_scope.cancel()
+    assert of.told() == [("drained", 3)]
+
+
+async def test_a_lease_is_left_to_run_out_where_something_runs_and_nobody_waits_for_that() -> None:
+    of, tenancy = owning()
+    tenancy.partition.unended = 1
+    await release(of, tenancy.partition)
+    assert of.told() == [("stop", -1), ("drained, and it runs", 3)]
+
+
+async def test_a_loss_that_nobody_was_told_of_is_no_release() -> None:
+    of, tenancy = owning()
+    partition = tenancy.partition
+    of.tell((3, LostTenure("why")), (3, taken_over(8)))
+    with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
+        await release(of, partition)
+    of.holdings.next_events()
+    await release(of, partition)
+    assert of.told() == []
+
+
+async def test_a_loss_in_the_middle_of_a_release_is_none_and_is_told_behind_it() -> None:
+    of, tenancy = owning()
+
+    async def expect_loss() -> None:
+        with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
+            await release(of, tenancy.partition)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):  # Called twice at once it is one release.
+            tasks.start_soon(expect_loss)
+        await anyio.wait_all_tasks_blocked()
+        of.tell((3, LostTenure("why")))
+        assert of.names() == []
+    assert of.holdings.next_events() == [Lost(tenancy.partition, "why")]
+
+
+async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
+    of, tenancy = owning()
+    tenancy.ledger.delivered(5)
+    tenancy.ledger.settled(5)
+    # What is outstanding of this one is of owners before: nobody has heard of it here.
+    of.tell((4, taken_over(8, done=Done(9, (7,)))))
+    assert of.holdings.leave()
+    assert of.told() == [("drained", 3), ("drained", 4)]
+    assert [tenancy.durable for tenancy in of.holdings.tenancies.values()] == [None, None]
+    assert of.holdings.leave()
+    assert len(of.told()) == 2
+
+
+async def test_a_member_that_leaves_with_something_unfinished_leaves_nothing_in_order() -> None:
+    of, tenancy = owning()
+    tenancy.ledger.delivered(5)
+    assert not of.holdings.leave()
+    assert of.told() == []
+
+
+async def test_losses_that_nobody_reads_do_not_keep_a_member_from_leaving() -> None:
+    """One was told and not taken up, one never told, one is found by leaving, and one comes of giving up."""
+    of = held()
+    of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
+    of.holdings.next_events()
+    of.tell((1, LostTenure("why")))
+    of.holdings.next_events()
+    of.tell((2, LostTenure("why")))
+    of.holdings.tenancies[3].partition.deadline = of.clock()
+    of.stub.drained = of.stub.gone  # type: ignore[assignment,method-assign]
+    assert of.holdings.leave()
+    ended = [("ended", number) for number in (1, 2, 3, 4)]
+    assert of.told() == [("gone", 3), *ended[:3], ("gone", 4), ended[3]]
+    assert of.names() == []
