@@ -20,7 +20,7 @@ from memsource.pull_consumer import ConsumerSettings
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 LEASE: Final = 10_000.0
-"""Longer than all that elapses: what comes of a lease that runs out is not for every source."""
+"""Longer than all that elapses while a source is there: what comes of its lease that runs out is not for every one."""
 
 
 class CohortHarness:
@@ -33,7 +33,11 @@ class CohortHarness:
     def __init__(self, partitions: int) -> None:
         self.now = 0.0
         self.broker = CohortBroker(
-            partitions, settings=ConsumerSettings(ack_wait=self.ack_wait), cohort=CohortSettings(lease=LEASE)
+            partitions,
+            # Of what was acknowledged before a crash the server itself remembers every message here.
+            retention="workqueue",
+            settings=ConsumerSettings(ack_wait=self.ack_wait),
+            cohort=CohortSettings(lease=LEASE),
         )
         self._newest: CohortMemberSource
         self._sources = 0
@@ -44,6 +48,10 @@ class CohortHarness:
             self.broker.skip(record.position % 3)
 
     def source(self) -> Source:
+        if self._sources:
+            # The former one has left its leases to run out.
+            self.now += 2 * LEASE
+            self.broker.advance(self.now)
         self._sources += 1
         self._newest = self.broker.source(f"member-{self._sources}", lambda: self.now)
         return self._newest

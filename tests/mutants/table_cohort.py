@@ -14,7 +14,7 @@ def _mutant(
 
 
 _TENURE: Final = "lanes.core.cohort.tenure"
-_SOURCE: Final = "memsource.cohort_source"
+_HOLDINGS: Final = "lanes.holdings"
 
 COHORT: Final = (
     _mutant(
@@ -49,10 +49,9 @@ COHORT: Final = (
     ),
     _mutant(
         "release_before_drain",
-        _SOURCE,
-        "                slot.revoked = True\n",
-        "                slot.revoked = True\n"
-        "                self.membership.drained(number, slot.ledger.snapshot())\n",
+        _HOLDINGS,
+        "            tenancy.revoked = True\n",
+        "            tenancy.revoked = True\n            self.membership.drained(number, tenancy.ledger.snapshot())\n",
         "the next owner starts while handlers of the former one run",
         "NoOverlap",
     ),
@@ -77,9 +76,9 @@ COHORT: Final = (
         also=(
             _mutant(
                 "renewed_after_loss",
-                _SOURCE,
-                "            if self._clock() < slot.partition.deadline < deadline:\n",
-                "            if slot.partition.deadline < deadline:\n",
+                _HOLDINGS,
+                "            if now < tenancy.partition.deadline < deadline:\n",
+                "            if tenancy.partition.deadline < deadline:\n",
                 "a deadline that has passed is moved on, and whoever starts handlers believes in it again",
             ),
         ),
@@ -124,9 +123,9 @@ COHORT: Final = (
     ),
     _mutant(
         "gap_passed_over",
-        _SOURCE,
-        "            if delivery.token != slot.count:\n",
-        "            if False:\n",
+        _HOLDINGS,
+        "        if delivery != self.expected:\n",
+        "        if False:\n",
         "what was lost on its way comes again behind newer messages of its key",
         "PerKeyOrder",
         "CaughtUp",
