@@ -1,14 +1,16 @@
-"""Giving partitions up: drain, fence, settle, release, one task a partition."""
+"""Giving partitions up, one task a partition: ``lanes.core.drain`` decides, and what it asks for is performed here."""
 
 from __future__ import annotations
 
 import logging
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 
 from lanes.clock import Clock
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
+from lanes.core import drain as phases
+from lanes.core.drain import Drain, Limits
 from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
@@ -33,6 +35,15 @@ class Around(Shell, Protocol):
 
     def lose(self, partition: Partition, reason: str) -> None:
         """Nothing of a partition counts any more, from this call on. Idempotent."""
+
+
+class _Begun(NamedTuple):
+    """A drain that has begun. ``ended``: nothing of it runs any more, or it is lost; ``wait``: in which its handlers
+    may end."""
+
+    drain: Drain
+    ended: anyio.Event
+    wait: anyio.CancelScope
 
 
 class Handover:
@@ -64,26 +75,22 @@ class Handover:
         self._grace = grace
         self._name = name
         self._close_prefix = close_prefix
-        self._drained: dict[Partition, anyio.Event] = {}
-        self._waits: dict[Partition, anyio.CancelScope] = {}
-        self._limits: dict[Partition, float] = {}
+        self._drains: dict[Partition, _Begun] = {}
 
     def begin(self, partition: Partition, timeout: float) -> bool:
         """Start nothing more of a partition, from this call on; False when it drains already.
 
-        ``timeout``: the seconds that ``drain`` will be given.
+        ``timeout``: seconds that its handlers get to end.
 
         Call ``drain`` when True. Does not block.
         """
-        if partition in self._drained:
+        if partition in self._drains:
             return False
-        self._drained[partition] = anyio.Event()
-        interrupted = partition.draining
         waiting = [lane.head.position for lane in self._engine.lanes() if lane.head.partition is partition]
-        abandoned = self._engine.drain(partition, close_prefix=self._close_prefix)
-        if interrupted and not partition.unended:
-            # A handler that was interrupted has drained it before, and Drained has come and gone.
-            self._drained[partition].set()
+        limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
+        drain = Drain(self._engine, partition, limits, close_prefix=self._close_prefix)
+        drain.begin(anyio.current_time(), timeout)
+        self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until))
         if waiting:
             log.info(
                 "%s: %s: %d messages that waited for a retry, an unblock or their dead letter run again at the next "
@@ -94,83 +101,82 @@ class Handover:
                 _named(waiting),
             )
         self._tap.revoking(partition, timeout)
-        self._tap.abandoned(abandoned)
+        self._tap.abandoned(drain.abandoned)
         return True
 
-    def drained(self, partition: Partition) -> None:
+    def ended(self, partition: Partition) -> None:
         """Nothing of it runs any more."""
-        if partition in self._drained:
-            self._drained[partition].set()
+        if partition in self._drains:
+            self._drains[partition].ended.set()
+
+    def lost(self, partition: Partition) -> None:
+        """The engine has lost it: a drain of it has nothing more to wait for. Idempotent."""
+        if partition in self._drains:
+            drain, ended, _ = self._drains[partition]
+            drain.tell("lost", anyio.current_time())
+            ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
         """Let handlers of a partition that drains already end within ``timeout`` seconds, if that is sooner."""
         self._tap.hastened(partition, timeout)
-        wait = self._waits.get(partition)
-        if wait is not None:
-            wait.deadline = min(wait.deadline, anyio.current_time() + timeout)
-        elif partition in self._drained:
-            # Its drain has not run yet, or is past waiting.
-            self._limits[partition] = min(self._limits.get(partition, timeout), timeout)
+        drain, _, wait = self._drains[partition]
+        drain.hasten(anyio.current_time(), timeout)
+        if drain.phase == phases.ENDING:
+            wait.deadline = drain.until
 
-    async def drain(self, partition: Partition, timeout: float) -> None:
+    async def drain(self, partition: Partition) -> None:
         """Let a partition end that ``begin`` was called for, settle it and release it.
 
-        Takes at most, in seconds: ``timeout``, while handlers end; the grace, while they are cancelled;
+        Takes at most, in seconds: the timeout, while handlers end; the grace, while they are cancelled;
         ``SETTLE_WITHIN``, or what is left of the timeout, for what has finished; ``RELEASE_WITHIN``, or what is left of
         the lease, for the source. ``Settings.longest_drain`` is the sum.
 
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
-        engine, drained = self._engine, self._drained[partition]
-        released = False
+        drain, ended, wait = self._drains[partition]
         self._shell.after()
-        with anyio.move_on_after(min(timeout, self._limits.pop(partition, timeout))) as wait:
-            self._waits[partition] = wait
-            await drained.wait()
-        del self._waits[partition]
-        if not drained.is_set():
-            # Also of what was to close the prefix: nothing starts in the grace, where nobody would cancel it.
-            self._tap.abandoned(engine.stop_closing(partition))
-            self._workers.cancel(partition)
-            self._shell.after()
-            with anyio.move_on_after(self._grace):
-                await drained.wait()
-        if self._engine.owns(partition):
-            self._report_unfinished(partition, engine.fence(partition))
-            self._tap.drained(partition)
-            left = wait.deadline - anyio.current_time()
-            await self._settle(partition, max(SETTLE_WITHIN, left if left < NEVER else _SETTLE_LIMIT))
-            # What could not be settled in time runs again; whoever waits for the partition waits no longer, and may
-            # commit before the release has returned: no commit of ours may come after that one.
-            if partition.commits is not None:
-                partition.commits.over = True
+        while drain.phase not in phases.OVER:
+            if drain.phase == phases.ENDING:
+                await self._end(drain, ended, wait)
+            elif drain.phase == phases.CANCELLING:
+                self._tap.abandoned(drain.abandoned)
+                self._workers.cancel(partition)
+                self._shell.after()
+                await self._end(drain, ended, anyio.CancelScope(deadline=drain.until))
+            elif drain.phase == phases.SETTLING:
+                self._report_unfinished(partition, drain.zombies)
+                self._tap.drained(partition)
+                await self._settle(drain)
+            else:
                 self._settler.give_up(partition)
-            if self._engine.owns(partition):
-                released = await self.release(partition)
-        if self._engine.owns(partition):
-            if released:
-                engine.release(partition)
-                self._tap.revoked(partition)
-            elif not self._shell.overdue(partition):
-                # Only the source's word makes it a hand-over.
-                self._shell.lose(partition, "it was not released in order")
+                drain.tell("released" if await self.release(partition) else "refused", anyio.current_time())
+        if drain.phase == phases.HANDED_OVER:
+            self._tap.revoked(partition)
+        elif drain.phase == phases.UNRELEASED and not self._shell.overdue(partition):
+            # Only the source's word makes it a hand-over.
+            self._shell.lose(partition, "it was not released in order")
         self._settler.unsettled.settled(partition)
         self._remembering.forget(partition)
-        del self._drained[partition]
-        self._limits.pop(partition, None)
+        del self._drains[partition]
         self._shell.after()
 
-    async def _settle(self, partition: Partition, within: float) -> None:
+    async def _end(self, drain: Drain, ended: anyio.Event, wait: anyio.CancelScope) -> None:
+        with wait:
+            await ended.wait()
+        drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
+
+    async def _settle(self, drain: Drain) -> None:
         """Settle what has finished of a fenced partition, and write what is kept of it, as far as that can be done in
         time; says what is left."""
-        settled = False
-        with anyio.move_on_after(within) as scope:
+        partition, within = drain.partition, drain.until - anyio.current_time()
+        with anyio.CancelScope(deadline=drain.until):
             await self._settler.settle_all(partition)
-            settled = True
+            drain.tell("settled", anyio.current_time())
             await self._remembering.flush(partition)
-        if not self._engine.owns(partition):
+            drain.tell("kept", anyio.current_time())
+        if drain.phase not in (phases.SETTLING, phases.KEEPING):
             return
-        if scope.cancelled_caught and self._settler.left(partition):
+        if drain.left:
             error = self._settler.unsettled.error(partition)
             log.warning(
                 "%s: %s is given up, and not all that has finished of it could be settled within %.1f s: the rest runs "
@@ -180,7 +186,7 @@ class Handover:
                 within,
                 f" ({error})" if error else "",
             )
-        elif settled and scope.cancelled_caught:
+        elif drain.phase == phases.KEEPING:
             log.warning(
                 "%s: %s is given up, and not all attempts of it could be kept within %.1f s: those messages may be "
                 "tried once more",
@@ -188,6 +194,7 @@ class Handover:
                 partition.id,
                 within,
             )
+        drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> bool:
         """Hand a partition back to the source, within ``RELEASE_WITHIN`` seconds, or for as long as its lease holds;

@@ -236,12 +236,12 @@ class Running:
     def _start_drain(self, partition: Partition, timeout: float) -> None:
         self._remembering.leave(partition)
         if self._handover.begin(partition, timeout):
-            self._tasks.start_soon(self._guarded, self._drain, partition, timeout)
+            self._tasks.start_soon(self._guarded, self._drain, partition)
         elif timeout < NEVER:
             self._handover.hasten(partition, timeout)
 
-    async def _drain(self, partition: Partition, timeout: float) -> None:
-        await self._handover.drain(partition, timeout)
+    async def _drain(self, partition: Partition) -> None:
+        await self._handover.drain(partition)
         self._end_when_released()
 
     def _end_when_released(self) -> None:
@@ -332,6 +332,7 @@ class Running:
         if not self._engine.owns(partition):
             return
         zombies = self._engine.lose(partition)
+        self._handover.lost(partition)
         log.warning(
             "%s: %s lost (%s); %d handlers of it still run and will not count: its next owner runs them again",
             self._name,
@@ -344,8 +345,6 @@ class Running:
         self._settler.give_up(partition)
         self._settler.unsettled.settled(partition)
         self._remembering.forget(partition)
-        # A drain of it has nothing more to wait for.
-        self._handover.drained(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
@@ -400,7 +399,7 @@ class Running:
             tap.blocked(effect.message)
             report_blocked(self._name, effect)
         elif isinstance(effect, fx.Drained):
-            self._handover.drained(effect.partition)
+            self._handover.ended(effect.partition)
         elif isinstance(effect, fx.Abandoned):
             tap.abandoned(effect.messages)
         elif isinstance(effect, fx.Zombie):

@@ -9,7 +9,6 @@ import anyio.lowlevel
 
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.ledger import AckLedger
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import passes
 from lanes.remembering import Remembering
@@ -129,14 +128,6 @@ class Settler:
         if partition is None or partition.commits is None:
             return False
         return self._engine.owns(partition) and partition.commits.pending
-
-    def left(self, partition: Partition) -> bool:
-        """Whether anything that has finished of a fenced partition is not settled."""
-        commits, ledger = partition.commits, partition.ledger
-        if commits is not None:
-            return commits.changes > 0 or commits.sending is not None
-        # Of a fenced one nothing else is held.
-        return isinstance(ledger, AckLedger) and bool(ledger.held)
 
     async def settle(self) -> bool:
         """Settle everything that is finished; False when that has to be repeated. Idempotent."""

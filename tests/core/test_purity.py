@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "chains",
         "committer",
     },
+    "drain": {"types", "ledger", "effects", "ownership"},
     "engine": {"types", "lane", "ledger", "offset_ledger", "effects", "policy", "chains", "ownership"},
     "snapshot": {"types", "lane", "ledger", "offset_ledger", "policy", "commits", "engine"},
     "cohort.plan": set(),

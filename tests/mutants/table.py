@@ -297,8 +297,8 @@ _OWNERSHIP: Final = (
     Mutant(
         "no_drain",
         "lanes.handover",
-        "            await drained.wait()\n        del self._waits",
-        "            drained.set()\n        del self._waits",
+        "            await ended.wait()\n",
+        "            ended.set()\n",
         "a partition is handed over while its handlers run",
         "kafka",
         ("NoOverlap",),

@@ -37,8 +37,8 @@ RUNTIME: Final = (
     Mutant(
         "drained_unsettled",
         "lanes.handover",
-        "            await self._settler.settle_all(partition)",
-        "            pass",
+        "            await self._settler.settle_all(partition)\n",
+        "",
         "a partition is handed over before what has finished is committed",
         "kafka",
         ("NoDuplicateCleanly",),
@@ -65,7 +65,7 @@ RUNTIME: Final = (
     Mutant(
         "drained_handlers_go_on",
         "lanes.handover",
-        "            self._workers.cancel(partition)\n",
+        "                self._workers.cancel(partition)\n",
         "",
         "handlers that have used up the drain of their partition are not cancelled",
         "jetstream",
@@ -73,8 +73,8 @@ RUNTIME: Final = (
     ),
     Mutant(
         "closing_goes_on",
-        "lanes.handover",
-        "            self._tap.abandoned(engine.stop_closing(partition))\n",
+        "lanes.core.drain",
+        "            self.abandoned = self._engine.stop_closing(self.partition)\n",
         "",
         "when a drain has used up its time, what was to close the prefix still starts",
         "kafka",

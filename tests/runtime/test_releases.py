@@ -9,7 +9,7 @@ import trio.testing
 
 from lanes import Consumer, Message, Settings, SourceError
 from memsource import MemoryBroker, MemorySource
-from tests.runtime.support import Gated, published, started, until
+from tests.runtime.support import Gated, published, started, turns, until
 
 
 async def told_of(source: MemorySource, *, grace: float, release: float | None = None) -> list[str]:
@@ -54,6 +54,24 @@ async def test_what_could_not_be_released_is_lost(caplog: pytest.LogCaptureFixtu
     source.fail("release", SourceError("not flushed"))
     assert await told_of(source, grace=1.0) == ["assigned", "lost"]
     assert ": not flushed" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_what_is_lost_while_the_source_releases_it_is_not_handed_over() -> None:
+    told: list[str] = []
+    source = MemorySource(MemoryBroker(1))
+    source.block("release")
+    async with started(Consumer(source, Gated(), on_event=lambda event: told.append(event.name))) as run:
+        await until(lambda: told == ["assigned"])
+        source.revoke(0)
+        await until(lambda: source.called("release"))
+        source.lose(0)
+        await until(lambda: told[1:])
+        source.unblock("release")
+        await turns()
+        assert await run.stop() is None
+    assert told == ["assigned", "lost"]
+    assert len(source.called("release")) == 1
 
 
 def test_a_drain_of_which_everything_hangs_takes_as_long_as_the_settings_say() -> None:

@@ -1,0 +1,302 @@
+"""The drain of a partition: its table pair by pair, what the engine does on the way, the times, every way through."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.core import drain as phases
+from lanes.core import effects as fx
+from lanes.core.drain import OVER, TRANSITIONS, Drain, IllegalEvent, Limits
+from lanes.core.engine import Engine
+from lanes.core.types import ABANDON, ACK, NEVER, Partition
+from tests.core.builders import assigned, deliver, effects, new_engine, take, take_all
+
+LIMITS = Limits(grace=2.0, settle=5.0, last=30.0)
+KEYS = (b"a", b"b", b"c")
+
+# Written out once more, so that a slip in the table is not its own proof.
+LEGAL = {
+    ("idle", "begun"): "ending",
+    ("ending", "ended"): "settling",
+    ("ending", "late"): "cancelling",
+    ("ending", "lost"): "lost",
+    ("cancelling", "ended"): "settling",
+    ("cancelling", "late"): "settling",
+    ("cancelling", "lost"): "lost",
+    ("settling", "settled"): "keeping",
+    ("settling", "late"): "releasing",
+    ("settling", "lost"): "lost",
+    ("keeping", "kept"): "releasing",
+    ("keeping", "late"): "releasing",
+    ("keeping", "lost"): "lost",
+    ("releasing", "released"): "handed over",
+    ("releasing", "refused"): "unreleased",
+    ("releasing", "lost"): "lost",
+    ("unreleased", "lost"): "lost",
+    # What was being performed when it was lost.
+    ("lost", "ended"): "lost",
+    ("lost", "late"): "lost",
+    ("lost", "settled"): "lost",
+    ("lost", "kept"): "lost",
+    ("lost", "released"): "lost",
+    ("lost", "refused"): "lost",
+    ("lost", "lost"): "lost",
+}
+PHASES = ("idle", "ending", "cancelling", "settling", "keeping", "releasing", "unreleased", "handed over", "lost")
+EVENTS = ("begun", "ended", "late", "settled", "kept", "released", "refused", "lost", "no such event")
+
+
+def drain_of(engine: Engine, partition: Partition, *, phase: str = phases.IDLE, close_prefix: bool = False) -> Drain:
+    return Drain(engine, partition, LIMITS, close_prefix=close_prefix, phase=phase)
+
+
+def begun(engine: Engine, partition: Partition, *, close_prefix: bool = False, timeout: float = 10.0) -> Drain:
+    """A drain that begins at 100."""
+    drain = drain_of(engine, partition, close_prefix=close_prefix)
+    drain.begin(100.0, timeout)
+    return drain
+
+
+def positions(drain: Drain) -> tuple[list[int], list[int]]:
+    return [m.position for m in drain.abandoned], [m.position for m in drain.zombies]
+
+
+# --- the table
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_pair_of_a_phase_and_an_event(phase: str, event: str) -> None:
+    engine = new_engine()
+    drain = drain_of(engine, assigned(engine, floor=0), phase=phase)
+    following = LEGAL.get((phase, event))
+    if following is None:
+        text = f"drain of S/0: {event!r} is not allowed while {phase}: a bug of lanes, please report it"
+        with pytest.raises(IllegalEvent, match=re.escape(text)):
+            drain.tell(event, 0.0)
+        assert drain.phase == phase
+    else:
+        drain.tell(event, 0.0)
+        assert drain.phase == following
+
+
+def test_the_table_has_these_pairs_and_no_others() -> None:
+    assert TRANSITIONS == LEGAL
+    assert sorted(OVER) == ["handed over", "lost", "unreleased"]
+
+
+def test_a_drain_begins_once() -> None:
+    engine = new_engine()
+    drain = begun(engine, assigned(engine))
+    with pytest.raises(IllegalEvent, match="'begun' is not allowed while ending"):
+        drain.begin(0.0, 1.0)
+
+
+def test_it_shows_where_it_is() -> None:
+    engine = new_engine()
+    assert repr(begun(engine, assigned(engine))) == "<Drain of S/0, ending>"
+
+
+# --- what the engine does on the way
+
+
+def test_what_runs_may_end_and_is_then_settled_and_handed_over() -> None:
+    engine = new_engine(concurrency=1)
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0)
+    deliver(engine, partition, 1, key=b"other")
+    running = take(engine)
+    drain = begun(engine, partition)
+    assert (positions(drain), effects(engine)) == (([1], []), [])
+    engine.finish(running, ACK, 0.0)
+    assert [type(effect) for effect in effects(engine)] == [fx.Drained]
+    lived = partition.live
+    drain.tell("ended", 101.0)
+    assert (positions(drain), lived, partition.live) == (([], []), True, False)
+    left = [drain.left]
+    commit = engine.collect(0.0, everything=True)
+    left.append(drain.left)
+    engine.settled(commit)
+    # It has finished, it is in a commit, and the broker has it.
+    assert [*left, drain.left] == [True, True, False]
+    drain.tell("settled", 102.0)
+    assert partition.commits is not None
+    assert (partition.commits.over, engine.owns(partition)) == (False, True)
+    drain.tell("kept", 103.0)
+    assert (partition.commits.over, engine.owns(partition)) == (True, True)
+    drain.tell("released", 104.0)
+    assert (drain.phase, engine.owns(partition)) == ("handed over", False)
+
+
+def test_what_runs_too_long_does_not_count() -> None:
+    engine = new_engine(concurrency=1)
+    partition = assigned(engine)
+    deliver(engine, partition, 0)
+    running = take(engine)
+    drain = begun(engine, partition)
+    drain.tell("late", 110.0)
+    drain.tell("late", 112.0)
+    assert (drain.phase, positions(drain)) == ("settling", ([], [0]))
+    assert not drain.left
+    effects(engine)
+    engine.finish(running, ACK, 0.0)
+    assert [type(effect) for effect in effects(engine)] == [fx.Zombie]
+    assert not drain.left
+
+
+def test_nothing_closes_the_prefix_once_handlers_are_cancelled() -> None:
+    engine = new_engine(concurrency=2)
+    partition = assigned(engine, floor=0)
+    run = [deliver(engine, partition, number, key=key)[0] for number, key in enumerate([b"a", b"a", b"b", b"b"])]
+    assert take_all(engine) == [0, 2]
+    drain = begun(engine, partition, close_prefix=True)
+    # 1 is below 2, which has started.
+    assert positions(drain) == ([3], [])
+    engine.finish(run[2], ACK, 0.0)
+    drain.tell("late", 110.0)
+    assert positions(drain) == ([1], [])
+    engine.finish(run[0], ABANDON, 0.0)
+    assert (take_all(engine), [type(effect) for effect in effects(engine)]) == ([], [fx.Drained])
+    drain.tell("ended", 111.0)
+    assert positions(drain) == ([], [])
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_where_nothing_runs_it_is_said_at_once(interrupted: bool) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    if interrupted:
+        deliver(engine, partition, 0)
+        engine.finish(take(engine), ABANDON, 0.0)
+        assert fx.Drained in map(type, effects(engine))
+        assert partition.draining
+    drain = begun(engine, partition)
+    assert [type(effect) for effect in effects(engine)] == [fx.Drained]
+    assert drain.phase == "ending"
+
+
+def test_what_is_acknowledged_one_by_one_is_left_until_it_is_settled() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 0)
+    engine.finish(take(engine), ACK, 0.0)
+    drain = begun(engine, partition)
+    drain.tell("ended", 100.0)
+    left = drain.left
+    engine.settled(engine.collect(0.0))
+    assert (left, drain.left) == (True, False)
+
+
+def test_no_commit_is_begun_behind_the_last() -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0)
+    engine.finish(take(engine), ACK, 0.0)
+    drain = begun(engine, partition)
+    drain.tell("ended", 100.0)
+    engine.unsettled(engine.collect(0.0, everything=True))
+    drain.tell("late", 105.0)
+    assert (drain.phase, drain.left) == ("releasing", True)
+    assert engine.collect(1e9, everything=True) == []
+
+
+# --- the times
+
+
+def test_the_time_for_handlers_may_become_shorter_and_never_longer() -> None:
+    engine = new_engine()
+    drain = begun(engine, assigned(engine))
+    assert drain.until == 110.0
+    drain.hasten(101.0, 20.0)
+    assert drain.until == 110.0
+    drain.hasten(101.0, 3.0)
+    assert drain.until == 104.0
+    drain.tell("late", 104.5)
+    assert drain.until == 106.5
+    drain.hasten(105.0, 0.5)
+    assert drain.until == 106.5
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ended", "until"),
+    [(10.0, 101.0, 110.0), (10.0, 108.0, 113.0), (NEVER, 101.0, 131.0)],
+    ids=["what is left", "not less than this", "without a limit"],
+)
+def test_what_has_finished_gets_what_is_left_to_be_settled_and_kept(timeout: float, ended: float, until: float) -> None:
+    engine = new_engine()
+    drain = begun(engine, assigned(engine), timeout=timeout)
+    drain.tell("ended", ended)
+    assert drain.until == until
+    drain.tell("settled", ended + 1.0)
+    assert drain.until == until
+    drain.tell("kept", ended + 2.0)
+    assert drain.until == NEVER
+
+
+def test_behind_a_cancellation_nothing_is_left_of_the_time() -> None:
+    engine = new_engine()
+    drain = begun(engine, assigned(engine), timeout=0.0)
+    drain.tell("late", 100.0)
+    drain.tell("ended", 100.5)
+    assert drain.until == 105.5
+
+
+# --- every way through
+
+
+@given(st.data())
+def test_every_way_through_ends_fenced_and_in_time(data: st.DataObject) -> None:
+    engine = new_engine(concurrency=2)
+    floor = data.draw(st.sampled_from([None, 0]))
+    partition = assigned(engine, floor=floor)
+    for number, key in enumerate(data.draw(st.lists(st.sampled_from(KEYS), max_size=6))):
+        deliver(engine, partition, number, key=key)
+    running = []
+    for _ in range(data.draw(st.integers(0, 4))):
+        if (message := engine.take()) is not None:
+            running.append(message)
+            if data.draw(st.booleans()):
+                engine.finish(running.pop(), ACK, 0.0)
+    drain = drain_of(engine, partition, close_prefix=data.draw(st.booleans()) and floor is not None)
+    now = 100.0
+    drain.begin(now, timeout := data.draw(st.sampled_from([0.0, 1.0, 10.0])))
+    told: list[str] = []
+    while drain.phase not in OVER:
+        if data.draw(st.booleans()) and running:
+            before = (partition.live, partition.finished[:])
+            engine.finish(running.pop(), ACK, now)
+            # Behind the fence nothing counts.
+            assert before[0] or partition.finished == before[1]
+        now += data.draw(st.floats(0.0, 1.0)) * (min(drain.until, now + 1.0) - now)
+        legal = sorted(event for phase, event in TRANSITIONS if phase == drain.phase)
+        event = data.draw(st.sampled_from(legal))
+        if event == "late":
+            now = drain.until
+        elif event == "lost":
+            engine.lose(partition)
+        drain.tell(event, now)
+        told.append(event)
+        # No phase comes twice.
+        assert len(told) <= 5
+        assert partition.live == (drain.phase in ("ending", "cancelling"))
+        if drain.phase == "releasing":
+            assert partition.commits is None or partition.commits.over
+            assert now <= 100.0 + timeout + LIMITS.grace + LIMITS.settle
+            assert told[-1] in ("kept", "late")
+        assert engine.owns(partition) == (drain.phase not in ("handed over", "lost"))
+    assert (drain.phase == "handed over") == (told[-1] == "released")
+    if drain.phase == "unreleased":
+        engine.lose(partition)
+        drain.tell("lost", now)
+    assert engine.collect(1e9, everything=True) == []
+    if drain.phase == "lost":
+        for late in ("ended", "late", "settled", "kept", "released", "refused", "lost"):
+            drain.tell(late, now)
+            assert drain.phase == "lost"
+    for message in running:
+        engine.finish(message, ACK, now)
+    assert (engine.flow.in_flight, engine.chains.fenced, engine.collect(1e9, everything=True)) == (0, set(), [])
