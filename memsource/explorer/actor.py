@@ -1,7 +1,6 @@
 """What becomes of a member when something happens to it: the real engine, and a shell around it.
 
-The shell does what `lanes` does around the engine, without waiting: it drains what is asked for, fences it when
-nothing runs any more, commits until nothing is left to commit, and releases it.
+The shell does what `lanes` does around the engine, without waiting: it performs what the real drains ask for.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, ParamSpec
 
 from lanes.core import effects as fx
+from lanes.core.drain import ENDING, HANDED_OVER, IDLE, RELEASING, SETTLING, UNRELEASED, Drain, Limits
 from lanes.core.engine import Engine
 from lanes.core.lane import RUNNING
 from lanes.core.snapshot import EngineState, MessageId, restore, snapshot
@@ -25,6 +25,8 @@ __all__ = ["Act", "act"]
 P = ParamSpec("P")
 
 _READER: Final = RecordReader()
+_LIMITS: Final = Limits(grace=1.0, settle=1.0, last=1.0)
+_TOLD: Final = {"deadline": "late", "fences": "late", "releases": "released", "is refused": "refused"}
 _FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 _GIVEN_UP: Final = Failure(ValueError("the handler gave up"), terminal=True)
 _OUTCOMES: Final[dict[object, Outcome]] = {
@@ -81,6 +83,7 @@ class _Actor:
         else:
             self._happen(event)
         self._perform()
+        self._settled()
         now = snapshot(self.engine)
         kept = {(a.assignment, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
         gone = {one for one in self._before.ready if one not in kept}
@@ -106,12 +109,10 @@ class _Actor:
                 self._confirmed(event.assignment)
             case "unanswered":
                 self._unanswered(event.assignment)
-            case "deadline":
-                self._deadline(event.assignment)
-            case "fences":
-                self._fences(event.assignment)
-            case "releases":
-                self._releases(event.assignment)
+            case "deadline" | "fences" | "releases" | "is refused":
+                self._tell(event.assignment, _TOLD[event.word])
+            case "settles late":
+                self._settles_late(event.assignment)
             case "session expires":
                 self._session_expires()
             case "stops":
@@ -140,8 +141,7 @@ class _Actor:
         running = [m.position for m in partition.ledger.in_flight() if m.state == RUNNING]
         self._check(invariants.drained_when_nothing_runs, running)
         self.outputs.append(Output("drained", partition.id.number))
-        self.engine.fence(partition)
-        self._know(partition.assignment, drained=True)
+        self._tell(partition.assignment, "ended")
 
     # --- messages
 
@@ -164,7 +164,7 @@ class _Actor:
         before = [p for p in unfinished if p < position and self._topic[shell.number][p].encode() == message.key]
         self._check(invariants.former_ended_first, position, before)
         highest = max(started.values(), default=-1)
-        closing = self._scope.close_prefix and not shell.late
+        closing = self._scope.close_prefix and shell.drain == ENDING
         self._check(
             invariants.drain_starts_nothing_above, position, highest, draining=partition.draining, closing=closing
         )
@@ -219,7 +219,7 @@ class _Actor:
         for settlement in self.engine.collect(0.0, everything=everything):
             partition = settlement.partition
             shell = self._known.get(partition.assignment)
-            owned = shell is not None and not shell.over
+            owned = shell is not None and not shell.over and shell.drain != RELEASING
             assert settlement.floor is not None, "this source commits"
             commit = (settlement.floor, tuple(settlement.completed))
             self._check(invariants.commit_names_what_is_assigned, commit, owned=owned)
@@ -298,11 +298,14 @@ class _Actor:
         self._over(partition.assignment)
 
     def _drain(self, partition: Partition) -> None:
-        if partition.draining:
+        if self._known[partition.assignment].drain != IDLE:
             return
         if any(head.partition is partition for head in self.engine.waiting.lanes):
             self._excuse()
-        if self.engine.drain(partition, close_prefix=self._scope.close_prefix):
+        drain = self._restored(partition.assignment)
+        drain.begin(0.0, 1.0)
+        self._know(partition.assignment, drain=drain.phase)
+        if drain.abandoned:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
@@ -310,25 +313,41 @@ class _Actor:
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 
-    def _deadline(self, assignment: int) -> None:
-        """Its drain has taken too long: what runs is cancelled, and what was to close the prefix is given up."""
-        self._know(assignment, late=True)
-        if self.engine.stop_closing(self._partition(self._known[assignment].number)):
+    def _restored(self, assignment: int) -> Drain:
+        shell = self._known[assignment]
+        partition = self._partition(shell.number)
+        return Drain(self.engine, partition, _LIMITS, close_prefix=self._scope.close_prefix, phase=shell.drain)
+
+    def _tell(self, assignment: int, event: str) -> None:
+        """Tell a drain what came of what it had performed, and perform what it asks for next."""
+        drain = self._restored(assignment)
+        partition, number = drain.partition, drain.partition.id.number
+        drain.tell(event, 0.0)
+        self._know(assignment, drain=drain.phase)
+        if drain.abandoned:
             self._note("abandoned at the deadline of a drain")
-
-    def _fences(self, assignment: int) -> None:
-        partition = self._partition(self._known[assignment].number)
-        if self.engine.fence(partition):
+        if drain.zombies:
             self._note("fenced while handlers ran")
-        self._know(assignment, drained=True)
+        if drain.phase == HANDED_OVER:
+            self._over(assignment)
+            self.outputs.append(Output("released", number))
+        elif drain.phase == UNRELEASED:
+            self._lose(partition)
+        if not self.engine.owns(partition):
+            self._check(invariants.other_partitions_untouched, self._before, self._now(), {number})
 
-    def _releases(self, assignment: int) -> None:
-        partition = self._partition(self._known[assignment].number)
-        self.engine.release(partition)
-        self._over(assignment)
-        number = partition.id.number
-        self.outputs.append(Output("released", number))
-        self._check(invariants.other_partitions_untouched, self._before, self._now(), {number})
+    def _settled(self) -> None:
+        """Go on with the drains of which everything is settled."""
+        for assignment, shell in list(self._known.items()):
+            if shell.drain == SETTLING and not shell.over and not self._restored(assignment).left:
+                self._tell(assignment, "settled")
+                self._tell(assignment, "kept")
+
+    def _settles_late(self, assignment: int) -> None:
+        """What has finished was not settled in time. The commit on its way, if any, is cancelled."""
+        self._tell(assignment, "late")
+        if self._known[assignment].on_way is not None:
+            self._unanswered(assignment)
 
     def _stops(self) -> None:
         self._stopping = True

@@ -111,7 +111,7 @@ def one_commit_under_way(commit: Commit, under_way: Commit | None) -> None:
 
 
 def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
-    """11, 12: commits are of the current assignment; nothing is committed behind a release or a loss."""
+    """11, 12: commits are of the current assignment; nothing is committed behind its drain or a loss."""
     if not owned:
         broken(commit_names_what_is_assigned, f"commit {commit} of an assignment that was released or lost")
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
+from lanes.core.drain import CANCELLING, ENDING, IDLE, RELEASING, SETTLING
 from lanes.core.lane import PARKING
 from lanes.core.snapshot import EngineState, restore
-from lanes.core.types import NEVER, PartitionId
+from lanes.core.types import NEVER
 from memsource.explorer.invariants import Commit, running_of
 from memsource.explorer.scope import Scope
 
-__all__ = ["HANDLER", "SOURCE", "Assignment", "Event", "Member", "OnWay", "Output", "Published", "events"]
+__all__ = ["DRAINS", "HANDLER", "SOURCE", "Assignment", "Event", "Member", "OnWay", "Output", "Published", "events"]
 
 SOURCE: Final = "memory"
 """The source of all partitions."""
 
 HANDLER: Final = frozenset({"ends well", "fails", "gives up", "is cancelled"})
 """What may become of a handler."""
+
+DRAINS: Final = {
+    ENDING: ("deadline",),
+    CANCELLING: ("fences",),
+    SETTLING: ("settles late",),
+    RELEASING: ("releases", "is refused"),
+}
+"""What may come of a drain by itself, by its phase."""
 
 Published: TypeAlias = dict[int, dict[int, str]]
 """What was published: partition -> position -> key."""
@@ -57,7 +66,7 @@ class Assignment(NamedTuple):
 
     ``origin``: what was committed when it began; ``done``: what it has handled to its end since. ``started``: the last
     position that started, by key. ``sent``: the last commit. ``confirmed``: the floor the broker
-    confirmed. ``late``: its drain has missed its deadline. ``over``: it was lost or released.
+    confirmed. ``drain``: the phase of its drain. ``over``: it was lost or released.
     """
 
     number: int
@@ -67,8 +76,7 @@ class Assignment(NamedTuple):
     started: tuple[tuple[bytes | None, int], ...] = ()
     sent: Commit | None = None
     on_way: OnWay | None = None
-    late: bool = False
-    drained: bool = False
+    drain: str = IDLE
     over: bool = False
 
 
@@ -91,10 +99,11 @@ def events(scope: Scope, member: Member) -> list[Event]:
         for position in running_of(state):
             ways = ["ends well"]
             if shell is not None and not shell.over and state.live:
-                ways += ["is cancelled"] if shell.late else ["fails", "gives up"]
+                ways += ["is cancelled"] if shell.drain == CANCELLING else ["fails", "gives up"]
             found += [Event(way, state.id.number, state.assignment, position) for way in ways]
-        parking = [m.position for m in state.held if m.state == PARKING]
-        found += [Event("parked", state.id.number, state.assignment, position) for position in parking]
+        found += [
+            Event("parked", state.id.number, state.assignment, m.position) for m in state.held if m.state == PARKING
+        ]
     if engine.next_due() != NEVER:
         found.append(Event("time passes"))
     if engine.dirty and scope.settles:
@@ -102,17 +111,11 @@ def events(scope: Scope, member: Member) -> list[Event]:
     if engine.dirty or any(p.commits is not None and p.commits.pending for p in engine.partitions.values()):
         found.append(Event("commits"))
     for assignment, shell in known.items():
-        partition = engine.partitions.get(PartitionId(SOURCE, shell.number))
-        owned = partition is not None and partition.assignment == assignment
         if shell.on_way is not None:
             words = ["confirmed", "unanswered"] if shell.on_way.made else ["confirmed", "unanswered", "made"]
             found += [Event(word, shell.number, assignment) for word in words]
-        elif partition is not None and owned and shell.drained and not partition.finished:
-            assert partition.commits is not None
-            if not partition.commits.changes:
-                found.append(Event("releases", shell.number, assignment))
-        if partition is not None and owned and partition.draining and not shell.drained:
-            found.append(Event("fences" if shell.late else "deadline", shell.number, assignment))
+        if not shell.over:
+            found += [Event(word, shell.number, assignment) for word in DRAINS.get(shell.drain, ())]
     if not member.stopping:
         found.append(Event("stops"))
     elif not engine.partitions:

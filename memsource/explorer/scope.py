@@ -19,9 +19,9 @@ class Scope:
 
     ``messages``: a (partition, key) each, in the order of their publication. ``gap``: one position is left out behind
     the first and behind the last. ``members``: how many there are; the first is there from the beginning. ``moves``:
-    how often one comes, or is stopped. ``faults``: how many losses, expired sessions, crashes and missed deadlines
-    there are in all. ``failures``: how many handlers fail. ``unknown``: how many commits are answered late or never.
-    ``settles``: what has finished may enter the ledger without a commit.
+    how often one comes, or is stopped. ``faults``: how many losses, expired sessions, crashes, missed deadlines and
+    refused releases there are in all. ``failures``: how many handlers fail. ``unknown``: how many commits are answered
+    late or never. ``settles``: what has finished may enter the ledger without a commit.
     ``rotate``: everything goes to the member that came last; else partitions are shared evenly. ``hands_over``:
     commits keep what is completed above the floor; ``close_prefix``: drains run what would be repeated without that.
     ``invariants``: check these alone, None = all.
@@ -87,7 +87,8 @@ class Scope:
 _ALWAYS: Final = "hears, fetches, takes, ends well, commits, confirmed, came to rest"
 _MOVES: Final = "joins, stops, leaves, drained, releases, abandoned by a drain"
 _FAULTS: Final = (
-    "crashes, starts again, session expires, joins again, loses, deadline, is cancelled, fences, "
+    "crashes, starts again, session expires, joins again, loses, deadline, is cancelled, fences, settles late, "
+    "is refused, "
     "fenced while handlers ran, a fenced handler ended, waited behind a fenced handler, "
     "a commit was answered behind the end of its assignment"
 )

@@ -120,7 +120,7 @@ class GroupWorld:
                 continue  # It is late.
             following = self._allowed(state, index, event)
             if following is not None:
-                moving = event.word not in ("stops", "deadline")
+                moving = event.word not in ("stops", "deadline", "settles late", "is refused")
                 yield _Step(event, self._act(following, index, event), moving)
         if not known:
             yield _Step(Event("joins again"), state._replace(group=self._call(state, "join", name)))
@@ -152,8 +152,11 @@ class GroupWorld:
         yield _Step(event, self._act(crashed, index, event), moving=False)
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner == name:
-                lost = state._replace(group=self._call(state, "lose", name, number), split=True)
-                yield _Step(Event("loses", number), self._heard(lost, index), moving=False)
+                yield _Step(Event("loses", number), self._heard(self._taken(state, name, number), index), moving=False)
+
+    def _taken(self, state: State, name: str, number: int) -> State:
+        """A partition was taken from its owner."""
+        return state._replace(group=self._call(state, "lose", name, number), split=True)
 
     def _allowed(self, state: State, index: int, event: Event) -> State | None:
         """The state in which a member may act by itself; None when that is used up, or refused."""
@@ -166,8 +169,10 @@ class GroupWorld:
             if word == "confirmed" or made:
                 return state
             return None if state.unknown == scope.unknown else state._replace(unknown=state.unknown + 1)
-        if word == "deadline":
+        if word in ("deadline", "settles late"):
             return None if state.faults == scope.faults else _faulty(state)
+        if word == "is refused":
+            return None if state.faults == scope.faults else self._taken(_faulty(state), name, event.number)
         if word == "stops":
             return None if state.moves == scope.moves else state._replace(moves=state.moves + 1)
         if word in _FAILURES:
@@ -294,6 +299,10 @@ def _text(name: str, event: Event) -> str:
             return f"{name}: the drain of {place} misses its deadline"
         case "parked":
             return f"{name}: the dead letter of {event.position} is confirmed"
+        case "settles late":
+            return f"{name} does not settle {place} in time"
+        case "is refused":
+            return f"{name}: the release of {place} is refused"
         case "releases" | "fences" | "loses":
             return f"{name} {event.word} {place}"
     return f"{name} {event.word}"

@@ -12,6 +12,7 @@ import pytest
 from lanes.core.chains import Chains
 from lanes.core.commits import Commits
 from lanes.core.committer import Committer
+from lanes.core.drain import Drain
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED
 from lanes.core.ledger import AckLedger
@@ -197,6 +198,14 @@ def closing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ownership, "stop_closing", lambda engine, partition: [])
 
 
+def commits_behind_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Commits, "pending", property(lambda commits: commits.changes > 0 and commits.sending is None))
+
+
+def drained_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drain, "left", property(lambda drain: False))
+
+
 def every_message_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Chains.admit
 
@@ -286,6 +295,8 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (set_not_handed_over, AAB, "stop_keeps_what_is_done"),
     (prefix_left_open, PREFIX, "prefix_closed"),
     (closing_goes_on, replace(PREFIX, faults=1), "drain_starts_nothing_above"),
+    (commits_behind_the_drain, replace(AAB, faults=1), "commit_names_what_is_assigned"),
+    (drained_unsettled, AAB, "stop_keeps_what_is_done"),
     (every_message_a_head, AAB, "former_ended_first"),
     (zombie_forgotten, replace(AAB, faults=1), "one_handler_a_key"),
     (seeds_run_again, AAB, "replay_from_the_committed"),
