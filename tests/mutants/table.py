@@ -151,8 +151,8 @@ _SETTLING: Final = (
     Mutant(
         "commit_highest",
         "lanes.core.committer",
-        "ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
-        "max(ledger.floor(), ledger.highest + 1), [], ledger.floor_ordinal)",
+        "ledger.floor(), ledger.completed())",
+        "max(ledger.floor(), ledger.highest + 1), [])",
         "the highest delivered position is committed, not the lowest unfinished",
         "kafka",
         ("NoCommitPastUnfinished",),
@@ -169,9 +169,9 @@ _SETTLING: Final = (
     Mutant(
         "two_snapshots",
         "lanes.core.committer",
-        "            settlement = Settlement(partition, [], ledger.floor(), ledger.completed(), ledger.floor_ordinal)",
+        "            settlement = Settlement(partition, [], ledger.floor(), ledger.completed())",
         "            completed = ledger.completed()\n"
-        "            settlement = Settlement(partition, [], ledger.floor(), completed, ledger.floor_ordinal)",
+        "            settlement = Settlement(partition, [], ledger.floor(), completed)",
         "floor and completed set are of two moments",
         "kafka",
         ("CaughtUp", "NoDuplicateCleanly"),
