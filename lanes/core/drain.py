@@ -51,7 +51,7 @@ TRANSITIONS.update({(phase, "lost"): LOST for phase in (ENDING, CANCELLING, SETT
 TRANSITIONS.update({(LOST, event): LOST for event in (*_PERFORMED, "lost")})
 
 
-class IllegalEvent(RuntimeError):
+class IllegalEvent(Exception):
     """An event that the phase of a drain does not allow: a bug of whoever drives it."""
 
 

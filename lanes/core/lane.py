@@ -70,7 +70,7 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
 what becomes of the rest of a lane in a batch behind one that was not acknowledged."""
 
 
-class IllegalTransition(RuntimeError):
+class IllegalTransition(Exception):
     """An event that the state of a lane does not allow: a bug in ``lanes`` or in a source, never in a handler."""
 
 

@@ -79,7 +79,7 @@ TRANSITIONS.update({(phase, "failed"): LOOKING for phase in TAKING})
 TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINING, SAVING}})
 
 
-class IllegalInput(RuntimeError):
+class IllegalInput(Exception):
     """An input that the phase of a tenure does not allow: a bug of whoever drives it."""
 
 
