@@ -90,7 +90,7 @@ class BatchThreads:
 
     async def _serve(self) -> None:
         try:
-            await self._pool.run(self._end_calls, self._grace, lambda call: True)
+            await self._pool.run(self._end_calls, self._grace, _counts)
         finally:
             for call in self._calls:
                 call.done.set()
@@ -109,3 +109,8 @@ class BatchThreads:
             except BaseException as error:
                 call.error = error
         return call
+
+
+def _counts(call: _Call) -> bool:
+    """Whether whoever has its messages still waits for what comes of it."""
+    return any(message.partition.live for message in call.batch)

@@ -144,8 +144,9 @@ class Consumer:
         ``loop.add_signal_handler``, and from another thread: then nothing more starts from the loop's next turn on.
         """
         self._stopping = True
-        if self._at_work is not None:
-            self._at_work.running.stop()
+        run = self._at_work  # once: another thread may end it between two looks
+        if run is not None:
+            run.running.stop()
 
     async def drain(self) -> None:
         """``stop``, and wait until ``run`` has nothing left to do. Idempotent; cancel-safe: the drain goes on."""
@@ -197,12 +198,14 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """Whether the source is open and its assignment is known, as far as it says so: a hot standby is ready."""
-        return self._at_work is not None and self._at_work.running.planned
+        run = self._at_work
+        return run is not None and run.running.planned
 
     @property
     def active(self) -> bool:
         """Whether it owns a partition."""
-        return self._at_work is not None and bool(self._at_work.engine.partitions)
+        run = self._at_work
+        return run is not None and bool(run.engine.partitions)
 
     @property
     def healthy(self) -> bool:

@@ -121,8 +121,7 @@ class Handover:
         self._tap.hastened(partition, timeout)
         drain, _, wait = self._drains[partition]
         drain.hasten(anyio.current_time(), timeout)
-        if drain.phase == phases.ENDING:
-            wait.deadline = drain.until
+        wait.deadline = drain.until  # that of a later phase matters to nobody: this scope is left by then
 
     async def drain(self, partition: Partition) -> None:
         """Let a partition end that ``begin`` was called for, settle it and release it.

@@ -239,7 +239,8 @@ def test_what_has_finished_gets_what_is_left_to_be_settled_and_kept(timeout: flo
 
 def test_behind_a_cancellation_nothing_is_left_of_the_time() -> None:
     engine = new_engine()
-    drain = begun(engine, assigned(engine), timeout=0.0)
+    drain = Drain(engine, assigned(engine), Limits(grace=20.0, settle=5.0, last=30.0), close_prefix=False)
+    drain.begin(100.0, 0.0)
     drain.tell("late", 100.0)
     drain.tell("ended", 100.5)
     assert drain.until == 105.5

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from lanes import Consumer, HandlerHalted, Message, Settings, SourceError
-from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource
+from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.runtime.grouped import ONCE, HandClock, group_of
 from tests.runtime.support import Gated, published, started, turns, until
 
@@ -317,3 +317,26 @@ async def test_a_drain_of_what_failed_to_start_returns() -> None:
 
 
 # --- unblock and park: what is refused
+
+
+# --- from another thread
+
+
+def asked(consumer: Consumer, name: str) -> object:
+    found = getattr(consumer, name)
+    return found() if callable(found) else found
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["stop", "ready", "active", "health"])
+async def test_a_run_that_ends_while_another_thread_asks_about_it_fails_nobody(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(Consumer(MemorySource(MemoryBroker(1)), Gated())) as run:
+        await until(lambda: run.consumer.active)
+        # It is there at the first look, and has ended by the next one.
+        looks = iter([run.consumer._run])
+        with monkeypatch.context() as patch:
+            patch.setattr(Consumer, "_at_work", property(lambda consumer: next(looks, None)))
+            asked(run.consumer, name)
+        assert await run.stop() is None

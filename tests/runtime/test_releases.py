@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import anyio
 import pytest
 import trio
 import trio.testing
 
 from lanes import Consumer, Message, Settings, SourceError
+from lanes.core.types import Partition
 from memsource import MemoryBroker, MemorySource
 from tests.runtime.support import Gated, published, started, turns, until
 
@@ -72,6 +76,33 @@ async def test_what_is_lost_while_the_source_releases_it_is_not_handed_over() ->
         assert await run.stop() is None
     assert told == ["assigned", "lost"]
     assert len(source.called("release")) == 1
+
+
+@pytest.mark.anyio
+async def test_a_loss_ends_a_drain_that_waits_for_handlers_without_an_end() -> None:
+    told: list[str] = []
+    let = anyio.Event()
+
+    async def deaf(message: Message) -> None:
+        with anyio.CancelScope(shield=True):
+            await let.wait()
+
+    source = MemorySource(published("a"))
+    async with started(Consumer(source, deaf, on_event=lambda event: told.append(event.name))) as run:
+        await until(lambda: run.consumer.status().running == 1)
+        source.revoke(0, timeout=math.inf)
+        await until(lambda: len(drains_of(run.consumer)) == 1)
+        source.lose(0)
+        await until(lambda: "lost" in told)
+        # Its handler, which nobody can end, still runs.
+        await until(lambda: not drains_of(run.consumer))
+        let.set()
+        assert await run.stop() is None
+
+
+def drains_of(consumer: Consumer) -> dict[Partition, Any]:
+    assert consumer._run is not None
+    return consumer._run.running._handover._drains
 
 
 def test_a_drain_of_which_everything_hangs_takes_as_long_as_the_settings_say() -> None:
