@@ -29,7 +29,16 @@ from lanes_jetstream.api_codes import (
     STREAM_NOT_FOUND,
     WRONG_REVISION,
 )
-from lanes_jetstream.connection import ApiError, Connection, Denials, NoAnswer, fields_of, pages
+from lanes_jetstream.connection import (
+    ApiError,
+    Connection,
+    Denials,
+    NoAnswer,
+    NoJetStream,
+    NotPermitted,
+    fields_of,
+    pages,
+)
 
 __all__ = ["JetStreamLeaseStore"]
 
@@ -95,18 +104,9 @@ class JetStreamLeaseStore:
         nothing answers, or permission is missing.
         """
         try:
-            await self._check_server()
-            try:
-                config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
-                made = False
-            except ApiError as error:
-                if error.err_code != STREAM_NOT_FOUND:
-                    raise
-                config, made = await self._make()
+            return await self._find_or_make()
         except (ApiError, NoAnswer) as error:
-            raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
-        self._check(config)
-        return made
+            raise self._failed(error) from None
 
     async def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each key that somebody is about to write: soon, or never. For as long as the
@@ -293,22 +293,42 @@ class JetStreamLeaseStore:
             if error.err_code == STREAM_NOT_FOUND:
                 await self._make_anew()
                 return
+        except NotPermitted as error:
+            raise self._failed(error) from None
         except NoAnswer:
             pass
         raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: it has no leader at the moment")
 
     async def _make_anew(self) -> None:
         try:
-            if await self.open():
+            if await self._find_or_make():
                 log.error(
                     "bucket %r was deleted, and is made anew: every lease in it is lost, and members take their "
                     "partitions again; let nobody delete it",
                     self._bucket,
                 )
-        except SourceError as error:
-            if not error.retryable:
+        except (ApiError, NoAnswer) as error:
+            failed = self._failed(error)
+            # JetStream was there at the start: that nobody answers now is a server that restarts, or is cut off.
+            if failed.retryable or isinstance(error, NoJetStream):
+                raise UnknownResult(str(failed)) from None
+            raise failed from None
+
+    async def _find_or_make(self) -> bool:
+        """Whether it was made. Raises ``ApiError`` and ``NoAnswer`` as they come, and ``ConfigError``."""
+        await self._check_server()
+        try:
+            config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
+            made = False
+        except ApiError as error:
+            if error.err_code != STREAM_NOT_FOUND:
                 raise
-            raise UnknownResult(str(error)) from None
+            config, made = await self._make()
+        self._check(config)
+        return made
+
+    def _failed(self, error: ApiError | NoAnswer) -> SourceError:
+        return self._connection.failed(f"bucket {self._bucket!r}", error)
 
     async def _make(self) -> tuple[dict[str, Any], bool]:
         wanted = {

@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
+import nats.errors
 import pytest
 
 import lanes
+from lanes.leases import UnknownResult
 from lanes_jetstream import Cohort, JetStreamDeadLetters, JetStreamSource, whole_subject
+from lanes_jetstream.api_codes import STREAM_NOT_FOUND
 from lanes_jetstream.cohort_setup import find_place
 from lanes_jetstream.cohort_view import CohortView, read_namespaces
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NoJetStream, NotPermitted, fields_of
@@ -75,6 +78,30 @@ async def test_it_says_what_was_asked_and_whether_it_passes(
     assert what in said and said.endswith(str(ERRORS[error]))
     assert said.count("nats://broker:4222") == 1 and "hunter2" not in said
     assert failed.value.retryable is (error in PASSES)
+
+
+@pytest.mark.parametrize("asked", ["STREAM.INFO.KV_b", "INFO", "STREAM.CREATE.KV_b"])
+@pytest.mark.parametrize("error", ["silent", "off", "denied"])
+async def test_a_bucket_that_is_gone_ends_a_member_only_where_nothing_will_pass(
+    error: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nobody answers for JetStream is an error of the set-up at the start, and an outage later on."""
+
+    async def api(self: Connection, subject: str, request: object = None) -> dict[str, Any]:
+        if subject == asked:
+            raise ERRORS[error]
+        if subject == "STREAM.INFO.KV_b":
+            raise ApiError(STREAM_NOT_FOUND, "stream not found", 404)
+        return {"api": {"level": 1}}
+
+    async def nobody(subject: str, *_: object, **__: object) -> object:
+        raise nats.errors.NoRespondersError
+
+    monkeypatch.setattr(Connection, "api", api)
+    client: Any = SimpleNamespace(is_connected=True, last_error=None, request=nobody)
+    monkeypatch.setattr(Connection, "client", client)
+    with pytest.raises(lanes.SourceError if error == "denied" else UnknownResult, match="bucket 'b'"):
+        await JetStreamLeaseStore(Connection(WHERE), "b").write("l.0", b"", revision=0)
 
 
 async def test_a_leader_that_is_missing_while_others_are_looked_for_is_waited_for(
