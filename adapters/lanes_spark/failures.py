@@ -15,9 +15,13 @@ __all__ = ["as_ours", "crossing", "mapped_errors"]
 _ERRORS: Final[Mapping[str, type[LanesError]]] = {
     kind.__name__: kind for kind in (ConfigError, ContractError, HandlerHalted, LanesError, MessageError)
 }
-_NOTE: Final = re.compile(r"\blanes-error: (\w+) (passes|stays) ([!-~]*)")
+_NOTE_SAFE: Final = ",.:;()[]/=+@_-"
+_NOTE: Final = re.compile(
+    rf"lanes-error: ([A-Za-z]+) (passes|stays) ((?:[A-Za-z0-9~{re.escape(_NOTE_SAFE)}]|%[0-9A-F]{{2}})*)"
+)
 """What an error of ``lanes`` has behind it where it leaves a process: its kind, whether it is retryable, and its text,
-quoted, for whatever carries it may do something to lines, quotes and backslashes."""
+quoted, for whatever carries it may do something to lines, quotes and backslashes: a letter of an escape may stand in
+front of it, and one that begins an escape behind."""
 
 _OURS: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.]+: )?lanes\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:Caused by: |: )?([A-Za-z_][\w.]*(?:Error|Exit|Exception): .+)$", re.MULTILINE)
@@ -70,7 +74,7 @@ def crossing() -> Iterator[None]:
         passes = "passes" if isinstance(error, SourceError) and error.retryable else "stays"
         # In one line, as all that Spark says: a driver of a database says more than one.
         said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        text = quote(said, safe=",.:;()[]/=+@_-", errors="replace")
+        text = quote(said, safe=_NOTE_SAFE, errors="replace")
         error.add_note(f"lanes-error: {type(error).__name__} {passes} {text}")
         raise
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import traceback
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +80,19 @@ def test_an_error_of_a_worker_comes_out_as_it_was(raised: lanes.LanesError) -> N
     found = as_ours("orders", "X", STREAM + text + "\nDriver stacktrace:\n" + STREAM)
     assert (type(found), str(found)) == (type(raised), str(raised).replace("\n", " "))
     assert getattr(found, "retryable", None) == getattr(raised, "retryable", None)
+
+
+@pytest.mark.parametrize("carried", [repr, json.dumps, ascii, lambda text: text.replace("\n", "\\n"), "{}…".format])
+@pytest.mark.parametrize("told", ["", "no é, 'so' (~50% [at] k=a;b/c+d@e_f-g)"])
+def test_an_error_of_a_worker_is_known_whatever_has_carried_its_text(carried: Callable[[str], str], told: str) -> None:
+    raised = lanes.SourceError(told, retryable=True)
+    with pytest.raises(lanes.SourceError) as crossed, crossing():
+        raise raised
+    text = "".join(traceback.format_exception(crossed.value))
+    for escaped in (carried(text), carried(text.rstrip("\n")), carried(carried(text))):
+        found = as_ours("orders", "X", f"Job aborted: {escaped} of a task")
+        assert (type(found), str(found)) == (lanes.SourceError, told)
+        assert getattr(found, "retryable", None)
 
 
 @pytest.mark.parametrize("gone", ["Py4JError", "Py4JNetworkError", "ConnectionRefusedError"])
