@@ -18,8 +18,8 @@ from lanes.errors import ConfigError
 
 __all__ = ["RUN", "SCHEMA_VERSION", "UNREADABLE", "VERSION", "RowTables", "row_tables"]
 
-SCHEMA_VERSION: Final = 1
-"""The number of the schema, in every file; a reader refuses a higher one."""
+SCHEMA_VERSION: Final = 2
+"""The number of the schema, in every file; a reader refuses any other."""
 
 VERSION: Final = b"lanes.journal"
 """Names the schema's number in a file's metadata."""

@@ -34,8 +34,8 @@ __all__ = [
     "member_name",
 ]
 
-FORMAT: Final = 1
-"""The number of the format, in every ``begin`` row; a reader refuses a higher one."""
+FORMAT: Final = 2
+"""The number of the format, in every ``begin`` row; a reader refuses any other."""
 
 BUFFER_ROWS: Final = 4_096
 """Rows buffered at most: the row that reaches it flushes."""

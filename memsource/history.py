@@ -34,7 +34,7 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """There is no history to read, or it is of a newer format. Says which file, and what to do."""
+    """There is no history to read, or it is of another format. Says which file, and what to do."""
 
 
 class Gap(NamedTuple):
@@ -95,7 +95,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
 
     The latter are journals, for which pyarrow has to be there. Blocks while it reads; holds the rows in memory, the
     files not. A copy of a segment is read once; of the history and the journal of one run that which lacks less. Raises
-    ``HistoryError`` when a path cannot be read, when none of them holds a row, and for a newer format.
+    ``HistoryError`` when a path cannot be read, when none of them holds a row, and for another format.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
@@ -229,7 +229,7 @@ class _Reader:
         self._file = file
 
     def line(self, number: int, line: bytes) -> None:
-        """Take the next line. Raises ``HistoryError`` for a ``begin`` row of a newer format only."""
+        """Take the next line. Raises ``HistoryError`` for a ``begin`` row of another format only."""
         self._number = number
         try:
             text = line.decode()
@@ -333,6 +333,11 @@ class _Reader:
             raise HistoryError(
                 f"{self._file}: its format is {version}, this version of lanes reads up to {FORMAT}: "
                 "upgrade lanes-runtime"
+            )
+        if version < FORMAT:
+            raise HistoryError(
+                f"{self._file}: its format is {version}: written by an earlier lanes, which cannot be judged; judge it "
+                "with the version that wrote it, or leave it out"
             )
         parser = self._parser
         segment = Segment(

@@ -29,7 +29,7 @@ _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is no journal, or is of a newer schema, or cannot be read or written. Says which, and what to do."""
+    """A file is no journal, or is of another schema, or cannot be read or written. Says which, and what to do."""
 
 
 class Line(NamedTuple):
@@ -127,6 +127,11 @@ class _Opened:
             raise JournalError(
                 f"{self._path}: its schema is {int(version)}, this version of lanes reads up to {SCHEMA_VERSION}: "
                 "upgrade lanes-runtime"
+            )
+        if int(version) < SCHEMA_VERSION:
+            raise JournalError(
+                f"{self._path}: its schema is {int(version)}: written by an earlier lanes, which cannot be judged; "
+                "judge it with the version that wrote it, or leave it out"
             )
         for field in self._wanted:
             at = self.schema.get_field_index(field.name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from lanes.history import FORMAT
 from lanes.rules import Rules
 from memsource import (
     AtLeastOnce,
@@ -156,7 +157,7 @@ def segment(
     """
     head = {
         "event": "begin",
-        "format": 1,
+        "format": FORMAT,
         "version": "1",
         "pid": pid,
         "boot": boot,

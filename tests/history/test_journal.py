@@ -223,7 +223,9 @@ def damaged(directory: Path, how: str) -> Path:
     elif how == "of nobody":
         parquet.write_table(whole.replace_schema_metadata(None), path)
     elif how == "of tomorrow":
-        parquet.write_table(whole.replace_schema_metadata({VERSION: b"2", RUN: b"r"}), path)
+        parquet.write_table(whole.replace_schema_metadata({VERSION: str(SCHEMA_VERSION + 1).encode(), RUN: b"r"}), path)
+    elif how == "of yesterday":
+        parquet.write_table(whole.replace_schema_metadata({VERSION: str(SCHEMA_VERSION - 1).encode(), RUN: b"r"}), path)
     elif how == "without a column":
         parquet.write_table(whole.drop_columns(["position"]), path)
     elif how == "of another type":
@@ -239,7 +241,8 @@ def damaged(directory: Path, how: str) -> Path:
         ("cut", "cannot be read as Parquet: .*damaged, or copied in part"),
         ("no parquet", "cannot be read as Parquet"),
         ("of nobody", "lanes has not written it"),
-        ("of tomorrow", "its schema is 2, .* reads up to 1: upgrade"),
+        ("of tomorrow", f"its schema is {SCHEMA_VERSION + 1}, .* reads up to {SCHEMA_VERSION}: upgrade"),
+        ("of yesterday", f"its schema is {SCHEMA_VERSION - 1}: written by an earlier lanes, which cannot be judged"),
         ("without a column", "no column position of type int64"),
         ("of another type", "no column position of type int64"),
     ],

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import Recorder
+from lanes.history import FORMAT, Recorder
 from lanes.rules import Rules
 from memsource import HistoryError, Row, Segment, check, check_files, counts, read, read_bytes
 from memsource.history import LINE_LIMIT
@@ -244,9 +244,18 @@ def test_what_later_versions_add_is_ignored() -> None:
 
 def test_a_newer_format_is_refused() -> None:
     newer = segment(delivered(1))
-    newer[0]["format"] = 2
-    with pytest.raises(HistoryError, match=r"its format is 2.*upgrade"):
+    newer[0]["format"] = FORMAT + 1
+    with pytest.raises(HistoryError, match=rf"its format is {FORMAT + 1}.*upgrade"):
         parsed(newer)
+
+
+@pytest.mark.parametrize("number", range(FORMAT))
+def test_an_earlier_format_is_refused(number: int) -> None:
+    """Its rows have other fields: what they say would be left out, or taken for damage."""
+    earlier = segment(delivered(1))
+    earlier[0]["format"] = number
+    with pytest.raises(HistoryError, match=rf"its format is {number}: written by an earlier lanes, which cannot be"):
+        parsed(segment(delivered(1)) + earlier)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"no history", b"\x00" * 100, b"{}\n{}\n", b'{"n":1'])

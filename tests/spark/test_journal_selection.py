@@ -12,7 +12,7 @@ import pytest
 
 import lanes
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes_spark import JournalSelection, Progress, replay
+from lanes_spark import JournalSelection, Progress, audit, replay
 from tests.history.journals import ended as closed
 from tests.history.journals import opened
 from tests.spark.rows import ONCE, row
@@ -271,6 +271,19 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
         for same, now in ((only, "a-_"), (replace(only, topic=TOPIC), "b"), (only, "")):
             same.choose(spark, TOPIC, None, now).close()
     refused("shop/orders/1 was made anew 1 time.*only the files of the runs since", lanes.SourceError)
+    for earlier in ("a-old", "z-old"):
+        # Spark takes the columns of all files from one of them, by its name.
+        mixed = tmp_path / earlier
+        write_run(mixed, earlier, Random(1), Expected())
+        [old] = mixed.glob("*.parquet")
+        rows = pq.read_table(old).drop_columns(["epoch"])
+        pq.write_table(rows.rename_columns({"assignment": "epoch"}), old)
+        said = rf"{old.name} was written by an earlier lanes, which cannot be judged: take the files of its run out"
+        refused(said, path=str(mixed))
+        write_run(mixed, "m-new", Random(1), Expected())
+        refused(said, path=str(mixed))
+        with pytest.raises(lanes.ConfigError, match=said):
+            audit(spark, str(mixed))
     assert not (tmp_path / "nothing").exists()
     wrong: dict[str, Any]
     for wrong in ({"of": "lost"}, {"path": []}, {"path": ""}, {"topic": ""}):
