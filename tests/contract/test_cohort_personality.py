@@ -10,12 +10,14 @@ import anyio.lowlevel
 import pytest
 
 from lanes.core.cohort.records import PLAN_KEY, Drain, Heartbeat, PlanRecord, decode, drain_key, encode, member_key
-from lanes.core.types import Partition
+from lanes.core.types import Partition, PartitionId
 from lanes.membership import CohortSettings
 from lanes.source import Source
 from memsource.cohort_broker import CohortBroker
 from memsource.cohort_source import CohortMemberSource
 from memsource.contract import Ability, Check, Sample, checks
+from memsource.epoch_consumers import Retention
+from memsource.harness import numbered, opened, rising
 from memsource.pull_consumer import ConsumerSettings
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
@@ -30,12 +32,11 @@ class CohortHarness:
     patience = 0.02
     ack_wait = 3.0
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, retention: Retention) -> None:
         self.now = 0.0
         self.broker = CohortBroker(
             partitions,
-            # Of what was acknowledged before a crash the server itself remembers every message here.
-            retention="workqueue",
+            retention=retention,
             settings=ConsumerSettings(ack_wait=self.ack_wait),
             cohort=CohortSettings(lease=LEASE),
         )
@@ -94,11 +95,48 @@ class CohortHarness:
         self._newest.finish()
 
 
+RETENTIONS: Final[tuple[Retention, ...]] = ("limits", "workqueue")
+CASES: Final = [
+    pytest.param(check, retention, id=f"{check.__name__.removeprefix('check_')}-{retention}")
+    for retention in RETENTIONS
+    for check in checks(EVERYTHING)
+    # But for a work queue the server remembers no single message: the last test says what a crash repeats there.
+    if retention == "workqueue" or check.__name__ != "check_unsettled_comes_back"
+]
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("check", checks(EVERYTHING), ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_the_cohort_personality_keeps_the_contract(check: Check, partitions: int) -> None:
+@pytest.mark.parametrize(("check", "retention"), CASES)
+async def test_the_cohort_personality_keeps_the_contract(check: Check, partitions: int, retention: Retention) -> None:
     if check.__name__ == "check_start_is_cancel_safe":
         # It throws away what it is told meanwhile, and a member of a cohort is told of each partition by itself.
         partitions = 1
-    await check(CohortHarness(partitions))
+    await check(CohortHarness(partitions, retention))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_on_limits_a_crash_repeats_what_was_settled_above_the_oldest_unsettled(partitions: int) -> None:
+    """Of a partition the next owner knows where the former one stood, and nothing of what it had settled above that."""
+    harness = CohortHarness(partitions, "limits")
+    samples = numbered(12)
+    await harness.publish(samples[:8])
+    async with opened(harness) as session:
+        messages = await session.take(8)
+        settled = session.to_settle(messages, (0, 2, 5))
+        await session.settle(settled)
+        await session.expect_unsettled(5)
+    oldest: dict[PartitionId, int] = {}
+    for message in messages:
+        if message not in settled:
+            oldest.setdefault(message.partition.id, message.position)
+    again = [one for one in messages if one.position >= oldest.get(one.partition.id, one.position + 1)]
+    assert any(one in settled for one in again) and not all(one in again for one in settled)
+    await harness.publish(samples[8:])
+    async with opened(harness) as session:
+        came = await session.take(len(again) + 4)
+        rising(came)
+        expected = [*(one.value for one in again), *(sample.value for sample in samples[8:])]
+        assert sorted(one.value for one in came) == sorted(expected)
+        await session.expect_nothing()
