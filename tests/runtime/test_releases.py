@@ -93,10 +93,12 @@ async def test_a_loss_ends_a_drain_that_waits_for_handlers_without_an_end() -> N
         source.revoke(0, timeout=math.inf)
         await until(lambda: len(drains_of(run.consumer)) == 1)
         source.lose(0)
-        await until(lambda: "lost" in told)
-        # Its handler, which nobody can end, still runs.
-        await until(lambda: not drains_of(run.consumer))
-        let.set()
+        try:
+            await until(lambda: "lost" in told)
+            # Its handler, which nobody can end, still runs.
+            await until(lambda: not drains_of(run.consumer))
+        finally:
+            let.set()
         assert await run.stop() is None
 
 
