@@ -14,6 +14,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.components import wait_until
 
 _SECONDS = 20.0
+_NO_COORDINATOR = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 # A client says a lot on the standard error about a broker that a test has killed.
 QUIET: dict[str, Any] = {"log_level": 0}
 Headers = list[tuple[str, str | bytes | None]]
@@ -73,8 +78,18 @@ class Topic:
 
     def committed(self, group: str) -> list[int | None]:
         """What the group has committed, by partition; None where nothing. Does not join it."""
+        found: list[TopicPartition] = []
+
+        def ask() -> bool:
+            try:
+                found[:] = consumer.committed(self._all(), timeout=_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_COORDINATOR:
+                    raise
+            return bool(found)  # a broker that has just started, or was frozen, coordinates no group yet
+
         with self._outsider(group) as consumer:
-            found = consumer.committed(self._all(), timeout=_SECONDS)
+            wait_until(ask, f"what {group} has committed of {self!r}", seconds=_SECONDS)
         return [None if one.offset == OFFSET_INVALID else one.offset for one in found]
 
     def _all(self) -> list[TopicPartition]:
