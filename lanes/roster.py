@@ -121,17 +121,20 @@ class Roster:
         """Write what a cohort never changes, or compare it with what is there. Idempotent.
 
         Raises ``ConfigError`` for a cohort that was set up otherwise. Where the record is missing although there are
-        durables, the bucket was lost: then no state is written, and whoever takes a partition waits for its lease.
+        durables, the bucket was lost: then no state is written, and whoever takes a partition waits for its lease. The
+        same where it is lost behind the look for durables, however long this stands still in between.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
-            found = [await self._consumers.found(partition) for partition in range(self._config.partitions)]
+            partitions = range(self._config.partitions)
+            claims = [await self._claim(state_key(partition)) for partition in partitions]
+            found = [await self._consumers.found(partition) for partition in partitions]
             first = not any(consumers for consumers, _ in found)
             if not first:
                 self._doubt()
-            for partition, (consumers, _) in enumerate(found):
-                if first:
-                    await self._create(state_key(partition), encode(State(0, NOTHING)))
+            for partition, claim, (consumers, _) in zip(partitions, claims, found, strict=True):
+                if first and claim is not None:
+                    await self._begin(state_key(partition), claim)
                 if not consumers:
                     await self._create_consumer(partition)
             await self._store.write(CONFIG_KEY, encode(self._config), revision=entry.revision)
@@ -149,11 +152,22 @@ class Roster:
                 self.begun,
             )
 
-    async def _create(self, key: str, value: bytes) -> None:
+    async def _claim(self, key: str) -> int | None:
+        """Have an empty state there, which is as good as none, and return its revision; None = it is not empty.
+
+        No other bucket has that revision: so what is written over it, and over nothing else, is written into this one.
+        """
         try:
-            await self._store.write(key, value, revision=0)
+            return await self._store.write(key, b"", revision=0)
         except Conflict:
-            log.debug("cohort %s: %s is there already", self._config.cohort, key)
+            entry = await self._store.read(key)
+            return entry.revision if entry.value == b"" else None
+
+    async def _begin(self, key: str, claim: int) -> None:
+        try:
+            await self._store.write(key, encode(State(0, NOTHING)), revision=claim)
+        except Conflict:
+            log.debug("cohort %s: %s was written by somebody else, or lost with its bucket", self._config.cohort, key)
 
     async def _create_consumer(self, partition: int) -> None:
         try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 
 from lanes import ConfigError
 from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
+from lanes.leases import EpochConsumer
+from memsource.epoch_consumers import MemoryEpochConsumers
 from memsource.sim.waiting import until
 from tests.cohort.members import CONFIG, Servers, config_of, once, virtual
 
@@ -65,6 +69,43 @@ def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
     said = [line for line in caplog.messages if "waits for 30 s: its bucket was lost" in line]
     assert len(said) == 2
     assert any("partition 0 waits" in line for line in said)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_who_stood_still_in_its_set_up_waits_for_an_owner_that_the_lost_bucket_knew(retention: str) -> None:
+    async def test() -> None:
+        looked, awake = anyio.Event(), anyio.Event()
+
+        class Frozen(MemoryEpochConsumers):
+            async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+                found = await super().found(partition)
+                if partition == 1:
+                    looked.set()
+                    await awake.wait()
+                return found
+
+        servers, config = Servers(retention), config_of(retention=retention)
+        async with anyio.create_task_group() as tasks:
+            second = servers.member("b", config, consumers=Frozen)
+            tasks.start_soon(second.run)
+            # It has seen that there are no durables, and so that it is the first member of all.
+            await looked.wait()
+            first = servers.member("a", config)
+            tasks.start_soon(first.run)
+            assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
+            servers.ways["a"].cut = True
+            servers.bucket.lose(servers.clock())
+            awake.set()
+            await second.joined.wait()
+            believed = [first.deadline(partition) for partition in (0, 1)]
+            assert min(believed) > servers.clock() + SHORT / 2
+            assert await until(lambda: max(second.deadline(0), second.deadline(1)) > 0, 10 * SHORT)
+            assert servers.clock() >= min(believed)
+            assert await until(lambda: min(second.deadline(0), second.deadline(1)) > 0, SHORT)
+            assert servers.clock() >= max(believed)
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
 
 
 def test_the_heartbeat_of_a_longer_lease_is_waited_for() -> None:
