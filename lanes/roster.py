@@ -45,6 +45,9 @@ _R = TypeVar("_R", CohortConfig, PlanRecord, Heartbeat)
 LOOK_AGAIN: Final = 0.25
 """Seconds after which a key is read again that is awaited: a server lets expire what is due so often."""
 
+_TRIES: Final = 3
+"""How often a durable is asked for before what is in its way is said not to be the cohort's."""
+
 GONE: Final = b""
 """The value of a key whose writer wants it gone: a lease store deletes nothing."""
 
@@ -170,15 +173,22 @@ class Roster:
             log.debug("cohort %s: %s was written by somebody else, or lost with its bucket", self._config.cohort, key)
 
     async def _create_consumer(self, partition: int) -> None:
-        try:
-            await self._consumers.create(partition, 0, 0, nonce="", start=self._start)
-        except ConsumerExists as error:
+        refused: ConsumerExists | None = None
+        for _ in range(_TRIES):
+            try:
+                await self._consumers.create(partition, 0, 0, nonce="", start=self._start)
+                return
+            except ConsumerExists as error:
+                refused = error
             found, _ = await self._consumers.found(partition)
-            if not found:
-                raise ConfigError(
-                    f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable of its own, for "
-                    f"another one is there ({error}): delete what is not the cohort's, or use a stream that sources it"
-                ) from error
+            # One that was in the way may be gone by now: where another member has set up meanwhile, and takes the
+            # partition, it deletes the lower durable before it makes its own.
+            if found:
+                return
+        raise ConfigError(
+            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable of its own, for "
+            f"another one is there ({refused}): delete what is not the cohort's, or use a stream that sources it"
+        ) from refused
 
     # --- the own heartbeat
 

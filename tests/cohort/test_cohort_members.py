@@ -20,7 +20,7 @@ from lanes.core.cohort.records import (
     member_key,
     state_key,
 )
-from lanes.leases import Entry, UnknownResult
+from lanes.leases import ConsumerExists, Entry, UnknownResult
 from lanes.membership import CohortSettings, Membership
 from memsource.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.lease_store import MemoryLeaseStore
@@ -242,6 +242,30 @@ def test_a_durable_of_somebody_else_on_a_work_queue_is_refused() -> None:
             await member.run()
 
     virtual(test)
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_durable_that_is_gone_when_it_is_looked_for_is_nobody_elses(gone: int) -> None:
+    """Who takes a partition of a work queue deletes one durable before it makes the next."""
+
+    class Moving(MemoryEpochConsumers):
+        async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+            if partition == 1 and len(refused) < gone:
+                refused.append(partition)
+                raise ConsumerExists("it exists", nonce="of somebody")
+            await super().create(partition, epoch, sub, nonce=nonce, start=start)
+
+    async def test() -> None:
+        servers = Servers(retention="workqueue")
+        member = servers.member("a", config_of(retention="workqueue"), consumers=Moving)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(member.run)
+            assert await until(lambda: min(member.deadline(0), member.deadline(1)) > 0, 5.0)
+            tasks.cancel_scope.cancel()
+
+    refused = list[int]()
+    virtual(test)
+    assert len(refused) == gone
 
 
 # --- leaving
