@@ -12,7 +12,19 @@ import pytest
 from tests.components import wait_until
 from tests.conftest import is_gone
 from tests.flaky import __main__ as program
-from tests.flaky.choosing import LONGEST, ROOT, RULES, Seen, imports_of, rule_of
+from tests.flaky.choosing import (
+    LONGEST,
+    PRODUCT,
+    READ,
+    READERS,
+    ROOT,
+    RULES,
+    Seen,
+    imports_of,
+    made_of,
+    product,
+    rule_of,
+)
 from tests.flaky.load import load
 from tests.flaky.plugin import split
 from tests.flaky.record import MOST_AT_ONCE, REPEATS, Counted, Record, group_of
@@ -65,7 +77,7 @@ def test_imports_are_those_of_the_helpers_too_but_not_of_the_starter(tmp_path: P
     (tests / "components" / "starter.py").write_text("import socket\n")
     with (tests / "other.py").open("a") as file:
         file.write("from tests.conftest import x\nimport tests.components.starter\n")
-    found = imports_of(tests / "test_a.py", tmp_path)
+    found = imports_of(tests / "test_a.py", tmp_path).names
     assert {"tests.components.wait_until", "threading"} <= found
     assert not {"subprocess", "socket"} & found
 
@@ -75,9 +87,9 @@ def test_the_rules_name_what_there_is() -> None:
     fixtures = (ROOT / "tests" / "conftest.py").read_text() + (ROOT / "tests" / "spark" / "conftest.py").read_text()
     for rule in RULES:
         assert [name for name in rule.fixtures if f"def {name}(" not in fixtures] == []
-    assert rule_of(seen(*imports_of(ROOT / "tests" / "kafka" / "test_losses.py"))) == RULES[0]
-    assert rule_of(seen(*imports_of(ROOT / "tests" / "runtime" / "test_threads.py"))) == RULES[2]
-    assert rule_of(seen(*imports_of(ROOT / "tests" / "core" / "test_engine.py"))) is None
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "kafka" / "test_losses.py").names)) == RULES[0]
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "runtime" / "test_threads.py").names)) == RULES[2]
+    assert rule_of(seen(*imports_of(ROOT / "tests" / "core" / "test_engine.py").names)) is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,7 @@ def test_runs_are_counted_when_they_end_or_fail() -> None:
 
 def test_the_group_that_is_furthest_behind_is_next() -> None:
     record = Record("c")
-    record.choose({ELSEWHERE: "process", THERE: "broker", HERE: "thread"})
+    record.choose({ELSEWHERE: ("process", "x"), THERE: ("broker", "x"), HERE: ("thread", "x")})
     order: list[tuple[str, dict[str, int]]] = []
     while (piece := record.next_slice(repeats=2)) is not None:
         order.append((piece.name, dict(piece.wanted or {})))
@@ -131,7 +143,9 @@ def test_the_group_that_is_furthest_behind_is_next() -> None:
 @pytest.mark.parametrize(("seconds_a_run", "times"), [(0.01, MOST_AT_ONCE), (10.0, 5), (500.0, 1)])
 def test_a_slice_is_as_large_as_its_time(seconds_a_run: float, times: int) -> None:
     other = HERE.replace("test_a", "test_z")
-    record = Record("c", {HERE: Counted("thread", 1, seconds=seconds_a_run), other: Counted("thread", 3, seconds=0.0)})
+    record = Record(
+        "c", {HERE: Counted("thread", runs=1, seconds=seconds_a_run), other: Counted("thread", runs=3, seconds=0.0)}
+    )
     piece = record.next_slice(seconds=50.0, processes=1)
     assert piece is not None
     # The other is ahead, and gets what brings it to the same number.
@@ -141,7 +155,7 @@ def test_a_slice_is_as_large_as_its_time(seconds_a_run: float, times: int) -> No
 
 def test_what_is_missing_is_asked_for_by_path() -> None:
     record = Record(
-        "c", {HERE: Counted("thread", 29), THERE: Counted("broker"), ELSEWHERE: Counted("process", REPEATS)}
+        "c", {HERE: Counted("thread", runs=29), THERE: Counted("broker"), ELSEWHERE: Counted("process", runs=REPEATS)}
     )
     record.tests["tests/test_pure.py::test"] = Counted("")  # a full run has it, no rule
     assert record.missing() == {HERE: 1, THERE: REPEATS}
@@ -152,27 +166,70 @@ def test_what_is_missing_is_asked_for_by_path() -> None:
 
 def test_a_test_that_is_gone_is_not_waited_for() -> None:
     record = Record("c")
-    record.choose({HERE: "thread", THERE: "broker"})
+    assert record.choose({HERE: ("thread", "x"), THERE: ("broker", "y")}) == 0
     record.add([line(THERE)])
-    record.choose({HERE: "timer"})
+    assert record.choose({HERE: ("timer", "x")}) == 0
     assert record.missing() == {HERE: REPEATS}
-    assert record.tests == {HERE: Counted("timer"), THERE: Counted("", 1, seconds=0.5)}
+    assert record.tests == {HERE: Counted("timer", "x"), THERE: Counted("", "y", 1, seconds=0.5)}
 
 
-def test_a_record_goes_on_where_it_was_and_belongs_to_its_commit(
+def test_a_test_that_is_made_otherwise_begins_anew() -> None:
+    record = Record("c")
+    record.choose({HERE: ("thread", "x"), THERE: ("broker", "y")})
+    record.add([line(HERE, outcome="failed"), line(THERE)])
+    assert record.choose({HERE: ("thread", "mended"), THERE: ("broker", "y")}) == 1
+    assert record.missing() == {HERE: REPEATS, THERE: REPEATS - 1}
+    assert not record.failed()
+
+
+def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_reads(tmp_path: Path) -> None:
+    def now() -> tuple[str, str, str]:
+        made_of.cache_clear()
+        imports_of.cache_clear()
+        return (
+            product(tmp_path),
+            made_of(tmp_path / "tests" / "runtime" / "test_a.py", tmp_path),
+            made_of(tmp_path / "tests" / "docs" / "test_b.py", tmp_path),
+        )
+
+    def changed(path: str, text: str) -> list[bool]:
+        before = now()
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+        return [one != other for one, other in zip(before, now(), strict=True)]
+
+    for path in ("tests/runtime/test_a.py", "tests/docs/test_b.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("from tests import helper\n" if "_a" in path else "")
+    assert changed("lanes/engine.py", "") == [True, False, False]
+    assert changed("lanes/engine.py", "x = 1") == [True, False, False]
+    assert changed("lanes/__pycache__/engine.pyc", "x") == [False, False, False]
+    assert changed("tests/components/server.py", "x = 1") == [True, False, False]
+    assert changed("tests/helper.py", "import json") == [False, True, False]
+    assert changed("tests/runtime/test_a.py", "from tests import helper\nx = 1") == [False, True, False]
+    assert changed("docs/design.md", "x") == [False, False, True]
+    assert changed("CHANGELOG.md", "x") == [False, False, False]
+
+
+def test_what_is_digested_is_there() -> None:
+    """Of a folder with another name nothing would be seen to change."""
+    assert [name for name in (*PRODUCT, *READ, *READERS) if not (ROOT / name).exists()] == []
+
+
+def test_a_record_goes_on_where_it_was_and_belongs_to_its_product(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = program.record_of("a" * 40, tmp_path)
-    record.choose({HERE: "thread"})
+    record = program.record_of("a" * 16, tmp_path)
+    record.choose({HERE: ("thread", "x")})
     record.add([line(HERE, "call", "failed"), line(HERE)])
     record.full.append(12.5)
     record.slices.append("a slice")
     record.write(tmp_path / "state.json")
     (tmp_path / "failures").mkdir()
-    assert program.record_of("a" * 40, tmp_path) == record
-    assert program.record_of("b" * 40, tmp_path) == Record("b" * 40)
-    assert "begun anew, the record was of commit aaaaaaaaaaaa" in capsys.readouterr().out
-    aside = tmp_path / ("a" * 12)
+    assert program.record_of("a" * 16, tmp_path) == record
+    assert program.record_of("b" * 16, tmp_path) == Record("b" * 16)
+    assert "begun anew, for another product was tested" in capsys.readouterr().out
+    aside = tmp_path / ("a" * 16)
     assert {path.name for path in aside.iterdir()} == {"state.json", "failures"}
     assert not (tmp_path / "failures").exists()
 
@@ -212,7 +269,9 @@ def test_the_plugin_writes_what_it_chooses(pytester: pytest.Pytester) -> None:
     )
     chosen = pytester.path / "chosen.json"
     pytester.runpytest_inprocess("-p", "tests.flaky.plugin", "--collect-only", f"--flaky-choose={chosen}")
-    assert json.loads(chosen.read_text()) == {"test_threads.py::test_a": "thread"}
+    assert json.loads(chosen.read_text()) == {
+        "test_threads.py::test_a": ["thread", made_of(pytester.path / "test_threads.py")]
+    }
 
 
 def test_the_load_ends_with_its_block() -> None:

@@ -4,7 +4,8 @@ Each test that uses a broker, a process, a thread or a timer (`tests/flaky/choos
 `make test` three times, in random order, beside processes that burn the machine's cores. This takes hours, in slices of
 a few minutes: what each has shown is kept in `.cache/flaky/state.json`, so that it is stopped at any time, after
 `--seconds` by itself, and the next start goes on. `full` begins with the full runs; a PATH runs the tests of a file, or
-of a folder, alone. A record belongs to its commit: on another one all is begun anew, and the old record put aside.
+of a folder, alone. A record belongs to what was tested: where the packages, or what starts the servers, are others all
+is begun anew, and the old record put aside; a test begins anew where its own file or a helper is another one.
 
 Prints a line a slice, and at the end what is missing and the tests that failed. Status 1 when one failed, on this or an
 earlier start; 2 for a wrong argument or when pytest itself failed; 130 after an interrupt.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.components.alone import alone
-from tests.flaky.choosing import ROOT, RULES
+from tests.flaky.choosing import ROOT, RULES, product
 from tests.flaky.load import load
 from tests.flaky.record import FULL_RUNS, REPEATS, Record, Slice, group_of
 
@@ -63,7 +64,9 @@ class Flaky:
         """Let pytest collect all, and write down what is chosen. Blocks, some ten seconds."""
         chosen = FOLDER / "chosen.json"
         self._pytest("--collect-only", "-q", "-p", "no:randomly", "--flaky-choose", str(chosen))
-        self._record.choose(json.loads(chosen.read_text()))
+        anew = self._record.choose(json.loads(chosen.read_text()))
+        if anew:
+            print(f"flaky: {anew} tests begin anew: they are made otherwise than when they ran", flush=True)
 
     def run(self, piece: Slice) -> None:
         """Run a slice beside the load, and write what became of it. Blocks until it ends, or the time does."""
@@ -151,30 +154,21 @@ def write_failure(test: str, text: str) -> Path:
     return path
 
 
-def git(*arguments: str) -> str:
-    """What it prints, or nothing where there is no repository."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return ""
-    return done.stdout.strip()
-
-
-def record_of(commit: str, folder: Path = FOLDER) -> Record:
-    """The record of this commit: the one that is there, or a new one, and that of another commit is put aside."""
+def record_of(tested: str, folder: Path = FOLDER) -> Record:
+    """The record of this product: the one that is there, or a new one, and that of another product is put aside."""
     folder.mkdir(parents=True, exist_ok=True)
     record = Record.read(folder / "state.json")
-    if record is not None and record.commit != commit:
-        aside = folder / record.commit[:12]
+    if record is not None and record.product != tested:
+        aside = folder / record.product
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         for name in ("state.json", "failures"):
             if (folder / name).exists():
                 (folder / name).rename(aside / name)
         (folder / "results.jsonl").unlink(missing_ok=True)
-        print(f"flaky: begun anew, the record was of commit {record.commit[:12]}: now in {aside}", flush=True)
+        print(f"flaky: begun anew, for another product was tested: that record is now in {aside}", flush=True)
         record = None
-    return record or Record(commit)
+    return record or Record(tested)
 
 
 def plan(flaky: Flaky, record: Record, what: Sequence[str], *, repeats: int) -> Iterator[Slice]:
@@ -239,9 +233,7 @@ def main(arguments: Sequence[str]) -> int:
     until = time.monotonic() + options.seconds
     FOLDER.mkdir(parents=True, exist_ok=True)
     with alone(FOLDER.parent / "flaky.lock", "the record of flaky tests"):
-        record = record_of(git("rev-parse", "HEAD") or "unknown")
-        if git("status", "--porcelain"):
-            print("flaky: there are changes that are not committed: the record does not know them", flush=True)
+        record = record_of(product())
         flaky = Flaky(record, processes=options.processes, burners=options.load, until=until)
         status = 0
         try:

@@ -9,11 +9,14 @@ not followed: what it starts is asked for by the name of a fixture. Left out are
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Set
+import os
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from blake3 import blake3
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -23,6 +26,11 @@ LONGEST: Final = 300.0
 FOLLOWED: Final = ("tests.", "bench.", "fuzz.")
 NOT_FOLLOWED: Final = ("tests.conftest", "tests.components")
 """The starter imports all of its servers: what is asked of it is named by who asks."""
+
+PRODUCT: Final = ("lanes", "adapters", "memsource", "pyproject.toml", "tests/conftest.py", "tests/components")
+READ: Final = ("README.md", "Makefile", "docs", "examples", "bench", "fuzz")
+READERS: Final = ("tests/docs", "tests/site")
+"""Whose tests, and those of the files right below `tests/`, read or run what no import tells of."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,17 @@ def _any_within(rule: Rule, imports: Set[str]) -> bool:
     return any(one == wanted or one.startswith(f"{wanted}.") for wanted in rule.imports for one in imports)
 
 
+@dataclass(frozen=True)
+class Imported:
+    """By a file and its helpers: the dotted ``names``, as they are written, and the ``files``, with that one itself."""
+
+    names: frozenset[str]
+    files: frozenset[Path]
+
+
 @cache
-def imports_of(file: Path, root: Path = ROOT) -> frozenset[str]:
-    """The dotted names that a file and its helpers import, as they are written: reads files, once each."""
+def imports_of(file: Path, root: Path = ROOT) -> Imported:
+    """What a test's file imports, and its helpers, and theirs: reads files, once each."""
     found: set[str] = set()
     seen, ahead = {file}, [file]
     while ahead:
@@ -102,7 +118,36 @@ def imports_of(file: Path, root: Path = ROOT) -> frozenset[str]:
         helpers = {helper for name in names for helper in _helpers(name, root)}
         ahead += sorted(helpers - seen)
         seen |= helpers
-    return frozenset(found)
+    return Imported(frozenset(found), frozenset(seen))
+
+
+def product(root: Path = ROOT) -> str:
+    """A digest of what every test is about or starts: the packages, the settings, and what starts the servers."""
+    return _digest(root, [path for name in PRODUCT for path in _files(root / name)])
+
+
+@cache
+def made_of(file: Path, root: Path = ROOT) -> str:
+    """A digest of a test's file, its helpers, and the documents and examples where it is one that reads them."""
+    reads = file.parent == root / "tests" or any(root / folder in file.parents for folder in READERS)
+    read = READ if reads else ()
+    return _digest(root, [*imports_of(file, root).files, *(path for name in read for path in _files(root / name))])
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from (one for one in path.rglob("*") if one.is_file() and "__pycache__" not in one.parts)
+
+
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    digest = blake3()
+    for file in sorted(set(files)):
+        content = file.read_bytes()
+        digest.update(f"{os.path.relpath(file, root)} {len(content)}\n".encode())
+        digest.update(content)
+    return str(digest.hexdigest(8))
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

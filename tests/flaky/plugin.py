@@ -1,6 +1,7 @@
 """What the slices need of pytest: `-p tests.flaky.plugin`.
 
-`--flaky-choose FILE` collects, and writes the chosen tests as a JSON object of ids and names of rules.
+`--flaky-choose FILE` collects, and writes the chosen tests as a JSON object of ids: the name of the rule, and a digest
+of what the test is made of.
 `--flaky-slice FILE` reads a JSON object of ids and numbers of runs, and runs each of these so often, and no other.
 `--flaky-results FILE` appends a JSON object a line as each phase of a run of a test ends.
 """
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.flaky.choosing import Seen, imports_of, rule_of
+from tests.flaky.choosing import Seen, imports_of, made_of, rule_of
 
 RUN: Final = "flaky"
 """What the id of each run ends with, before its number."""
@@ -75,8 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     path: Path | None = session.config.getoption("--flaky-choose")
     if path is not None:
-        rules = {item.nodeid: rule_of(seen(item)) for item in session.items}
-        path.write_text(json.dumps({nodeid: rule.name for nodeid, rule in rules.items() if rule is not None}))
+        rules = {item: rule_of(seen(item)) for item in session.items}
+        chosen = {item.nodeid: (rule.name, made_of(item.path)) for item, rule in rules.items() if rule is not None}
+        path.write_text(json.dumps(chosen))
 
 
 def seen(item: pytest.Item) -> Seen:
@@ -84,7 +86,7 @@ def seen(item: pytest.Item) -> Seen:
     marked = item.get_closest_marker("timeout")
     return Seen(
         fixtures=frozenset(getattr(item, "fixturenames", ())),
-        imports=imports_of(item.path),
+        imports=imports_of(item.path).names,
         coroutine=inspect.iscoroutinefunction(getattr(item, "obj", None)),
         allowed=float(marked.args[0]) if marked is not None and marked.args else 0.0,
     )

@@ -24,9 +24,11 @@ MOST_AT_ONCE: Final = 10
 
 @dataclass
 class Counted:
-    """One test. ``seconds``: what all of its runs took; ``first``: the file with the text of its first failure."""
+    """One test, as it was ``made`` of. ``seconds``: what all of its runs took; ``first``: the file with the text of its
+    first failure."""
 
     rule: str
+    made: str = ""
     runs: int = 0
     failures: int = 0
     skipped: int = 0
@@ -49,9 +51,9 @@ class Slice:
 
 @dataclass
 class Record:
-    """Of one commit. ``full``: seconds of each full run that came to its end; ``slices``: what was printed of each."""
+    """Of one product. ``full``: seconds of each full run that came to its end; ``slices``: what was printed of each."""
 
-    commit: str
+    product: str
     tests: dict[str, Counted] = field(default_factory=dict)
     full: list[float] = field(default_factory=list)
     slices: list[str] = field(default_factory=list)
@@ -70,15 +72,20 @@ class Record:
         beside.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         beside.replace(path)
 
-    def choose(self, rules: Mapping[str, str]) -> None:
-        """Know these tests, by their ids and the names of their rules; what is known of them already is kept.
+    def choose(self, chosen: Mapping[str, tuple[str, str]]) -> int:
+        """Know these tests, by their ids, the names of their rules, and what they are made of.
 
-        Nothing is missing of a test that is not among them any more, as it is when the tree was edited.
+        What is known of them already is kept, but not of one that is made otherwise by now: that begins anew. Nothing
+        is missing of a test that is not among them any more, as it is when the tree was edited. Returns how many began
+        anew.
         """
         for name, one in self.tests.items():
-            one.rule = rules.get(name, "")
-        for name, rule in rules.items():
-            self.tests.setdefault(name, Counted(rule))
+            one.rule = chosen[name][0] if name in chosen else ""
+        anew = {name for name, (_, made) in chosen.items() if name in self.tests and self.tests[name].made != made}
+        for name, (rule, made) in chosen.items():
+            if name in anew or name not in self.tests:
+                self.tests[name] = Counted(rule, made)
+        return len(anew)
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> tuple[int, dict[str, str]]:
         """Count what the plugin wrote; returns how many runs ended, and the first failure's text of each test in them.
