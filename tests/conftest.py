@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -79,6 +80,9 @@ def _allowance(item: pytest.Item) -> float:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
+    # Thousands of tests and all they import stay to the end: whoever collects garbage need not go through them again.
+    gc.collect()
+    gc.freeze()
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
     if not wanted or session.config.option.collectonly:
         return
