@@ -91,6 +91,15 @@ class EpochConsumers(Protocol):
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """Those of one partition, rising by epoch and sub-number, and the server's clock in milliseconds."""
 
+    async def marked(self) -> bool:
+        """Whether ``mark`` was called for this cohort, by whomever: it was in use before, with a bucket or without."""
+
+    async def mark(self) -> None:
+        """Leave a sign that stays where the durables are, whatever becomes of these and of the bucket. Idempotent.
+
+        It takes no message, keeps none, and is in nobody's way.
+        """
+
     async def names(self) -> Sequence[tuple[int, int, int]]:
         """Partition, epoch and sub-number of those of all partitions, by one listing, which may be a little old."""
 

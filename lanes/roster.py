@@ -33,6 +33,7 @@ from lanes.core.cohort.records import (
     member_key,
     state_key,
 )
+from lanes.core.cohort.tenure import WORKQUEUE
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
 
@@ -124,15 +125,15 @@ class Roster:
         """Write what a cohort never changes, or compare it with what is there. Idempotent.
 
         Raises ``ConfigError`` for a cohort that was set up otherwise. Where the record is missing although there are
-        durables, the bucket was lost: then no state is written, and whoever takes a partition waits for its lease. The
-        same where it is lost behind the look for durables, however long this stands still in between.
+        durables, or the mark of a cohort, the bucket was lost: then no state is written, and whoever takes a partition
+        waits for its lease. The same where it is lost behind this look, however long this stands still in between.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
             partitions = range(self._config.partitions)
             claims = [await self._claim(state_key(partition)) for partition in partitions]
             found = [await self._consumers.found(partition) for partition in partitions]
-            first = not any(consumers for consumers, _ in found)
+            first = not any(consumers for consumers, _ in found) and not await self._marked()
             if not first:
                 self._doubt()
             for partition, claim, (consumers, _) in zip(partitions, claims, found, strict=True):
@@ -140,12 +141,15 @@ class Roster:
                     await self._begin(state_key(partition), claim)
                 if not consumers:
                     await self._create_consumer(partition)
+            await self._mark()
             await self._store.write(CONFIG_KEY, encode(self._config), revision=entry.revision)
             return
         config = self._decode(CohortConfig, CONFIG_KEY, entry.value)
         wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
+        # Of a cohort that an earlier version has set up, or whose mark somebody has deleted.
+        await self._mark()
         self.begun = config.start
         if self.begun != self._config.start:
             log.info(
@@ -154,6 +158,17 @@ class Roster:
                 self._config.start,
                 self.begun,
             )
+
+    async def _marked(self) -> bool:
+        """Whether somebody may own what has no durable just now.
+
+        On a work queue an owner that takes over from itself deletes one before it makes the next.
+        """
+        return self._config.retention == WORKQUEUE and await self._consumers.marked()
+
+    async def _mark(self) -> None:
+        if self._config.retention == WORKQUEUE:
+            await self._consumers.mark()
 
     async def _claim(self, key: str) -> int | None:
         """Have an empty state there, which is as good as none, and return its revision; None = it is not empty.
@@ -181,10 +196,11 @@ class Roster:
             except ConsumerExists as error:
                 refused = error
             found, _ = await self._consumers.found(partition)
-            # One that was in the way may be gone by now: where another member has set up meanwhile, and takes the
-            # partition, it deletes the lower durable before it makes its own.
             if found:
                 return
+            # What was in the way may be gone by now: another member that has set up meanwhile, and takes the partition,
+            # deletes the lower durable before it makes its own. Or it is so new that not every server lists it.
+            await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
             f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable of its own, for "
             f"another one is there ({refused}): delete what is not the cohort's, or use a stream that sources it"

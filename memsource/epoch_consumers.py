@@ -66,7 +66,8 @@ class EpochStream(Watched):
 
     Sequences are the stream's own and begin at 1; they are shared by all partitions. ``created`` notes every durable
     in order, ``deleted`` likewise, ``stale`` how often a deleted one was pulled from or acknowledged to. ``set_back``:
-    seconds by which the server's clock was set back. Nothing blocks. Not thread-safe. ``now`` never goes back.
+    seconds by which the server's clock was set back. ``marked``: whether a cohort has used it. Nothing blocks. Not
+    thread-safe. ``now`` never goes back.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EpochStream(Watched):
         self.deleted: list[tuple[float, Durable]] = []
         self.stale = 0
         self.set_back = 0.0
+        self.marked = False
         self._made: dict[Durable, _Made] = {}
         self._gone: set[tuple[int, int]] = set()
         self._end(1)
@@ -152,6 +154,10 @@ class EpochStream(Watched):
         self._made[name] = _Made(nonce, begin, own, PullConsumer(own, self.settings, self._changed), lease)
         self.created.append((now, name))
         self._changed()
+
+    def mark(self) -> None:
+        """A cohort is, or was, on the stream. Idempotent."""
+        self.marked = True
 
     def delete(self, name: Durable, now: float) -> None:
         """Delete a durable. Idempotent."""
@@ -262,6 +268,14 @@ class MemoryEpochConsumers:
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """See ``lanes.leases.EpochConsumers.found``."""
         return await self.way.ask(lambda now: (self.stream.found(partition), self.stream.server_ms(now)))
+
+    async def marked(self) -> bool:
+        """See ``lanes.leases.EpochConsumers.marked``."""
+        return await self.way.ask(lambda now: self.stream.marked)
+
+    async def mark(self) -> None:
+        """See ``lanes.leases.EpochConsumers.mark``."""
+        await self.way.tell(lambda now: self.stream.mark())
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
         """See ``lanes.leases.EpochConsumers.names``."""

@@ -81,6 +81,30 @@ async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
     expect(all(isinstance(clock, int) and clock > 10**12 for clock in clocks), f"{clocks} are no milliseconds")
 
 
+async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
+    """Seen by every client, and neither one of the durables nor in their way; what is made later delivers as before."""
+    one, other = harness.consumers(), harness.consumers()
+    expect(not await one.marked(), "it is marked, and nobody has done so")
+    first, second = Durable(1, 1, 0), Durable(1, 2, 0)
+    await one.create(*first, nonce="a", start=_start(harness, 1))
+    for consumers in (one, other):
+        try:
+            await consumers.mark()
+        except ConsumerExists as there:
+            raise ContractBroken(f"it is refused to be marked twice: {there}") from there
+        expect(await one.marked() and await other.marked(), "it was marked, and somebody does not see it")
+    names = list(await other.names())
+    expect(names == [tuple(first)], f"{names} is listed, and {first} is there")
+    await one.delete(*first)
+    await _there(other, 1)
+    expect(await other.marked(), "it was marked, and is not behind the last durable")
+    await other.create(*second, nonce="b", start=_start(harness, 1))
+    sequences = await harness.publish(1, 2, 1)
+    wanted = [sequences[0], sequences[2]]
+    pulled = await harness.pull(second, MANY)
+    expect(pulled == wanted, f"{pulled} is delivered, {wanted} was published")
+
+
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:
     """With the nonce it was made by; each partition's by themselves, and all by one listing."""
     one, other = harness.consumers(), harness.consumers()
@@ -261,6 +285,7 @@ async def _unknown(asked: Awaitable[None]) -> None:
 EPOCH_CHECKS: Final[tuple[EpochCheck, ...]] = (
     check_nothing_is_found_at_first,
     check_what_is_made_is_found_by_every_client,
+    check_a_mark_outlives_every_durable,
     check_each_tells_the_lease_of_who_made_it,
     check_they_rise_by_epoch_and_sub_number,
     check_they_are_made_strictly,

@@ -23,7 +23,7 @@ from lanes_jetstream.api_codes import (
 )
 from lanes_jetstream.cohort import bucket_name
 from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NotPermitted, pages, seconds_of
-from lanes_jetstream.epoch_names import EpochName
+from lanes_jetstream.epoch_names import EpochName, mark_of
 
 __all__ = ["DEFAULT_ACK_WAIT", "JetStreamEpochConsumers", "floor_of"]
 
@@ -34,6 +34,10 @@ NONCE: Final = "lanes-nonce"
 
 LEASE: Final = "lanes-lease"
 """Metadata of a durable: seconds of the leases of whoever made it."""
+
+MARKED: Final = "_lanes.cohort.mark"
+"""What the mark of a cohort would deliver: no subject of a cohort partition, for those have a number where this has a
+word. A work queue takes no two durables that could deliver the same."""
 
 DEFAULT_ACK_WAIT: Final = 300.0
 """Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
@@ -119,34 +123,27 @@ class JetStreamEpochConsumers:
                 return consumers, clock
         raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast to be read")
 
+    async def marked(self) -> bool:
+        """Whether the cohort was in use; see ``lanes.leases.EpochConsumers.marked``."""
+        return await self._info(mark_of(self._namespace)) is not None
+
+    async def mark(self) -> None:
+        """Say that it is, by a durable of its own; see ``lanes.leases.EpochConsumers.mark``."""
+        name = mark_of(self._namespace)
+        config = {
+            "name": name,
+            "durable_name": name,
+            "description": "a cohort of lanes uses this stream",
+            "ack_policy": "explicit",
+            "filter_subject": MARKED,
+        }
+        with suppress(ConsumerExists):
+            await self._create(name, config)
+
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         """Create strictly; see ``lanes.leases.EpochConsumers.create``."""
         name = self.name(partition, epoch, sub)
-        try:
-            await self._api(
-                f"CONSUMER.CREATE.{self._stream}.{name}",
-                {
-                    "stream_name": self._stream,
-                    "config": self._config(name, partition, nonce, start),
-                    "action": "create",
-                },
-            )
-        except ApiError as error:
-            if error.err_code in CONSUMER_NAME_TAKEN:
-                info = await self._info(name)
-                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
-            if error.err_code in CONSUMER_NOT_UNIQUE:
-                with suppress(SourceError, UnknownResult):
-                    await self._list()
-                others = ", ".join(map(repr, self._others))
-                why = f"{error}; not the cohort's are {others}" if others else str(error)
-                raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
-            if error.err_code == NO_MORE_CONSUMERS:
-                raise SourceError(
-                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
-                    "and one more while one moves: raise max_consumers of the stream or the account"
-                ) from None
-            raise self._refused(name, error) from None
+        await self._create(name, self._config(name, partition, nonce, start))
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
         """Delete one; see ``lanes.leases.EpochConsumers.delete``."""
@@ -220,6 +217,29 @@ class JetStreamEpochConsumers:
     def _refused(self, name: str, error: ApiError) -> SourceError:
         return self._connection.failed(f"consumer {self._stream}/{name}", error)
 
+    async def _create(self, name: str, config: Mapping[str, object]) -> None:
+        try:
+            await self._api(
+                f"CONSUMER.CREATE.{self._stream}.{name}",
+                {"stream_name": self._stream, "config": config, "action": "create"},
+            )
+        except ApiError as error:
+            if error.err_code in CONSUMER_NAME_TAKEN:
+                info = await self._info(name)
+                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
+            if error.err_code in CONSUMER_NOT_UNIQUE:
+                with suppress(SourceError, UnknownResult):
+                    await self._list()
+                others = ", ".join(map(repr, self._others))
+                why = f"{error}; not the cohort's are {others}" if others else str(error)
+                raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
+            if error.err_code == NO_MORE_CONSUMERS:
+                raise SourceError(
+                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
+                    "and one more while one moves: raise max_consumers of the stream or the account"
+                ) from None
+            raise self._refused(name, error) from None
+
     async def _info(self, name: str) -> dict[str, Any] | None:
         try:
             return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
@@ -259,7 +279,7 @@ class JetStreamEpochConsumers:
             parsed = EpochName.parse(self._namespace, name)
             if parsed is not None:
                 names.append(parsed)
-            elif len(others) < _NAMED:
+            elif name != mark_of(self._namespace) and len(others) < _NAMED:
                 others.append(str(name))
         self._others = others
         return sorted(set(names)), _milliseconds(info.get("ts"))

@@ -7,9 +7,14 @@ from typing import Final, NamedTuple
 
 from lanes.core.cohort.records import HIGHEST
 
-__all__ = ["EpochName"]
+__all__ = ["EpochName", "mark_of"]
 
 _NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")
+
+
+def mark_of(namespace: str) -> str:
+    """What the durable is called that says that a work queue has a cohort: none of a partition."""
+    return f"{namespace}-cohort"
 
 
 class EpochName(NamedTuple):

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from lanes import ConfigError
+from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
 from lanes.leases import EpochConsumer
 from memsource.epoch_consumers import MemoryEpochConsumers
@@ -104,6 +105,56 @@ def test_who_stood_still_in_its_set_up_waits_for_an_owner_that_the_lost_bucket_k
             assert await until(lambda: min(second.deadline(0), second.deadline(1)) > 0, SHORT)
             assert servers.clock() >= max(believed)
             tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+@pytest.mark.parametrize(("partitions", "joined"), [(1, False), (2, False), (1, True)])
+def test_an_owner_between_two_durables_of_a_work_queue_is_waited_for(partitions: int, joined: bool) -> None:
+    """It takes over from itself: the old durable has to be gone before the next one is made."""
+
+    class Cut(MemoryEpochConsumers):
+        async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+            if sub:
+                await anyio.sleep_forever()
+            await super().create(partition, epoch, sub, nonce=nonce, start=start)
+
+    async def test() -> None:
+        servers, config = Servers("workqueue", partitions), config_of(retention="workqueue", partitions=partitions)
+        numbers = range(partitions)
+        async with anyio.create_task_group() as tasks:
+            first = servers.member("a", config, consumers=Cut, lease=LONG)
+            second = servers.member("b", config, lease=LONG)
+            tasks.start_soon(first.run)
+            assert await until(lambda: min(map(first.deadline, numbers)) > 0, 5.0)
+            if joined:
+                tasks.start_soon(second.run)
+                await second.joined.wait()
+            first.take()
+            for number in numbers:
+                first.takeover(number, NOTHING)
+            assert await until(lambda: not any(map(servers.stream.names, numbers)), 5.0)
+            servers.ways["a"].cut = True
+            servers.bucket.lose(servers.clock())
+            believed = max(map(first.deadline, numbers))
+            assert min(map(first.deadline, numbers)) > servers.clock()
+            if not joined:
+                tasks.start_soon(second.run)
+            assert await until(lambda: max(map(second.deadline, numbers)) > 0, 10 * LONG)
+            assert servers.clock() >= believed
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_a_cohort_of_an_earlier_version_is_marked_by_whoever_joins() -> None:
+    async def test() -> None:
+        servers, config = Servers("workqueue"), config_of(retention="workqueue")
+        await once(servers.member("a", config))
+        assert servers.stream.marked
+        servers.stream.marked = False
+        await once(servers.member("b", config))
+        assert servers.stream.marked
 
     virtual(test)
 

@@ -78,6 +78,12 @@ class _Wrong:
     async def names(self) -> Sequence[tuple[int, int, int]]:
         return await self.inner.names()
 
+    async def marked(self) -> bool:
+        return await self.inner.marked()
+
+    async def mark(self) -> None:
+        await self.inner.mark()
+
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
 
@@ -165,6 +171,28 @@ class _SendsAgain(_Wrong):
             await self.inner.create(partition, epoch, sub, nonce=nonce, start=start)
 
 
+class _MarkedByItsDurables(_Wrong):
+    async def marked(self) -> bool:
+        return bool(await self.inner.names())
+
+    async def mark(self) -> None:
+        return
+
+
+class _MarksOnce(_Wrong):
+    async def mark(self) -> None:
+        if await self.inner.marked():
+            raise ConsumerExists("it is marked", nonce=None)
+        await self.inner.mark()
+
+
+class _MarksByADurable(_Wrong):
+    async def mark(self) -> None:
+        with suppress(ConsumerExists):
+            await self.inner.create(1, 0, 0, nonce="", start=None)
+        await self.inner.mark()
+
+
 WRONG: Final[Mapping[type[_Wrong], str]] = {
     _InSeconds: "check_nothing_is_found_at_first",
     _ByName: "check_they_rise_by_epoch_and_sub_number",
@@ -178,6 +206,9 @@ WRONG: Final[Mapping[type[_Wrong], str]] = {
     _Keeps: "check_what_is_deleted_answers_nobody",
     _DeletesAll: "check_what_is_deleted_is_gone",
     _SendsAgain: "check_a_lost_request_is_unknown",
+    _MarkedByItsDurables: "check_a_mark_outlives_every_durable",
+    _MarksOnce: "check_a_mark_outlives_every_durable",
+    _MarksByADurable: "check_a_mark_outlives_every_durable",
 }
 
 

@@ -18,6 +18,7 @@ from lanes.clock import monotonic
 from lanes.core.types import Partition
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
 from lanes_jetstream.cohort import bucket_name, namespace_of
+from lanes_jetstream.epoch_names import mark_of
 from lanes_jetstream.partitioning import partition_of
 from tests.jetstream.workload import until
 
@@ -93,8 +94,9 @@ class CohortStream:
         return JetStreamSource(where, stream=self.name, cohort=cohort, key=key, start=start, out_of_range=out_of_range)
 
     async def durables(self) -> list[str]:
-        """The consumers of the stream, sorted."""
-        return sorted((await self.api(f"CONSUMER.NAMES.{self.name}")).get("consumers") or [])
+        """The consumers of the stream, but for the mark of a work queue's cohort, sorted."""
+        names = (await self.api(f"CONSUMER.NAMES.{self.name}")).get("consumers") or []
+        return sorted(name for name in names if name != mark_of("lanes"))
 
     async def read(self, key: str, namespace: str = "lanes") -> dict[str, Any] | None:
         """What the bucket has of a key."""
