@@ -251,6 +251,9 @@ class Owner:
         elif self._commits.under_way:
             if not self._mailbox.wait(_PEEK):
                 self._read(1, 0.0, want)
+        elif self._vetting:
+            # What its answer lets go has waited long enough, and nothing wakes this thread for it.
+            self._mailbox.wait(_PEEK)
         else:
             self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)
         self._keep_house()

@@ -25,6 +25,9 @@ EVERY: Final = 1.0
 
 _DATAGRAM: Final = 2_048
 
+_ENDS_WITHIN: Final = 1.0
+"""Seconds that the thread which hears the tasks is waited for at the end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OldestMessage:
@@ -92,7 +95,10 @@ class TaskReports:
         if self._socket is not None:
             host = spark.conf.get("spark.driver.host", None)
             self.address = (str(host), self._socket.getsockname()[1], self._secret)
-            threading.Thread(target=self._listen, args=(self._socket,), name="lanes-progress", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._listen, args=(self._socket,), name="lanes-progress", daemon=True
+            )
+            self._thread.start()
 
     def begin(self, batch: int) -> None:
         """What was told before is of other batches."""
@@ -113,7 +119,7 @@ class TaskReports:
         )
 
     def close(self) -> None:
-        """Hear no more. Idempotent."""
+        """Hear no more. Idempotent. Blocks until the thread has ended, a second at most."""
         found, self._socket = self._socket, None
         if found is None:
             return
@@ -123,6 +129,8 @@ class TaskReports:
         except OSError as error:
             # The thread is left waiting: news is no reason for a replay to fail.
             log.debug("the socket of the progress is not closed: %s", error)
+            return
+        self._thread.join(_ENDS_WITHIN)
 
     def _listen(self, heard: socket.socket) -> None:
         with heard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from lanes_kafka import owner
 from lanes_kafka.bridge import Answer
 from lanes_kafka.committing import Commit, Commits
 from lanes_kafka.reading import READER
+from lanes_kafka.requests import Release
+from lanes_kafka.topics import Topics
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
@@ -208,6 +211,36 @@ async def test_a_stop_reads_on_to_a_marker_and_past_no_message(
         # Past the marker where that is all, and never past a message that was not handled.
         assert members.committed() == [3 if behind else 4] and events.ends() == [4 + behind]
         assert len(work.ended) == 3 and one.failure is None
+
+
+async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered_at = 0.0
+    is_done, release = Topics._is_done, owner.Owner._release
+
+    def released(client: owner.Owner, command: Release, *, until: float | None) -> None:
+        nonlocal answered_at
+        release(client, command, until=until)
+        answered_at = time.monotonic() + 0.3
+
+    monkeypatch.setattr(owner.Owner, "_release", released)
+    monkeypatch.setattr(Topics, "_is_done", lambda topics: time.monotonic() > answered_at and is_done(topics))
+    # Nothing else wakes the thread that sends it.
+    for seconds in ("_POSITIONS_EVERY", "PAUSE_AFTER"):
+        monkeypatch.setattr(owner, seconds, LONG)
+    monkeypatch.setattr(owner, "_BEHIND_FOR", 20.0)
+    events = topic()
+    transactions(events, 3)
+    work = Work(Story())
+    work.hold(b"2")
+    async with group(events, "cooperative", work) as members:
+        one = members.start("one", settings=lanes.Settings(concurrency=1, max_in_flight=1))
+        await until(lambda: len(work.ended) == 2 and len(work.running) == 1)
+        one.consumer.stop()
+        work.let_go(b"2")
+        await one.ended.wait()
+        assert one.failure is None and members.committed() == events.ends() == [4]
 
 
 async def test_a_stop_commits_no_marker_above_what_is_unfinished(

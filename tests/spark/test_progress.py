@@ -104,6 +104,15 @@ def test_a_socket_that_is_gone_fails_nothing() -> None:
         reports.close()
         # The thread ends all the same.
         heard.sendto(b"", heard.getsockname())
+        reports._thread.join(10)
+        assert not reports._thread.is_alive()
+
+
+def test_the_thread_has_ended_when_it_is_closed() -> None:
+    for _ in range(50):
+        with hearing() as reports:
+            assert reports._thread.is_alive()
+        assert not reports._thread.is_alive()
 
 
 def test_nobody_hears_where_there_is_no_driver_of_ones_own() -> None:
