@@ -16,10 +16,10 @@ from tests.flaky.choosing import (
     LONGEST,
     PRODUCT,
     READ,
-    READERS,
     ROOT,
     RULES,
     Seen,
+    everything,
     imports_of,
     made_of,
     product,
@@ -27,7 +27,7 @@ from tests.flaky.choosing import (
 )
 from tests.flaky.load import load
 from tests.flaky.plugin import split
-from tests.flaky.record import MOST_AT_ONCE, REPEATS, Counted, Record, group_of
+from tests.flaky.record import MOST_AT_ONCE, REPEATS, Counted, Record, Slice, group_of
 
 pytest_plugins = ["pytester"]
 
@@ -177,12 +177,45 @@ def test_a_test_that_is_made_otherwise_begins_anew() -> None:
     record = Record("c")
     record.choose({HERE: ("thread", "x"), THERE: ("broker", "y")})
     record.add([line(HERE, outcome="failed"), line(THERE)])
+    record.tests[HERE].first = "failures/a.txt"
     assert record.choose({HERE: ("thread", "mended"), THERE: ("broker", "y")}) == 1
     assert record.missing() == {HERE: REPEATS, THERE: REPEATS - 1}
     assert not record.failed()
+    assert record.mended == {HERE: "1 of 1: failures/a.txt"}
+    assert f"mended since, FAILED 1 of 1: failures/a.txt: {HERE}" in program.table(record, repeats=REPEATS)
 
 
-def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_reads(tmp_path: Path) -> None:
+def test_a_test_that_no_rule_chooses_begins_anew_too() -> None:
+    record = Record("c")
+    record.add([line(HERE, outcome="failed")])
+    assert record.failed()
+    record.choose({HERE: ("", "mended")})
+    assert not record.failed() and not record.missing()
+
+
+def test_full_runs_tell_whether_they_ran_the_tests_as_they_are() -> None:
+    record = Record("c", full=[(1.0, "others"), (2.0, everything())])
+    assert "full runs: 2 of 3, with all tests as they are now: 1" in program.table(record, repeats=REPEATS)
+
+
+def test_what_runs_while_files_change_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record("c", {HERE: Counted("thread")})
+    flaky = program.Flaky(record, processes=1, burners=0, until=float("inf"))
+    changing = iter(["before", "after"])
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    monkeypatch.setattr(program, "everything", lambda: next(changing))
+
+    def run(*options: str) -> bool:
+        (tmp_path / "results.jsonl").write_text(json.dumps(line(HERE)) + "\n")
+        return True
+
+    monkeypatch.setattr(flaky, "_pytest", run)
+    with pytest.raises(program.FlakyError, match="files were changed while tests/runtime ran"):
+        flaky.run(Slice("tests/runtime", {HERE: 1}))
+    assert not record.tests[HERE].runs and not list(tmp_path.glob("results*"))
+
+
+def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_names(tmp_path: Path) -> None:
     def now() -> tuple[str, str, str]:
         made_of.cache_clear()
         imports_of.cache_clear()
@@ -198,22 +231,24 @@ def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_reads(tmp_pa
         (tmp_path / path).write_text(text)
         return [one != other for one, other in zip(before, now(), strict=True)]
 
-    for path in ("tests/runtime/test_a.py", "tests/docs/test_b.py"):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).write_text("from tests import helper\n" if "_a" in path else "")
+    for path, text in (("runtime/test_a.py", "from tests import helper\n"), ("docs/test_b.py", "ROOT / 'docs'\n")):
+        (tmp_path / "tests" / path).parent.mkdir(parents=True)
+        (tmp_path / "tests" / path).write_text(text)
     assert changed("lanes/engine.py", "") == [True, False, False]
     assert changed("lanes/engine.py", "x = 1") == [True, False, False]
     assert changed("lanes/__pycache__/engine.pyc", "x") == [False, False, False]
     assert changed("tests/components/server.py", "x = 1") == [True, False, False]
     assert changed("tests/helper.py", "import json") == [False, True, False]
     assert changed("tests/runtime/test_a.py", "from tests import helper\nx = 1") == [False, True, False]
+    assert changed("tests/runtime/conftest.py", "x = 1") == [False, True, False]
     assert changed("docs/design.md", "x") == [False, False, True]
+    assert changed("docs/out/figures.json", "x") == [False, False, False]
     assert changed("CHANGELOG.md", "x") == [False, False, False]
 
 
 def test_what_is_digested_is_there() -> None:
     """Of a folder with another name nothing would be seen to change."""
-    assert [name for name in (*PRODUCT, *READ, *READERS) if not (ROOT / name).exists()] == []
+    assert [name for name in (*PRODUCT, *READ) if not list(ROOT.glob(f"{name}*"))] == []
 
 
 def test_a_record_goes_on_where_it_was_and_belongs_to_its_product(
@@ -222,16 +257,22 @@ def test_a_record_goes_on_where_it_was_and_belongs_to_its_product(
     record = program.record_of("a" * 16, tmp_path)
     record.choose({HERE: ("thread", "x")})
     record.add([line(HERE, "call", "failed"), line(HERE)])
-    record.full.append(12.5)
+    record.full.append((12.5, "x"))
     record.slices.append("a slice")
     record.write(tmp_path / "state.json")
     (tmp_path / "failures").mkdir()
+    (tmp_path / "results.jsonl").write_text("of a start that was killed")
     assert program.record_of("a" * 16, tmp_path) == record
     assert program.record_of("b" * 16, tmp_path) == Record("b" * 16)
     assert "begun anew, for another product was tested" in capsys.readouterr().out
-    aside = tmp_path / ("a" * 16)
-    assert {path.name for path in aside.iterdir()} == {"state.json", "failures"}
-    assert not (tmp_path / "failures").exists()
+    (aside,) = tmp_path.iterdir()
+    assert {path.name for path in aside.iterdir()} == {"state.json", "failures", "results.jsonl"}
+
+
+def test_a_record_of_an_earlier_version_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"commit": "c", "tests": {}, "full": [1.5], "slices": []}))
+    assert program.record_of("a", tmp_path) == Record("a")
+    assert [path.name for aside in tmp_path.iterdir() for path in aside.iterdir()] == ["state.json"]
 
 
 def test_the_plugin_runs_each_test_so_often_and_writes_each_phase(pytester: pytest.Pytester) -> None:
@@ -270,7 +311,8 @@ def test_the_plugin_writes_what_it_chooses(pytester: pytest.Pytester) -> None:
     chosen = pytester.path / "chosen.json"
     pytester.runpytest_inprocess("-p", "tests.flaky.plugin", "--collect-only", f"--flaky-choose={chosen}")
     assert json.loads(chosen.read_text()) == {
-        "test_threads.py::test_a": ["thread", made_of(pytester.path / "test_threads.py")]
+        "test_threads.py::test_a": ["thread", made_of(pytester.path / "test_threads.py")],
+        "test_pure.py::test_b": ["", made_of(pytester.path / "test_pure.py")],
     }
 
 

@@ -18,10 +18,10 @@ import hashlib
 import json
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.components.alone import alone
-from tests.flaky.choosing import ROOT, RULES, product
+from tests.flaky.choosing import ROOT, RULES, everything, product
 from tests.flaky.load import load
 from tests.flaky.record import FULL_RUNS, REPEATS, Record, Slice, group_of
 
@@ -77,7 +77,7 @@ class Flaky:
             wanted = FOLDER / "slice.json"
             wanted.write_text(json.dumps(piece.wanted))
             options += ["--flaky-slice", str(wanted), *sorted({name.partition("::")[0] for name in piece.wanted})]
-        began = time.monotonic()
+        began, tested = time.monotonic(), (product(), everything())
         try:
             with load(self._burners):
                 ended = self._pytest(*options)
@@ -85,8 +85,11 @@ class Flaky:
             self.keep(piece.name, f"stopped, seed {seed}")
             raise
         seconds = time.monotonic() - began
+        if (product(), everything()) != tested:
+            results().unlink(missing_ok=True)
+            raise FlakyError(f"files were changed while {piece.name} ran: its runs are not counted; start it again")
         if ended and piece.wanted is None:
-            self._record.full.append(round(seconds, 1))
+            self._record.full.append((round(seconds, 1), tested[1]))
         runs = self.keep(
             piece.name, f"{seconds:.0f} s, seed {seed}{'' if ended else ', stopped by the end of the time'}"
         )
@@ -159,13 +162,10 @@ def record_of(tested: str, folder: Path = FOLDER) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     record = Record.read(folder / "state.json")
     if record is not None and record.product != tested:
-        aside = folder / record.product
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        for name in ("state.json", "failures"):
+        aside = Path(tempfile.mkdtemp(prefix="before-", dir=folder))
+        for name in ("state.json", "failures", "results.jsonl"):
             if (folder / name).exists():
                 (folder / name).rename(aside / name)
-        (folder / "results.jsonl").unlink(missing_ok=True)
         print(f"flaky: begun anew, for another product was tested: that record is now in {aside}", flush=True)
         record = None
     return record or Record(tested)
@@ -176,7 +176,7 @@ def plan(flaky: Flaky, record: Record, what: Sequence[str], *, repeats: int) -> 
     paths = [one for one in what if one != "full"]
 
     def full() -> Iterator[Slice]:
-        while record.full_missing() and flaky.left > max(record.full, default=FULL_SECONDS):
+        while record.full_missing() and flaky.left > max((each for each, _ in record.full), default=FULL_SECONDS):
             yield Slice(f"make test {len(record.full) + 1} of {FULL_RUNS}", None)
 
     if "full" in what:
@@ -205,7 +205,12 @@ def table(record: Record, *, repeats: int) -> str:
     columns = ("tests", "runs", "missing", "failures")
     lines = [f"\n{'group':20}" + "".join(f"{column:>10}" for column in columns)]
     lines += [f"{name:20}" + "".join(f"{groups[name][column]:10}" for column in columns) for name in sorted(groups)]
-    lines.append(f"full runs: {len(record.full)} of {FULL_RUNS}")
+    now = everything()
+    lines.append(
+        f"full runs: {len(record.full)} of {FULL_RUNS}, with all tests as they are now: "
+        f"{sum(made == now for _, made in record.full)}"
+    )
+    lines += [f"mended since, FAILED {what}: {name}" for name, what in sorted(record.mended.items())]
     lines += [f"FAILED {one.failures} of {one.runs}: {name}: {one.first}" for name, one in record.failed().items()]
     return "\n".join(lines)
 

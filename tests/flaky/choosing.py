@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +31,10 @@ NOT_FOLLOWED: Final = ("tests.conftest", "tests.components")
 """The starter imports all of its servers: what is asked of it is named by who asks."""
 
 PRODUCT: Final = ("lanes", "adapters", "memsource", "pyproject.toml", "tests/conftest.py", "tests/components")
-READ: Final = ("README.md", "Makefile", "docs", "examples", "bench", "fuzz")
-READERS: Final = ("tests/docs", "tests/site")
-"""Whose tests, and those of the files right below `tests/`, read or run what no import tells of."""
+READ: Final = ("README", "Makefile", "docs", "examples", "bench", "fuzz")
+"""What a test may read or run, and no import tells of: all of it is what a test is made of whose files name it."""
+MADE: Final = ("__pycache__", "out")
+"""Folders whose files come and go by themselves."""
 
 
 @dataclass(frozen=True)
@@ -122,27 +126,40 @@ def imports_of(file: Path, root: Path = ROOT) -> Imported:
 
 
 def product(root: Path = ROOT) -> str:
-    """A digest of what every test is about or starts: the packages, the settings, and what starts the servers."""
-    return _digest(root, [path for name in PRODUCT for path in _files(root / name)])
+    """A digest of what every test is about or starts: the packages, the settings, what starts the servers, and what is
+    installed."""
+    installed = sorted(f"{one.name} {one.version}" for one in distributions())
+    return _digest(root, [path for name in PRODUCT for path in _files(root / name)], [sys.version, *installed])
 
 
 @cache
 def made_of(file: Path, root: Path = ROOT) -> str:
-    """A digest of a test's file, its helpers, and the documents and examples where it is one that reads them."""
-    reads = file.parent == root / "tests" or any(root / folder in file.parents for folder in READERS)
-    read = READ if reads else ()
-    return _digest(root, [*imports_of(file, root).files, *(path for name in read for path in _files(root / name))])
+    """A digest of a test's file, its helpers, the `conftest.py` above it, and the documents and examples it names."""
+    files = set(imports_of(file, root).files)
+    # That of all tests is among what every one is about.
+    folders = [folder for folder in file.parents if root / "tests" in folder.parents]
+    files |= {folder / "conftest.py" for folder in folders if (folder / "conftest.py").is_file()}
+    text = "\n".join(one.read_text() for one in files)
+    for name in READ:
+        if re.search(rf"\b{name}\b", text):
+            files.update(path for one in root.glob(f"{name}*") for path in _files(one))
+    return _digest(root, files)
+
+
+def everything(root: Path = ROOT) -> str:
+    """A digest of all tests and helpers there are."""
+    return _digest(root, [path for path in _files(root / "tests") if path.suffix == ".py"])
 
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        yield from (one for one in path.rglob("*") if one.is_file() and "__pycache__" not in one.parts)
+        yield from (one for one in path.rglob("*") if one.is_file() and not set(MADE) & set(one.parts))
 
 
-def _digest(root: Path, files: Iterable[Path]) -> str:
-    digest = blake3()
+def _digest(root: Path, files: Iterable[Path], words: Iterable[str] = ()) -> str:
+    digest = blake3("\n".join(words).encode())
     for file in sorted(set(files)):
         content = file.read_bytes()
         digest.update(f"{os.path.relpath(file, root)} {len(content)}\n".encode())

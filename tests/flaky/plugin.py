@@ -1,7 +1,7 @@
 """What the slices need of pytest: `-p tests.flaky.plugin`.
 
-`--flaky-choose FILE` collects, and writes the chosen tests as a JSON object of ids: the name of the rule, and a digest
-of what the test is made of.
+`--flaky-choose FILE` collects, and writes all tests as a JSON object of ids: the name of the rule, "" where none holds,
+and a digest of what the test is made of.
 `--flaky-slice FILE` reads a JSON object of ids and numbers of runs, and runs each of these so often, and no other.
 `--flaky-results FILE` appends a JSON object a line as each phase of a run of a test ends.
 """
@@ -77,8 +77,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     path: Path | None = session.config.getoption("--flaky-choose")
     if path is not None:
         rules = {item: rule_of(seen(item)) for item in session.items}
-        chosen = {item.nodeid: (rule.name, made_of(item.path)) for item, rule in rules.items() if rule is not None}
-        path.write_text(json.dumps(chosen))
+        path.write_text(
+            json.dumps(
+                {item.nodeid: ("" if rule is None else rule.name, made_of(item.path)) for item, rule in rules.items()}
+            )
+        )
 
 
 def seen(item: pytest.Item) -> Seen:

@@ -51,11 +51,13 @@ class Slice:
 
 @dataclass
 class Record:
-    """Of one product. ``full``: seconds of each full run that came to its end; ``slices``: what was printed of each."""
+    """Of one product. ``full``: seconds of each full run that came to its end, and a digest of the tests it ran;
+    ``mended``: what failed of tests that are made otherwise by now; ``slices``: what was printed of each."""
 
     product: str
     tests: dict[str, Counted] = field(default_factory=dict)
-    full: list[float] = field(default_factory=list)
+    full: list[tuple[float, str]] = field(default_factory=list)
+    mended: dict[str, str] = field(default_factory=dict)
     slices: list[str] = field(default_factory=list)
 
     @classmethod
@@ -64,7 +66,13 @@ class Record:
         if not path.is_file():
             return None
         kept: dict[str, Any] = json.loads(path.read_text())
-        return cls(**{**kept, "tests": {name: Counted(**one) for name, one in kept["tests"].items()}})
+        try:
+            tests = {name: Counted(**one) for name, one in kept["tests"].items()}
+            full = [(seconds, made) for seconds, made in kept["full"]]
+            return cls(**{**kept, "tests": tests, "full": full})
+        except TypeError:
+            # Of an earlier version of this program.
+            return cls(f"of another form, {kept.get('product') or kept.get('commit')}")
 
     def write(self, path: Path) -> None:
         """All of it or nothing."""
@@ -75,13 +83,17 @@ class Record:
     def choose(self, chosen: Mapping[str, tuple[str, str]]) -> int:
         """Know these tests, by their ids, the names of their rules, and what they are made of.
 
-        What is known of them already is kept, but not of one that is made otherwise by now: that begins anew. Nothing
-        is missing of a test that is not among them any more, as it is when the tree was edited. Returns how many began
-        anew.
+        What is known of them already is kept, but not of one that is made otherwise by now: that begins anew, and what
+        had failed of it is in ``mended``. Nothing is missing of a test that is not among them any more, as it is when
+        the tree was edited. Returns how many began anew.
         """
         for name, one in self.tests.items():
             one.rule = chosen[name][0] if name in chosen else ""
         anew = {name for name, (_, made) in chosen.items() if name in self.tests and self.tests[name].made != made}
+        for name in anew:
+            one = self.tests[name]
+            if one.failures:
+                self.mended[name] = f"{one.failures} of {one.runs}: {one.first}"
         for name, (rule, made) in chosen.items():
             if name in anew or name not in self.tests:
                 self.tests[name] = Counted(rule, made)
