@@ -91,13 +91,15 @@ class EpochConsumers(Protocol):
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """Those of one partition, rising by epoch and sub-number, and the server's clock in milliseconds."""
 
-    async def marked(self) -> bool:
-        """Whether ``mark`` was called for this cohort, by whomever: it was in use before, with a bucket or without."""
+    async def marked(self) -> int | None:
+        """Whether the cohort was in use before, with a bucket or without: seconds, the longest lease of whoever called
+        ``mark``, 0 = not said; None = nobody did."""
 
     async def mark(self) -> None:
         """Leave a sign that stays where the durables are, whatever becomes of these and of the bucket. Idempotent.
 
-        It takes no message, keeps none, and is in nobody's way.
+        It tells the lease of this member, unless there is one that tells a longer one. It takes no message and keeps
+        none, and is in the way of no durable of the cohort.
         """
 
     async def names(self) -> Sequence[tuple[int, int, int]]:

@@ -164,7 +164,7 @@ class Roster:
 
         On a work queue an owner that takes over from itself deletes one before it makes the next.
         """
-        return self._config.retention == WORKQUEUE and await self._consumers.marked()
+        return self._config.retention == WORKQUEUE and await self._consumers.marked() is not None
 
     async def _mark(self) -> None:
         if self._config.retention == WORKQUEUE:

@@ -257,8 +257,9 @@ class Tenant:
                     )
                 case FindConsumers():
                     found, server_ms = await self._consumers.found(self._partition)
+                    lease = await self._consumers.marked() if action.marked else None
                     known = tuple(Consumer(each.epoch, each.sub, each.nonce, each.floor, each.lease) for each in found)
-                    return Found(known, server_ms)
+                    return Found(known, server_ms, lease or 0)
                 case CreateConsumer():
                     await self._consumers.create(
                         self._partition, action.epoch, action.sub, nonce=action.nonce, start=action.start

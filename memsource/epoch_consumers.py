@@ -66,8 +66,8 @@ class EpochStream(Watched):
 
     Sequences are the stream's own and begin at 1; they are shared by all partitions. ``created`` notes every durable
     in order, ``deleted`` likewise, ``stale`` how often a deleted one was pulled from or acknowledged to. ``set_back``:
-    seconds by which the server's clock was set back. ``marked``: whether a cohort has used it. Nothing blocks. Not
-    thread-safe. ``now`` never goes back.
+    seconds by which the server's clock was set back. ``marked``: the longest lease of a cohort that has used it,
+    None = none has. Nothing blocks. Not thread-safe. ``now`` never goes back.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EpochStream(Watched):
         self.deleted: list[tuple[float, Durable]] = []
         self.stale = 0
         self.set_back = 0.0
-        self.marked = False
+        self.marked: int | None = None
         self._made: dict[Durable, _Made] = {}
         self._gone: set[tuple[int, int]] = set()
         self._end(1)
@@ -155,9 +155,9 @@ class EpochStream(Watched):
         self.created.append((now, name))
         self._changed()
 
-    def mark(self) -> None:
-        """A cohort is, or was, on the stream. Idempotent."""
-        self.marked = True
+    def mark(self, lease: int = 0) -> None:
+        """A cohort is, or was, on the stream; see ``lanes.leases.EpochConsumers.mark``."""
+        self.marked = max(lease, self.marked or 0)
 
     def delete(self, name: Durable, now: float) -> None:
         """Delete a durable. Idempotent."""
@@ -269,13 +269,13 @@ class MemoryEpochConsumers:
         """See ``lanes.leases.EpochConsumers.found``."""
         return await self.way.ask(lambda now: (self.stream.found(partition), self.stream.server_ms(now)))
 
-    async def marked(self) -> bool:
+    async def marked(self) -> int | None:
         """See ``lanes.leases.EpochConsumers.marked``."""
         return await self.way.ask(lambda now: self.stream.marked)
 
     async def mark(self) -> None:
         """See ``lanes.leases.EpochConsumers.mark``."""
-        await self.way.tell(lambda now: self.stream.mark())
+        await self.way.tell(lambda now: self.stream.mark(self.lease))
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
         """See ``lanes.leases.EpochConsumers.names``."""

@@ -84,25 +84,39 @@ async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
 async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
     """Seen by every client, and neither one of the durables nor in their way; what is made later delivers as before."""
     one, other = harness.consumers(), harness.consumers()
-    expect(not await one.marked(), "it is marked, and nobody has done so")
+    expect(await one.marked() is None, "it is marked, and nobody has done so")
     first, second = Durable(1, 1, 0), Durable(1, 2, 0)
     await one.create(*first, nonce="a", start=_start(harness, 1))
     for consumers in (one, other):
-        try:
-            await consumers.mark()
-        except ConsumerExists as there:
-            raise ContractBroken(f"it is refused to be marked twice: {there}") from there
-        expect(await one.marked() and await other.marked(), "it was marked, and somebody does not see it")
+        await _mark(consumers)
+        for each in (one, other):
+            expect(await each.marked() is not None, "it was marked, and somebody does not see it")
     names = list(await other.names())
     expect(names == [tuple(first)], f"{names} is listed, and {first} is there")
     await one.delete(*first)
     await _there(other, 1)
-    expect(await other.marked(), "it was marked, and is not behind the last durable")
+    expect(await other.marked() is not None, "it was marked, and is not behind the last durable")
     await other.create(*second, nonce="b", start=_start(harness, 1))
     sequences = await harness.publish(1, 2, 1)
     wanted = [sequences[0], sequences[2]]
     pulled = await harness.pull(second, MANY)
     expect(pulled == wanted, f"{pulled} is delivered, {wanted} was published")
+
+
+async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
+    """Whoever finds it behind the loss of a bucket has to wait so long."""
+    for lease, longest in ((5, 5), (7, 7), (3, 7)):
+        consumers = harness.consumers(lease=lease)
+        await _mark(consumers)
+        found = await consumers.marked()
+        expect(found == longest, f"the mark tells a lease of {found} s, the longest one was of {longest} s")
+
+
+async def _mark(consumers: EpochConsumers) -> None:
+    try:
+        await consumers.mark()
+    except ConsumerExists as there:
+        raise ContractBroken(f"it is refused to be marked again: {there}") from there
 
 
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:
@@ -286,6 +300,7 @@ EPOCH_CHECKS: Final[tuple[EpochCheck, ...]] = (
     check_nothing_is_found_at_first,
     check_what_is_made_is_found_by_every_client,
     check_a_mark_outlives_every_durable,
+    check_a_mark_tells_the_longest_lease,
     check_each_tells_the_lease_of_who_made_it,
     check_they_rise_by_epoch_and_sub_number,
     check_they_are_made_strictly,

@@ -198,21 +198,35 @@ def test_full_runs_tell_whether_they_ran_the_tests_as_they_are() -> None:
     assert "full runs: 2 of 3, with all tests as they are now: 1" in program.table(record, repeats=REPEATS)
 
 
-def test_what_runs_while_files_change_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_runs_while_files_change_is_not_counted(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = Record("c", {HERE: Counted("thread")})
-    flaky = program.Flaky(record, processes=1, burners=0, until=float("inf"))
-    changing = iter(["before", "after"])
+    digests = iter(["before", "after"])
     monkeypatch.setattr(program, "FOLDER", tmp_path)
-    monkeypatch.setattr(program, "everything", lambda: next(changing))
+    monkeypatch.setattr(program, "everything", lambda: next(digests))
+    flaky = program.Flaky(record, processes=1, burners=0, until=float("inf"))
 
     def run(*options: str) -> bool:
-        (tmp_path / "results.jsonl").write_text(json.dumps(line(HERE)) + "\n")
+        (tmp_path / "results.jsonl").write_text(json.dumps(line(HERE, outcome="failed")) + "\n")
+        if stopped:
+            raise KeyboardInterrupt
         return True
 
     monkeypatch.setattr(flaky, "_pytest", run)
     with pytest.raises(program.FlakyError, match="files were changed while tests/runtime ran"):
         flaky.run(Slice("tests/runtime", {HERE: 1}))
     assert not record.tests[HERE].runs and not list(tmp_path.glob("results*"))
+    (text,) = (tmp_path / "failures").iterdir()
+    assert f"{HERE} 0 teardown broke" in text.read_text()
+    assert f"FAILED, and is not counted: {HERE}: {text}" in capsys.readouterr().out
+
+
+def test_each_failure_has_a_text_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    texts = [program.write_failure(test, f"{number}") for number, test in enumerate((HERE, THERE, HERE))]
+    assert [text.read_text().split()[-1] for text in texts] == ["0", "1", "2"]
 
 
 def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_names(tmp_path: Path) -> None:
@@ -241,6 +255,8 @@ def test_what_a_test_is_made_of_is_its_file_its_helpers_and_what_it_names(tmp_pa
     assert changed("tests/helper.py", "import json") == [False, True, False]
     assert changed("tests/runtime/test_a.py", "from tests import helper\nx = 1") == [False, True, False]
     assert changed("tests/runtime/conftest.py", "x = 1") == [False, True, False]
+    assert changed("tests/runtime/started.py", "x = 1") == [False, True, False]
+    assert changed("tests/runtime/test_z.py", "x = 1") == [False, False, False]
     assert changed("docs/design.md", "x") == [False, False, True]
     assert changed("docs/out/figures.json", "x") == [False, False, False]
     assert changed("CHANGELOG.md", "x") == [False, False, False]

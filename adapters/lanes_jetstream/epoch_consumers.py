@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lanes.errors import ConfigError, SourceError
 from lanes.leases import ConsumerExists, EpochConsumer, UnknownResult
@@ -36,8 +36,8 @@ LEASE: Final = "lanes-lease"
 """Metadata of a durable: seconds of the leases of whoever made it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""What the mark of a cohort would deliver: no subject of a cohort partition, for those have a number where this has a
-word. A work queue takes no two durables that could deliver the same."""
+"""What the mark of a cohort would deliver, with its namespace behind it: no subject of a cohort partition, for those
+have a number where this has a word. A work queue takes no two durables that could deliver the same."""
 
 DEFAULT_ACK_WAIT: Final = 300.0
 """Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
@@ -123,22 +123,33 @@ class JetStreamEpochConsumers:
                 return consumers, clock
         raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast to be read")
 
-    async def marked(self) -> bool:
+    async def marked(self) -> int | None:
         """Whether the cohort was in use; see ``lanes.leases.EpochConsumers.marked``."""
-        return await self._info(mark_of(self._namespace)) is not None
+        info = await self._info(mark_of(self._namespace))
+        return None if info is None else _lease_of(info)
 
     async def mark(self) -> None:
-        """Say that it is, by a durable of its own; see ``lanes.leases.EpochConsumers.mark``."""
+        """Say that it is, by a durable of its own; see ``lanes.leases.EpochConsumers.mark``.
+
+        Raises ``SourceError`` where somebody else's consumer is in its way.
+        """
         name = mark_of(self._namespace)
-        config = {
+        config: dict[str, object] = {
             "name": name,
             "durable_name": name,
             "description": "a cohort of lanes uses this stream",
             "ack_policy": "explicit",
-            "filter_subject": MARKED,
+            "metadata": {NONCE: "", LEASE: str(self._lease)},
+            "filter_subject": f"{MARKED}-{self._namespace}",
         }
-        with suppress(ConsumerExists):
+        try:
             await self._create(name, config)
+        except ConsumerExists as error:
+            if error.nonce is None:
+                raise SourceError(f"{error}: delete what is not the cohort's") from None
+            told = await self.marked()
+            if told is not None and told < self._lease:
+                await self._create(name, config, action="update")
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         """Create strictly; see ``lanes.leases.EpochConsumers.create``."""
@@ -217,11 +228,13 @@ class JetStreamEpochConsumers:
     def _refused(self, name: str, error: ApiError) -> SourceError:
         return self._connection.failed(f"consumer {self._stream}/{name}", error)
 
-    async def _create(self, name: str, config: Mapping[str, object]) -> None:
+    async def _create(
+        self, name: str, config: Mapping[str, object], *, action: Literal["create", "update"] = "create"
+    ) -> None:
         try:
             await self._api(
                 f"CONSUMER.CREATE.{self._stream}.{name}",
-                {"stream_name": self._stream, "config": config, "action": "create"},
+                {"stream_name": self._stream, "config": config, "action": action},
             )
         except ApiError as error:
             if error.err_code in CONSUMER_NAME_TAKEN:
@@ -235,8 +248,9 @@ class JetStreamEpochConsumers:
                 raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
             if error.err_code == NO_MORE_CONSUMERS:
                 raise SourceError(
-                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions "
-                    "and one more while one moves: raise max_consumers of the stream or the account"
+                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions, "
+                    "one more while one moves, and on a work queue one as its mark: raise max_consumers of the stream "
+                    "or the account"
                 ) from None
             raise self._refused(name, error) from None
 
@@ -310,9 +324,13 @@ def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
 
 
 def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) -> EpochConsumer:
+    return EpochConsumer(partition, epoch, sub, _metadata(info, NONCE) or "", floor_of(info), _lease_of(info))
+
+
+def _lease_of(info: Mapping[str, Any]) -> int:
+    """Seconds, as whoever made it has said; 0 = nothing that can be read."""
     lease = _metadata(info, LEASE) or ""
-    seconds = int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
-    return EpochConsumer(partition, epoch, sub, _metadata(info, NONCE) or "", floor_of(info), seconds)
+    return int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
 
 
 def floor_of(info: Mapping[str, Any]) -> int:

@@ -252,7 +252,8 @@ class Owner:
             if not self._mailbox.wait(_PEEK):
                 self._read(1, 0.0, want)
         elif self._vetting:
-            # What its answer lets go has waited long enough, and nothing wakes this thread for it.
+            # What its answer lets go has waited long enough: whether that has come is looked at here, as it may have
+            # woken this thread before it was looked for.
             self._mailbox.wait(_PEEK)
         else:
             self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)

@@ -127,9 +127,9 @@ class TaskReports:
             # It wakes the thread, which a close alone does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # The thread is left waiting: news is no reason for a replay to fail.
+            # It has ended by itself, for what a task told has just woken it; or it is left waiting: news is no reason
+            # for a replay to fail.
             log.debug("the socket of the progress is not closed: %s", error)
-            return
         self._thread.join(_ENDS_WITHIN)
 
     def _listen(self, heard: socket.socket) -> None:

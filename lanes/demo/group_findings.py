@@ -162,6 +162,7 @@ def recovery(knowledge: Knowledge) -> dict[str, float]:
     """By kind of fault, the most seconds until every partition that the member held was begun anew. Pure.
 
     Of a join: until the member has its first partition; nothing, when it was killed or stopped without having had one.
+    What another one had begun by then was not held any more, whether the member knew it or not: it may be cut off.
     Where a run was over before the last owner had begun, it counts that the broker says whose it was.
     """
     begun: dict[str, list[float]] = defaultdict(list)
@@ -179,7 +180,9 @@ def recovery(knowledge: Knowledge) -> dict[str, float]:
             held = [
                 partition
                 for (member, partition, _), span in knowledge.spans.items()
-                if member == fault.member and span.begin <= fault.begun < span.end
+                if member == fault.member
+                and span.begin <= fault.begun < span.end
+                and not any(span.begin < at <= fault.begun for at in begun[partition])
             ]
             times = [
                 min(

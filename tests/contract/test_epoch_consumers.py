@@ -78,7 +78,7 @@ class _Wrong:
     async def names(self) -> Sequence[tuple[int, int, int]]:
         return await self.inner.names()
 
-    async def marked(self) -> bool:
+    async def marked(self) -> int | None:
         return await self.inner.marked()
 
     async def mark(self) -> None:
@@ -172,8 +172,8 @@ class _SendsAgain(_Wrong):
 
 
 class _MarkedByItsDurables(_Wrong):
-    async def marked(self) -> bool:
-        return bool(await self.inner.names())
+    async def marked(self) -> int | None:
+        return 0 if await self.inner.names() else None
 
     async def mark(self) -> None:
         return
@@ -181,8 +181,14 @@ class _MarkedByItsDurables(_Wrong):
 
 class _MarksOnce(_Wrong):
     async def mark(self) -> None:
-        if await self.inner.marked():
+        if await self.inner.marked() is not None:
             raise ConsumerExists("it is marked", nonce=None)
+        await self.inner.mark()
+
+
+class _MarksItsOwnLease(_Wrong):
+    async def mark(self) -> None:
+        self.inner.stream.marked = None
         await self.inner.mark()
 
 
@@ -209,6 +215,7 @@ WRONG: Final[Mapping[type[_Wrong], str]] = {
     _MarkedByItsDurables: "check_a_mark_outlives_every_durable",
     _MarksOnce: "check_a_mark_outlives_every_durable",
     _MarksByADurable: "check_a_mark_outlives_every_durable",
+    _MarksItsOwnLease: "check_a_mark_tells_the_longest_lease",
 }
 
 

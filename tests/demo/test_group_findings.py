@@ -186,6 +186,7 @@ RECOVERIES = {
     "the other one had had it before": Recovery(
         "kill", RAN, at(100.6, assigned(), owned("revoked")) + at(104.0, assigned(assignment=2)), {"kill": 2.5}
     ),
+    "another one had begun it while it was cut off": Recovery("kill", RAN, at(101.3, assigned()), {}),
     "it held nothing any more": Recovery("kill", RAN + at(101.2, owned("revoked")), AGAIN, {}),
     "joined": Recovery("join", AGAIN, [], {"join": 2.5}),
     "joined in vain": Recovery("join", [], [], {"join": inf}),

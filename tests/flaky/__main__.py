@@ -8,12 +8,14 @@ of a folder, alone. A record belongs to what was tested: where the packages, or 
 is begun anew, and the old record put aside; a test begins anew where its own file or a helper is another one.
 
 Prints a line a slice, and at the end what is missing and the tests that failed. Status 1 when one failed, on this or an
-earlier start; 2 for a wrong argument or when pytest itself failed; 130 after an interrupt.
+earlier start, and was not changed since; 2 for a wrong argument, when pytest itself failed, or when files were changed
+while it ran: such runs are not counted, and their failures printed. 130 after an interrupt.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import hashlib
 import json
 import random
@@ -26,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.components.alone import alone
 from tests.flaky.choosing import ROOT, RULES, everything, product
@@ -54,6 +56,7 @@ class Flaky:
         self._processes = processes
         self._burners = burners
         self._until = until
+        self._tested = product(), everything()
 
     @property
     def left(self) -> float:
@@ -63,7 +66,10 @@ class Flaky:
     def choose(self) -> None:
         """Let pytest collect all, and write down what is chosen. Blocks, some ten seconds."""
         chosen = FOLDER / "chosen.json"
-        self._pytest("--collect-only", "-q", "-p", "no:randomly", "--flaky-choose", str(chosen))
+        chosen.unlink(missing_ok=True)
+        if not self._pytest("--collect-only", "-q", "-p", "no:randomly", "--flaky-choose", str(chosen)):
+            raise FlakyError("the time was over before the tests were collected")
+        self._check("they were collected")
         anew = self._record.choose(json.loads(chosen.read_text()))
         if anew:
             print(f"flaky: {anew} tests begin anew: they are made otherwise than when they ran", flush=True)
@@ -77,30 +83,37 @@ class Flaky:
             wanted = FOLDER / "slice.json"
             wanted.write_text(json.dumps(piece.wanted))
             options += ["--flaky-slice", str(wanted), *sorted({name.partition("::")[0] for name in piece.wanted})]
-        began, tested = time.monotonic(), (product(), everything())
+        began = time.monotonic()
         try:
             with load(self._burners):
                 ended = self._pytest(*options)
         except BaseException:
+            self._check(f"{piece.name} ran")
             self.keep(piece.name, f"stopped, seed {seed}")
             raise
         seconds = time.monotonic() - began
-        if (product(), everything()) != tested:
-            results().unlink(missing_ok=True)
-            raise FlakyError(f"files were changed while {piece.name} ran: its runs are not counted; start it again")
+        self._check(f"{piece.name} ran")
         if ended and piece.wanted is None:
-            self._record.full.append((round(seconds, 1), tested[1]))
+            self._record.full.append((round(seconds, 1), self._tested[1]))
         runs = self.keep(
             piece.name, f"{seconds:.0f} s, seed {seed}{'' if ended else ', stopped by the end of the time'}"
         )
         if ended and not runs:
             raise FlakyError(f"none of {piece.runs} runs of {piece.name} was made:\n{last_lines()}")
 
+    def _check(self, when: str) -> None:
+        """Raise where the files are others than at the start: nobody can tell which of them a run has seen."""
+        if (product(), everything()) == self._tested:
+            return
+        failed = {line["test"]: line["text"] for line in read_results() if line["outcome"] == "failed"}
+        for test, text in failed.items():
+            print(f"  FAILED, and is not counted: {test}: {write_failure(test, text)}", flush=True)
+        results().unlink(missing_ok=True)
+        raise FlakyError(f"files were changed while {when}: those runs are not counted; start it again")
+
     def keep(self, name: str, how: str) -> int:
         """Count what the plugin has written by now, write the record, print a line; returns how many runs."""
-        written = results().read_text().splitlines() if results().is_file() else []
-        # The last line of a process that was killed may be half a line.
-        lines = [json.loads(line) for line in written if line.endswith("}")]
+        lines = read_results()
         runs, texts = self._record.add(lines)
         for test, text in texts.items():
             tested = self._record.tests[test]
@@ -142,17 +155,25 @@ def results() -> Path:
     return FOLDER / "results.jsonl"
 
 
+def read_results() -> list[dict[str, Any]]:
+    """What it has written."""
+    written = results().read_text().splitlines() if results().is_file() else []
+    # The last line of a process that was killed may be half a line.
+    return [json.loads(line) for line in written if line.endswith("}")]
+
+
 def last_lines() -> str:
     """Of pytest's output."""
     return "\n".join((FOLDER / "pytest.log").read_text(errors="replace").splitlines()[-30:])
 
 
 def write_failure(test: str, text: str) -> Path:
-    """A file of its own, by the name of the test."""
+    """A file of its own, by the name of the test; those of the test before it was mended stay."""
     folder = FOLDER / "failures"
     folder.mkdir(exist_ok=True)
     name = re.sub(r"[^\w.-]+", "-", test.partition("::")[2])[:80]
-    path = folder / f"{name}-{hashlib.sha256(test.encode()).hexdigest()[:8]}.txt"
+    name = f"{name}-{hashlib.sha256(test.encode()).hexdigest()[:8]}"
+    path = folder / f"{name}-{len(list(folder.glob(f'{glob.escape(name)}*'))) + 1}.txt"
     path.write_text(f"{test}\n\n{text}\n")
     return path
 

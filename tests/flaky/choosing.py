@@ -134,11 +134,11 @@ def product(root: Path = ROOT) -> str:
 
 @cache
 def made_of(file: Path, root: Path = ROOT) -> str:
-    """A digest of a test's file, its helpers, the `conftest.py` above it, and the documents and examples it names."""
+    """A digest of a test's file, its helpers and those beside it, and the documents and examples that these name."""
     files = set(imports_of(file, root).files)
-    # That of all tests is among what every one is about.
+    # Also what beside it is started as a process of its own. The `conftest.py` of all is what every test is about.
     folders = [folder for folder in file.parents if root / "tests" in folder.parents]
-    files |= {folder / "conftest.py" for folder in folders if (folder / "conftest.py").is_file()}
+    files |= {one for folder in folders for one in folder.glob("*.py") if not one.name.startswith("test_")}
     text = "\n".join(one.read_text() for one in files)
     for name in READ:
         if re.search(rf"\b{name}\b", text):
@@ -147,15 +147,18 @@ def made_of(file: Path, root: Path = ROOT) -> str:
 
 
 def everything(root: Path = ROOT) -> str:
-    """A digest of all tests and helpers there are."""
-    return _digest(root, [path for path in _files(root / "tests") if path.suffix == ".py"])
+    """A digest of all tests and helpers there are, and of what they may read."""
+    read = [path for name in READ for path in root.glob(f"{name}*")]
+    return _digest(root, [one for path in (root / "tests", *read) for one in _files(path)])
 
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        yield from (one for one in path.rglob("*") if one.is_file() and not set(MADE) & set(one.parts))
+        yield from (
+            one for one in path.rglob("*") if one.is_file() and not set(MADE) & set(one.relative_to(path).parts)
+        )
 
 
 def _digest(root: Path, files: Iterable[Path], words: Iterable[str] = ()) -> str:

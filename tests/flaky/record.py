@@ -93,7 +93,8 @@ class Record:
         for name in anew:
             one = self.tests[name]
             if one.failures:
-                self.mended[name] = f"{one.failures} of {one.runs}: {one.first}"
+                before = f"{self.mended[name]}; " if name in self.mended else ""
+                self.mended[name] = f"{before}{one.failures} of {one.runs}: {one.first}"
         for name, (rule, made) in chosen.items():
             if name in anew or name not in self.tests:
                 self.tests[name] = Counted(rule, made)

@@ -144,7 +144,7 @@ class Harness:
 async def test_the_durables_keep_the_contract(
     nats_server: NatsServer, names: Names, check: EpochCheck, retention: Retention
 ) -> None:
-    clients = [await connect(nats_server.url) for _ in range(2)]
+    clients = [await connect(nats_server.url) for _ in range(3)]
     try:
         harness: EpochHarness = await Harness(names, retention, list(clients)).create()
         await check(harness)

@@ -62,7 +62,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumers:
-    """Which durables the partition has; the result is ``Found`` or ``Unknown``."""
+    """Which durables the partition has; the result is ``Found`` or ``Unknown``. ``marked``: and the cohort's mark."""
+
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,12 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The durables of the partition, rising, and the server's clock in milliseconds."""
+    """The durables of the partition, rising, and the server's clock in milliseconds. ``lease``: seconds, what the mark
+    of the cohort tells, where that was asked for and there is one."""
 
     consumers: tuple[Consumer, ...]
     server_ms: int
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ class Tenure:
             case phases.CHECKING:
                 return self._ask(Read(self._state_key), self._checked)
             case phases.SURVEYING:
-                return self._ask(FindConsumers(), self._surveyed)
+                return self._ask(FindConsumers(marked=self._alone), self._surveyed)
             case phases.GRACE:
                 self._waited = True
                 self._step("waited")
@@ -457,7 +457,7 @@ class Tenure:
         if result is Unknown:
             return
         found: Found = result
-        longest = max([self._ttl, *(consumer.lease for consumer in found.consumers)])
+        longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])
         self.outlasting = longest if longest > self._ttl else 0.0
         self._step("surveyed")
         self._not_before = now + longest + self._margin * longest / self._ttl
