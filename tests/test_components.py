@@ -13,7 +13,8 @@ import nats
 import pytest
 
 from tests import components
-from tests.components import ComponentError, MissingComponent, NatsServer, start_all, wait_until
+from tests.components import ComponentError, MissingComponent, NatsServer, nats_server, start_all, wait_until
+from tests.components.ports import free_ports
 from tests.conftest import NatsFactory, Spawn, first_line, is_free, is_gone
 
 pytestmark = pytest.mark.usefixtures("nats_server")  # no server program: all of this is skipped, or fails in CI
@@ -184,6 +185,17 @@ def test_a_taken_port_is_named(temporary: Path) -> None:
         with pytest.raises(ComponentError, match=rf"port {port} on 127\.0\.0\.1 is taken"):
             NatsServer(port=port).start()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_start_whose_port_was_taken_meanwhile_takes_another(
+    fresh_nats: NatsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        taken = [first.getsockname()[1], second.getsockname()[1]]
+        free = free_ports(4)
+        offered = iter([[taken[0], free[0]], [free[1], taken[1]], free[2:]])
+        monkeypatch.setattr(nats_server, "free_ports", lambda count: next(offered))
+        assert port_of(fresh_nats().url) == free[2]
 
 
 def test_a_restart_waits_for_nobody_on_its_port(fresh_nats: NatsFactory) -> None:

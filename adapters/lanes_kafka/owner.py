@@ -248,13 +248,9 @@ class Owner:
         elif now - self._idle_since >= PAUSE_AFTER:
             everything = frozenset(each.partition for each in self._group.owned.values())
             self._group.rest(self._client, everything, everything)
-        elif self._commits.under_way:
-            if not self._mailbox.wait(_PEEK):
+        elif self._commits.under_way or self._vetting:  # whose answer may have come, and wakes nobody any more
+            if not self._mailbox.wait(_PEEK) and self._commits.under_way:
                 self._read(1, 0.0, want)
-        elif self._vetting:
-            # What its answer lets go has waited long enough: whether that has come is looked at here, as it may have
-            # woken this thread before it was looked for.
-            self._mailbox.wait(_PEEK)
         else:
             self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)
         self._keep_house()

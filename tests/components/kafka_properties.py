@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.components.ports import free_port
+
 HOST = "127.0.0.1"
 CLUSTER_ID = "bGFuZXMtdGVzdC1rYWZrYQ"  # 16 bytes, base64
-
-# A client that tries again and again to reach a dead broker may be given the broker's own port to come from, and then
-# talks to itself: so no port is taken that the system hands out.
-_PORTS = range(20_000, 32_000)
 
 _COMMON: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -57,8 +53,8 @@ class Ports(NamedTuple):
 
 def choose_ports(*, login: bool) -> Ports:
     """Ports that are free just now."""
-    inside, controller = _free_port(), _free_port()
-    return Ports(_free_port() if login else inside, inside, controller)
+    inside, controller = free_port(), free_port()
+    return Ports(free_port() if login else inside, inside, controller)
 
 
 def server_properties(
@@ -106,16 +102,3 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 def _login_module(users: Mapping[str, str]) -> str:
     entries = "".join(f' user_{name}="{password}"' for name, password in users.items())
     return f"org.apache.kafka.common.security.plain.PlainLoginModule required{entries};"
-
-
-def _free_port() -> int:
-    for port in random.SystemRandom().sample(_PORTS, 1_000):
-        with socket.socket() as probe:
-            # As the broker itself does: what an ended connection has left is not in the way.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise OSError(f"no port free on {HOST} among 1,000 of {_PORTS.start}–{_PORTS.stop - 1}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.components.nats_server import NatsServer
+from tests.components.ports import free_ports
 from tests.components.server import Started
 from tests.components.supervised import ComponentError
 
@@ -21,7 +21,7 @@ class NatsCluster(Started):
     """
 
     def __init__(self, size: int = 3, *, seconds: float = 60.0, program: Path | None = None) -> None:
-        routes = _free_ports(size)
+        routes = free_ports(size)
         urls = ",".join(f"nats://{_HOST}:{port}" for port in routes)
         self.names: Sequence[str] = [f"n{number}" for number in range(1, size + 1)]
         self.servers: Sequence[NatsServer] = [
@@ -67,13 +67,3 @@ class NatsCluster(Started):
         """End all of them and remove their folders. Idempotent; blocks until done."""
         for server in self.servers:
             server.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
-    try:
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

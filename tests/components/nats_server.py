@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.components.ports import free_ports
 from tests.components.server import Server
 from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
 
 _HOST = "127.0.0.1"
-_ANY = -1  # the server's own way of saying "any free port"
+_TRIES = 5
+"""Starts, each with other ports, while somebody else takes those that were free a moment ago."""
 
 
 def find_program() -> str:
@@ -56,7 +58,8 @@ class NatsServer(Server):
         if isinstance(arguments, str):
             raise TypeError(f"arguments is a sequence of strings, not the string {arguments!r}")
         self._process = Supervised(self.name, directory)
-        self._wanted = (port or _ANY, _ANY)
+        self._port = port
+        self._chosen = (port or 0, 0)
         self._ports: tuple[int, int] | None = None
         self._arguments = tuple(arguments)
         self._config = config
@@ -96,10 +99,19 @@ class NatsServer(Server):
                 wait_until(self._answers, f"{self!r} to answer", seconds=self._seconds)
                 return
             self._attached = False
-        while (pid := self._process.launch(self._command())) is None:
-            if self._attach():
+        for again in reversed(range(_TRIES)):
+            if self._ports is None:
+                port, monitor = free_ports(2)
+                self._chosen = self._port or port, monitor
+            while (pid := self._process.launch(self._command())) is None:
+                if self._attach():
+                    return
+            try:
+                self._wait_ready(pid, again=again > 0)
                 return
-        self._wait_ready(pid)
+            except _PortTaken:
+                if not again or self._ports is not None:
+                    raise
 
     def stop(self) -> None:
         """End the server if this object started it, and remove its folder. Idempotent; blocks until done."""
@@ -119,7 +131,7 @@ class NatsServer(Server):
 
     def _command(self) -> list[str]:
         folder = self._process.folder
-        port, monitor = self._ports or self._wanted
+        port, monitor = self._ports or self._chosen
         command = [str(self._program or find_program()), "-a", _HOST, "-p", str(port), "-m", str(monitor)]
         command += ["-js", "-sd", str(folder / "data"), "--ports_file_dir", str(folder / "run")]
         if self._config:
@@ -152,13 +164,14 @@ class NatsServer(Server):
             self._ports = None
         return self._attached
 
-    def _wait_ready(self, pid: int) -> None:
-        """Block until the server just launched answers, then write down where it is."""
+    def _wait_ready(self, pid: int, *, again: bool) -> None:
+        """Block until the server just launched answers, then write down where it is. ``again``: after a first start
+        whose port is taken by then the folder is kept for another one."""
         remembered = self._ports
 
         def ready() -> bool:
             if not self._process.alive:
-                raise ComponentError(self._explain())
+                raise self._explained()
             if self._ports is None:
                 self._ports = _read_ports(self._process.folder / "run" / f"nats-server_{pid}.ports")
             return self._ports is not None and self._answers()
@@ -166,7 +179,7 @@ class NatsServer(Server):
         try:
             wait_until(ready, f"the NATS server in {self._process.folder} to be ready", seconds=self._seconds)
         except BaseException as error:
-            if remembered is None:
+            if remembered is None and not (again and isinstance(error, _PortTaken)):
                 self.stop()  # nothing of a first start is worth keeping
             if isinstance(error, TimeoutError):
                 raise ComponentError(str(error)) from error
@@ -181,13 +194,20 @@ class NatsServer(Server):
             }
         )
 
-    def _explain(self) -> str:
+    def _explained(self) -> ComponentError:
         words = self._process.last_words()
-        port, monitor = self._ports or self._wanted
-        if "address already in use" in words:
-            taken = monitor if "monitor" in words else port
-            return f"port {taken} on {_HOST} is taken: end what listens there, or take any with port=None"
-        return f"the NATS server ended while starting: {words}"
+        port, monitor = self._ports or self._chosen
+        if "address already in use" not in words:
+            return ComponentError(f"the NATS server ended while starting: {words}")
+        if "monitor" not in words and port == self._port:
+            return ComponentError(
+                f"port {port} on {_HOST} is taken: end what listens there, or take any with port=None"
+            )
+        return _PortTaken(f"port {monitor if 'monitor' in words else port} on {_HOST} is taken: end what listens there")
+
+
+class _PortTaken(ComponentError):
+    """By somebody who was faster, and nobody had asked for that one."""
 
 
 def _get(port: int, path: str) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.components.kafka_properties import HOST
+from tests.components.ports import free_port
 from tests.components.server import Server
 from tests.components.supervised import ComponentError, MissingComponent, Supervised
 from tests.components.waiting import wait_until
@@ -150,7 +150,7 @@ class PostgresServer(Server):
     def _launch(self, first: bool) -> None:
         for attempt in range(_ATTEMPTS):
             if first:
-                self._port = _free_port()
+                self._port = free_port()
             if self._process.launch(self._command()) is None:
                 raise ComponentError(f"a server lives in {self._process.folder} already")
             try:
@@ -218,10 +218,3 @@ def _as_server_user() -> list[str]:
     uid, gid = _server_user()
     # The change of user makes the kernel forget whose death the program is to die with.
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig", "KILL"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

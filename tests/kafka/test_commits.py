@@ -24,7 +24,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Client, Story, Work, group
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
 from tests.kafka.refusing import Refusing, commit, metadata
-from tests.kafka.workload import QUIET, Topic, produce, until
+from tests.kafka.workload import QUIET, Topic, produce, transactions, until
 
 pytestmark = pytest.mark.anyio
 
@@ -117,25 +117,6 @@ async def test_hostile_metadata_is_ignored(topic: MakeTopic) -> None:
 
 
 # --- gaps
-
-
-def transactions(topic: Topic, *sizes: int, partition: int = 0) -> None:
-    """One transaction of so many messages each; less than none = it is aborted. Keys are the offsets. Blocks."""
-    producer = Producer({**QUIET, "bootstrap.servers": topic.url, "transactional.id": topic.name})
-    producer.init_transactions(20)
-    offset = topic.ends()[partition]
-    for size in sizes:
-        producer.begin_transaction()
-        for _ in range(abs(size)):
-            producer.produce(topic.name, value=b"v", key=b"%d" % offset, partition=partition)
-            offset += 1
-        if size > 0:
-            producer.commit_transaction(20)
-        else:
-            # What is not sent yet would be dropped, and leave no gap.
-            producer.flush(20)
-            producer.abort_transaction(20)
-        offset += 1
 
 
 async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:

@@ -104,6 +104,25 @@ class Topic:
             consumer.close()
 
 
+def transactions(topic: Topic, *sizes: int, partition: int = 0) -> None:
+    """One transaction of so many messages each; less than none = it is aborted. Keys are the offsets. Blocks."""
+    producer = Producer({**QUIET, "bootstrap.servers": topic.url, "transactional.id": topic.name})
+    producer.init_transactions(20)
+    offset = topic.ends()[partition]
+    for size in sizes:
+        producer.begin_transaction()
+        for _ in range(abs(size)):
+            producer.produce(topic.name, value=b"v", key=b"%d" % offset, partition=partition)
+            offset += 1
+        if size > 0:
+            producer.commit_transaction(20)
+        else:
+            # What is not sent yet would be dropped, and leave no gap.
+            producer.flush(20)
+            producer.abort_transaction(20)
+        offset += 1
+
+
 def produce(
     topic: Topic,
     count: int,

@@ -39,7 +39,7 @@ from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.phases import IllegalInput, following
 from lanes.core.cohort.records import HIGHEST, Lease, State, decode, encode, lease_key, state_key
 
-__all__ = ["LOOK_SECONDS", "Handler", "IllegalInput", "Tenure"]
+__all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "Tenure"]
 
 LOOK_SECONDS: Final = 0.25
 """Seconds until a lease that is held is read again, and until what had no answer is asked again."""
