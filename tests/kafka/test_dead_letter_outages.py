@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -147,6 +148,7 @@ def lanes_threads() -> list[str]:
 
 
 def open_files() -> int:
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -134,6 +135,7 @@ async def test_stop_drains_before_close(protocol: str, topic: MakeTopic) -> None
 
 
 def open_files() -> int:
+    gc.collect()
     return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
 
 
