@@ -19,6 +19,10 @@ DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or ka
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
+# Hundreds of processes are started: each would compile all it imports, where the environment forbids to keep that.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
+
 .DEFAULT_GOAL := help
 .PHONY: help run run-spark broker test test-slow test-spark check docs format bench fuzz soak flaky model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
