@@ -130,7 +130,7 @@ def test_the_group_that_is_furthest_behind_is_next() -> None:
     record = Record("c")
     record.choose({ELSEWHERE: ("process", "x"), THERE: ("broker", "x"), HERE: ("thread", "x")})
     order: list[tuple[str, dict[str, int]]] = []
-    while (piece := record.next_slice(repeats=2)) is not None:
+    while (piece := record.next_slice(repeats=2, seconds=120.0, processes=3)) is not None:
         order.append((piece.name, dict(piece.wanted or {})))
         record.add(line(test, run=run) for test, runs in piece.wanted.items() for run in range(runs))  # type: ignore[union-attr]
     groups = ["tests/runtime", "tests/kafka", "tests/history"]
@@ -160,7 +160,7 @@ def test_what_is_missing_is_asked_for_by_path() -> None:
     record.tests["tests/test_pure.py::test"] = Counted("")  # a full run has it, no rule
     assert record.missing() == {HERE: 1, THERE: REPEATS}
     assert record.missing(["tests/runtime"]) == {HERE: 1}
-    assert record.next_slice(["tests/history"]) is None
+    assert record.next_slice(["tests/history"], seconds=120.0, processes=3) is None
     assert group_of(HERE) == "tests/runtime"
 
 

@@ -36,7 +36,7 @@ from tests.flaky.load import load
 from tests.flaky.record import FULL_RUNS, REPEATS, Record, Slice, group_of
 
 FOLDER: Final = ROOT / ".cache" / "flaky"
-SLICE_SECONDS: Final = 120.0
+SLICE_SECONDS: Final = 240.0
 LEAST_SECONDS: Final = 30.0
 """With less time left no slice is begun: pytest would hardly have started."""
 FULL_SECONDS: Final = 1800.0
@@ -62,6 +62,10 @@ class Flaky:
     def left(self) -> float:
         """Seconds that are left."""
         return self._until - time.monotonic()
+
+    def next_slice(self, paths: Sequence[str], *, repeats: int) -> Slice | None:
+        """What takes these processes some minutes; None when no run is missing."""
+        return self._record.next_slice(paths, repeats=repeats, seconds=SLICE_SECONDS, processes=self._processes)
 
     def choose(self) -> None:
         """Let pytest collect all, and write down what is chosen. Blocks, some ten seconds."""
@@ -203,7 +207,7 @@ def plan(flaky: Flaky, record: Record, what: Sequence[str], *, repeats: int) -> 
     if "full" in what:
         yield from full()
     while flaky.left > LEAST_SECONDS and not (what and not paths):
-        piece = record.next_slice(paths, repeats=repeats, seconds=SLICE_SECONDS)
+        piece = flaky.next_slice(paths, repeats=repeats)
         if piece is None:
             break
         yield piece

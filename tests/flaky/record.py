@@ -134,9 +134,10 @@ class Record:
         }
 
     def next_slice(
-        self, only: Collection[str] = (), *, repeats: int = REPEATS, seconds: float = 120.0, processes: int = 3
+        self, only: Collection[str] = (), *, repeats: int = REPEATS, seconds: float, processes: int
     ) -> Slice | None:
-        """The group that is furthest behind, as often as takes about ``seconds``; None when no run is missing.
+        """The group that is furthest behind, as often as takes ``processes`` about ``seconds``; None when no run is
+        missing.
 
         Once for a test that was not run before: nobody knows how long it takes.
         """
