@@ -2,7 +2,7 @@
 
 Each test that uses a broker, a process, a thread or a timer (`tests/flaky/choosing.py`) is run 30 times, and all of
 `make test` three times, in random order, beside processes that burn the machine's cores. This takes hours, in slices of
-a few minutes: what each has shown is kept in `.cache/flaky/state.json`, so that it is stopped at any time, after
+some minutes: what each has shown is kept in `.cache/flaky/state.json`, so that it is stopped at any time, after
 `--seconds` by itself, and the next start goes on. `full` begins with the full runs; a PATH runs the tests of a file, or
 of a folder, alone. A record belongs to what was tested: where the packages, or what starts the servers, are others all
 is begun anew, and the old record put aside; a test begins anew where its own file or a helper is another one.
@@ -36,7 +36,7 @@ from tests.flaky.load import load
 from tests.flaky.record import FULL_RUNS, REPEATS, Record, Slice, group_of
 
 FOLDER: Final = ROOT / ".cache" / "flaky"
-SLICE_SECONDS: Final = 240.0
+SLICE_SECONDS: Final = 600.0
 LEAST_SECONDS: Final = 30.0
 """With less time left no slice is begun: pytest would hardly have started."""
 FULL_SECONDS: Final = 1800.0
