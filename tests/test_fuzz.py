@@ -62,11 +62,12 @@ from fuzz.targets import TARGETS
 from tests.test_fuzz import BROKEN
 TARGETS["broken"] = BROKEN
 guided.CACHE = guided.Path(sys.argv[1])
-guided.main("broken", "20")
+guided.main("broken", "100")
 """
 
 
 @pytest.mark.skipif(not guided.available(), reason="there is no coverage-guided fuzzer for this platform")
+@pytest.mark.timeout(300)  # seven seconds of computing, of which a busy machine makes a minute
 def test_a_guided_fuzzer_finds_what_breaks_an_invariant(tmp_path: Path) -> None:
     inputs, said = guided.attack("reply", 1)
     assert inputs > 0
