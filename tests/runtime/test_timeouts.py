@@ -23,15 +23,26 @@ def consumer_of(source: MemorySource, handler: Any, **arguments: Any) -> Consume
     return Consumer(source, handler, settings=settings, **passed)
 
 
+async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
+    """Let the handler of position 0 be over its time once more, which are so many ``times``."""
+    await until(lambda: handler.started.count(0) == times)
+    clock.now += 0.02
+    await until(lambda: handler.cancelled == [0] * times)
+
+
 @pytest.mark.anyio
 async def test_a_handler_over_its_time_is_cancelled_and_has_failed(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Gated(free=[b"b"])
     letters = MemoryDeadLetters(broker)
+    clock = HandClock()
     retry = Retry(attempts=3, backoff=0.0)
-    consumer = consumer_of(MemorySource(broker), handler, retry=retry, dead_letters=letters, history=History(tmp_path))
+    consumer = consumer_of(
+        MemorySource(broker), handler, clock=clock, retry=retry, dead_letters=letters, history=History(tmp_path)
+    )
     async with started(consumer) as run:
-        await until(lambda: handler.cancelled == [0, 0, 0])
+        for times in (1, 2, 3):
+            await over_its_time(handler, clock, times)
         # Its lane is free once it has been given up.
         await until(lambda: handler.started[-1] == 1)
         handler.let(1)
