@@ -389,7 +389,9 @@ def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, c
     commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T", {})
     before = commits.limit
     # Without a name of its own nobody can be fenced for it: then closing such a client never ends.
-    config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": f"g{code}{synchronous}", "group.instance.id": "i"}
+    # A name is free again when its session is over, so that each client has a group of its own.
+    group_id = f"g{time.monotonic_ns()}"
+    config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": group_id, "group.instance.id": "i"}
     client = Consumer({**config, "enable.auto.commit": False, "on_commit": commits.on_commit})
     answer = Noted()
     try:
