@@ -223,6 +223,33 @@ def test_what_runs_while_files_change_is_not_counted(
     assert f"FAILED, and is not counted: {HERE}: {text}" in capsys.readouterr().out
 
 
+class Late(program.Flaky):
+    """Its time is over as soon as pytest has written something."""
+
+    @property
+    def left(self) -> float:
+        wait_until(lambda: program.results().exists() and program.results().stat().st_size > 0, "a line is written")
+        return 0.0
+
+
+def test_what_the_end_of_the_time_breaks_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, results, child = (tmp_path / name for name in ("python", "results.jsonl", "child"))
+    python.write_text(
+        "#!/bin/sh\n"
+        f"trap 'echo second >> {results}; exit 2' INT\n"
+        f"sleep 1000 & echo $! > {child}\n"
+        f"echo first >> {results}\n"
+        "wait\n"
+    )
+    python.chmod(0o700)
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.executable", str(python))
+    late = Late(Record("c"), processes=1, burners=0, until=0.0)
+    assert not late._pytest()
+    assert results.read_text() == "first\n"
+    wait_until(lambda: is_gone(int(child.read_text())), "what it had started has ended")
+
+
 def test_each_failure_has_a_text_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "FOLDER", tmp_path)
     texts = [program.write_failure(test, f"{number}") for number, test in enumerate((HERE, THERE, HERE))]
