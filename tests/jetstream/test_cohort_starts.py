@@ -105,12 +105,15 @@ async def test_a_close_that_is_cancelled_leaves_no_member_behind(
     inner: Any = source._source
     membership = inner._running
 
+    leaving = anyio.Event()
+
     async def stays(_: object) -> None:
+        leaving.set()
         await anyio.sleep_forever()
 
     monkeypatch.setattr(inner, "_leave", stays)
     closing = asyncio.create_task(source.aclose())
-    await anyio.sleep(0.1)
+    await leaving.wait()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

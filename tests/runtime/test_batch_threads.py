@@ -210,10 +210,10 @@ async def test_a_call_that_ends_within_the_grace_counts() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Calls()
-    async with started(consumer_of(source, handler, grace=3600.0, drain_timeout=0.01)) as run:
+    async with started(consumer_of(source, handler, grace=3600.0, drain_timeout=0.0)) as run:
         await until(lambda: handler.started)
         run.consumer.stop()
-        await anyio.sleep(0.03)
+        await turns()
         assert not run.ended.is_set()
         handler.gate.set()
         assert await run.end() is None
