@@ -83,7 +83,7 @@ async def main(stream: JetStreamContext) -> None:
         for process in members:
             process.terminate()  # SIGTERM: drain, hand over, leave
         for process in members:
-            process.wait()
+            await asyncio.to_thread(process.wait)
     assert ask("SELECT max(orders) FROM accounts") == sold, "every order once"
     assert [process.returncode for process in members] == [-9, 0, 0]
     moved = ask("SELECT sum(members > 1) FROM accounts")
