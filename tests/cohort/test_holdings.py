@@ -16,6 +16,7 @@ from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.membership import CohortSettings
 from lanes.source import Assigned, Generation, Lost, Revoking
 from tests.cohort.held import Held, StubTenancy, held, taken_over
+from tests.cut_short import cut_short
 
 pytestmark = pytest.mark.anyio
 
@@ -239,8 +240,7 @@ async def test_what_is_done_is_written_down_once_it_is_more_than_can_be_in_fligh
 
 async def test_what_is_given_back_unasked_makes_the_member_leave() -> None:
     of, tenancy = owning()
-    with anyio.move_on_after(0.01):
-        await release(of, tenancy.partition)
+    await cut_short(release, of, tenancy.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
     of.tell((3, Revoked()))
     assert of.names() == [], "it is being given up already"

@@ -14,6 +14,7 @@ from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent
 from memsource.kafka_client import Commit
 from memsource.kafka_source import KafkaMemberSource
+from tests.cut_short import cut_short
 from tests.sim.kafka_stand import Stand
 
 ROOM = Room(1_000, 1 << 20)
@@ -31,11 +32,6 @@ async def opened(stand: Stand, name: str = "one", **arguments: Any) -> tuple[Kaf
     await source.open()
     events = await source.receive(Room(0, 0))
     return source, [event.partition for event in events if isinstance(event, Assigned)]
-
-
-async def nothing(source: KafkaMemberSource, room: Room = ROOM) -> None:
-    with anyio.move_on_after(0.005):
-        pytest.fail(f"{await source.receive(room)} came")
 
 
 async def settle_later(source: KafkaMemberSource, settlement: Settlement, told: list[str]) -> None:
@@ -56,7 +52,7 @@ async def settled() -> None:
 async def test_a_partition_that_comes_paused_is_resumed_and_only_that() -> None:
     stand = Stand(2, 3)
     source, (zero, one) = await opened(stand)
-    await nothing(source, Room(10, 1 << 20, frozenset({zero, one})))
+    await cut_short(source.receive, Room(10, 1 << 20, frozenset({zero, one})))
     assert source.client.paused == {0, 1}
     stand.broker.group.revoke(0)
     stand.to(0.5)
@@ -161,8 +157,7 @@ async def test_a_cancelled_commit_never_leaves() -> None:
     stand = Stand(1, 3, protocol="848")
     source, (partition,) = await opened(stand)
     stand.broker.stop_broker(0.0)
-    with anyio.move_on_after(0.005):
-        await source.settle([Settlement(partition, [], 3)])
+    await cut_short(source.settle, [Settlement(partition, [], 3)])
     stand.broker.start_broker(1.0)
     await settled()
     assert stand.broker.committed(0) is None
@@ -176,7 +171,7 @@ async def test_a_frozen_process_does_nothing_and_wakes_as_a_zombie(protocol: str
     told: list[str] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(settle_later, source, Settlement(partition, [], 3), told)
-        await nothing(source)
+        await cut_short(source.receive, ROOM)
         other = KafkaMemberSource(stand.broker, "two", lambda: stand.now)
         await other.open()
         stand.to(6.0)
@@ -292,7 +287,7 @@ async def test_a_deleted_topic_is_lost_and_a_new_one_has_another_incarnation(pro
     stand.to(1.0)
     (event,) = await source.receive(ROOM)
     assert isinstance(event, Lost) and event.partition is partition
-    await nothing(source)
+    await cut_short(source.receive, ROOM)
     stand.broker.create_topic(2.0)
     stand.publish(2)
     stand.to(3.0)
@@ -343,14 +338,13 @@ async def test_gaps_at_the_end_are_progress_and_an_end_is_told_once() -> None:
     assert (positions(events), events[1:]) == ([1], [Progressed(partition, 5)])
     source.finish()
     assert [type(event) for event in await source.receive(ROOM)] == [Exhausted]
-    await nothing(source)
+    await cut_short(source.receive, ROOM)
 
 
 async def test_nobody_polls_between_two_receives() -> None:
     stand = Stand(1, 2, max_poll_interval=6.0)
     source, (partition,) = await opened(stand)
-    with anyio.move_on_after(0.005):
-        await source.receive(Room(0, 0))
+    await cut_short(source.receive, Room(0, 0))
     stand.to(6.0)
     assert stand.owners() == [None]
     (event,) = await source.receive(Room(0, 0))

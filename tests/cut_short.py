@@ -1,0 +1,32 @@
+"""A call that waits, cancelled behind what it does before that; on any event loop and at any load."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, ParamSpec
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+__all__ = ["cut_short"]
+
+P = ParamSpec("P")
+
+_TURNS: Final = 50
+
+
+async def cut_short(call: Callable[P, Awaitable[object]], /, *arguments: P.args, **options: P.kwargs) -> None:
+    """Begin it, let everything run that can, and cancel it. Fails when it has returned by then."""
+    returned: list[object] = []
+
+    async def run() -> None:
+        returned.append(await call(*arguments, **options))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        for _ in range(_TURNS):
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    if returned:
+        pytest.fail(f"it waited for nothing, and returned {returned[0]}")
