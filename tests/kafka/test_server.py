@@ -96,6 +96,8 @@ def test_a_killed_broker_comes_back_with_port_messages_and_commits(fresh_kafka: 
     events = topic(2, on=server)
     sent = produce(events, 500)
     assert [sum(one.partition == number for one in sent) for number in (0, 1)] == events.ends()
+    # Behind an answer its coordinator is there, and has read what there was of the group.
+    assert events.committed("g") == [None, None]
     consumer = Consumer({**QUIET, "bootstrap.servers": url, "group.id": "g"})
     consumer.commit(offsets=[TopicPartition(events.name, 1, 7)], asynchronous=False)
     consumer.close()
