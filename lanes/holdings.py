@@ -88,8 +88,8 @@ class Holdings(Generic[T]):
     are. ``wake`` is called when there is something new, and must not block: the source is to ``step`` then.
 
     ``in_flight``: so many messages at most can be in flight; the source raises it as it learns of more. Once more are
-    done above the floor, they are written down, so that a crash repeats no more than could be in flight; a work queue
-    knows them by itself.
+    done above the floor, they are written down, so that a crash repeats twice as many at most, what is on its way
+    included; a work queue knows them by itself.
 
     For one event loop. Only ``release`` waits; everything else returns at once. What the membership tells is taken in
     whoever is receiving, and nothing of it is called in that: what it has to hear in turn is left to ``step``.

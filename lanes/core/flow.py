@@ -2,8 +2,8 @@
 
 *In flight* is everything delivered and not settled. Taking stops at the high mark (a bound is reached) and
 starts again only when both budgets are at or below their low mark: two transitions a crossing, however fast messages
-come and go. The low mark is half of the bound; of messages, half of what is beyond the handlers that run, because with
-less than that in flight some of them would have nothing to do.
+come and go. The low mark is half of the bound; of messages, the handlers that run and half of what is beyond, because
+with less than that in flight some of them would have nothing to do.
 """
 
 from __future__ import annotations
