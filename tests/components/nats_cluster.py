@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.components.nats_server import NatsServer
-from tests.components.ports import free_ports
+from tests.components.ports import ROUTES, free_ports
 from tests.components.server import Started
 from tests.components.supervised import ComponentError
 
@@ -21,7 +21,7 @@ class NatsCluster(Started):
     """
 
     def __init__(self, size: int = 3, *, seconds: float = 60.0, program: Path | None = None) -> None:
-        routes = free_ports(size)
+        routes = free_ports(size, ROUTES)
         urls = ",".join(f"nats://{_HOST}:{port}" for port in routes)
         self.names: Sequence[str] = [f"n{number}" for number in range(1, size + 1)]
         self.servers: Sequence[NatsServer] = [

@@ -6,7 +6,7 @@ import random
 import socket
 from typing import Final
 
-__all__ = ["free_port", "free_ports"]
+__all__ = ["ROUTES", "free_port", "free_ports"]
 
 HOST: Final = "127.0.0.1"
 
@@ -14,11 +14,15 @@ HOST: Final = "127.0.0.1"
 # talks to itself; and while a server is away, anybody's connection may get it. So none that the system hands out.
 _PORTS: Final = range(20_000, 32_000)
 
+ROUTES: Final = range(12_000, 20_000)
+"""For servers of a cluster among themselves. Each is told all of them before any is taken, and cannot choose another
+when it starts, so whoever asks for any port gets none of these."""
 
-def free_ports(count: int) -> list[int]:
+
+def free_ports(count: int, among: range = _PORTS) -> list[int]:
     """Ports of loopback that were free a moment ago, all different. Raises ``OSError`` where there are none."""
     found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, 1_000):
+    for port in random.SystemRandom().sample(among, 1_000):
         if len(found) == count:
             break
         with socket.socket() as probe:
@@ -30,7 +34,7 @@ def free_ports(count: int) -> list[int]:
                 continue
         found.append(port)
     if len(found) < count:
-        raise OSError(f"no port free on {HOST} among 1,000 of {_PORTS.start}–{_PORTS.stop - 1}")
+        raise OSError(f"no port free on {HOST} among 1,000 of {among.start}–{among.stop - 1}")
     return found
 
 
