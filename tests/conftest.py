@@ -213,9 +213,9 @@ def warm_groups(server: KafkaServer) -> None:
         try:
             consumer.committed([TopicPartition("no-topic", 0)], timeout=30.0)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+            if error.args[0].code() not in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
                 raise
-            return False  # it has made its topic for groups and does not lead it yet
+            return False  # it has made its topic for groups, and does not lead it yet or has not read it
         return True
 
     try:
