@@ -27,8 +27,8 @@ import lanes
 from bench.source import SIZE
 from lanes import GroupEvent, Message
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
-from lanes_jetstream.partitioning import partition_of
-from lanes_jetstream.start import Start
+from lanes_jetstream.cohort.partitioning import partition_of
+from lanes_jetstream.wire.start import Start
 
 COHORT: Final = "bench"
 STAMP: Final = struct.Struct("<q")

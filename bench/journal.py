@@ -18,8 +18,8 @@ from bench.figures import Effort, Figure, cost, interleaved
 from bench.runtime import nothing
 from bench.source import FiniteSource
 from lanes import Consumer, History, Settings
-from lanes.history import history_of
-from lanes.journal import Journal, recorder
+from lanes.history.journal import Journal, recorder
+from lanes.history.recorder import history_of
 
 # Four rows each: they fit into the buffer, however long the thread waits for a processor.
 KEYS, BATCH, MESSAGES = 10_000, 500, 25_000

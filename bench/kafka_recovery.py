@@ -34,7 +34,7 @@ from lanes import Message
 from lanes.core.types import Partition, Room
 from lanes.source import Assigned
 from lanes_kafka import KafkaSource
-from lanes_kafka.owner import POLL
+from lanes_kafka.client.thread import POLL
 
 PAUSES: Final = 50
 BACKLOG: Final = 300_000

@@ -17,8 +17,8 @@ import anyio
 
 from bench import simulate
 from bench.figures import Effort, Figure, interleaved, rate
-from memsource.sim.choosers import Chooser, Fifo, RandomWalk
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import Chooser, Fifo, RandomWalk
+from memsource.sim.loop.virtual import run
 
 GOAL: Final = 100_000
 TASKS, STEPS, MESSAGES = 20, 100_000, 10_000

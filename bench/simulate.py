@@ -17,12 +17,12 @@ import anyio
 
 from bench.figures import Effort, Figure, cost, interleaved, rate
 from lanes import Message, Settings
-from memsource.sim.faults import crash_sweep, faults
-from memsource.sim.plan import Plan
-from memsource.sim.run import Conditions, run_plan
-from memsource.sim.simulate import simulate
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.plans.faults import crash_sweep, faults
+from memsource.sim.plans.plan import Plan
+from memsource.sim.runs.run import Conditions, run_plan
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 RUNS_GOAL: Final = 100
 SECONDS_GOAL: Final = 20

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench.figures import Effort, Figure, interleaved, rate
 from bench.spark_session import session
-from lanes.journal_rows import row_tables
+from lanes.history.columns import row_tables
 from lanes_spark import audit
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lanes.config import Settings
 from lanes.core.types import Message, Partition
-from lanes.history import Recorder
-from lanes.rules import Rules
+from lanes.history.recorder import Recorder
+from lanes.history.rules import Rules
 from lanes.source import SourceTraits
 from memsource import CHECKERS, HistoryError, check, counts, read_bytes, render
 from tests.core.builders import new_message, new_partition

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.faults import FaultBudget, draw
-from memsource.sim.plan import FAULT_KINDS, PERSONALITIES, Fault, PersonalityName, Plan, Schedule
-from memsource.sim.shrink import shrink
-from memsource.sim.strategies import plans, traffics
-from memsource.sim.token import encode
-from memsource.sim.traffic import Traffic
+from memsource.sim.plans.faults import FaultBudget, draw
+from memsource.sim.plans.plan import FAULT_KINDS, PERSONALITIES, Fault, PersonalityName, Plan, Schedule
+from memsource.sim.plans.shrink import shrink
+from memsource.sim.plans.strategies import plans, traffics
+from memsource.sim.plans.token import encode
+from memsource.sim.plans.traffic import Traffic
 
 BUDGETS = st.builds(FaultBudget, **{kind: st.integers(0, 4) for kind in FAULT_KINDS})
 ANY = st.none() | st.booleans() | st.integers(-2, 2**65) | st.floats() | st.text(max_size=3)

@@ -19,13 +19,13 @@ from lanes.core.types import Partition, PartitionId, Runs
 from lanes.dead_letter import DeadLetter
 from lanes.errors import MessageError, SourceError
 from lanes.source import Delivered
-from lanes_kafka.assignment import Place
-from lanes_kafka.key_watch import KeyWatch
-from lanes_kafka.letter_box import message_at
-from lanes_kafka.letters import letter_record, read_disposition, read_letter
-from lanes_kafka.offsets import Beginning, beginnings
-from lanes_kafka.reading import READER, details, messages, record_key
-from lanes_kafka.topics import Topic
+from lanes_kafka.client.assignment import Place
+from lanes_kafka.client.key_watch import KeyWatch
+from lanes_kafka.client.offsets import Beginning, beginnings
+from lanes_kafka.client.records import READER, details, messages, record_key
+from lanes_kafka.client.topics import Topic
+from lanes_kafka.dead_letters.box import message_at
+from lanes_kafka.dead_letters.wire import letter_record, read_disposition, read_letter
 from tests.core.offset_maps import MAPS
 
 PLACE: Final = Place("t", 0)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsource.sim.errors import TokenRefused
-from memsource.sim.faults import FaultBudget
-from memsource.sim.plan import FAULT_KINDS, NUMBERS_END, Plan
-from memsource.sim.strategies import plans
-from memsource.sim.token import decode, encode
+from memsource.sim.plans.faults import FaultBudget
+from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, Plan
+from memsource.sim.plans.strategies import plans
+from memsource.sim.plans.token import decode, encode
 from tests.sim.tokens import QUIET, armoured, forged, text_of
 
 BUDGET = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))

@@ -12,12 +12,12 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, MessageError, Nak, SourceError, Term
 from lanes.events import GroupEvent
 from lanes.handlers import BatchOutcomes, Decode, Handler
-from lanes.health import Health
-from lanes.history import History
-from lanes.journal import Journal
+from lanes.history.journal import Journal
+from lanes.history.recorder import History
+from lanes.observe.health import Health
+from lanes.observe.status import Oldest, PartitionStatus, Status
 from lanes.process import main, run, serve
 from lanes.source import DeadLetters, Source, SourceTraits
-from lanes.status import Oldest, PartitionStatus, Status
 
 __version__ = version("lanes-runtime")
 

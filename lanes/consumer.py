@@ -21,16 +21,16 @@ from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import Decode, Handler, check_handler
-from lanes.health import Health, examine
-from lanes.history import History
-from lanes.journal import Journal, files_of, journal_of, recorder
-from lanes.observe import Telemetry
-from lanes.outcomes import cancellation_of
-from lanes.rules import Rules
-from lanes.running import Running
+from lanes.history.journal import Journal, files_of, journal_of, recorder
+from lanes.history.recorder import History
+from lanes.history.rules import Rules
+from lanes.observe.health import Health, examine
+from lanes.observe.otel import Telemetry
+from lanes.observe.status import Status, snapshot
+from lanes.observe.tap import Tap
+from lanes.runtime.run import Running
 from lanes.source import DeadLetters, Lagging, Source
-from lanes.status import Status, snapshot
-from lanes.tap import Tap
+from lanes.workers.outcomes import cancellation_of
 
 __all__ = ["Consumer"]
 

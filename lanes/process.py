@@ -18,8 +18,8 @@ from lanes.errors import HandlerHalted, LanesError
 from lanes.events import OnEvent
 from lanes.exits import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_FAILED, EXIT_HALTED
 from lanes.handlers import Decode, Handler
-from lanes.history import History
-from lanes.journal import Journal
+from lanes.history.journal import Journal
+from lanes.history.recorder import History
 from lanes.source import DeadLetters, Source
 
 __all__ = ["EXIT_AT_ONCE", "EXIT_DRAINED", "EXIT_FAILED", "EXIT_HALTED", "main", "run", "serve"]

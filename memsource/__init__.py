@@ -1,8 +1,8 @@
 """The tools around a run of ``lanes``: a broker in memory to run it on, its history read back, its promises checked.
 
 ``simulate`` runs a user's own handler through many orders of events and faults: see ``README.md``. The suite that every
-source passes is in ``memsource.contract``; plans as Hypothesis strategies are in ``memsource.sim.strategies``, the base
-class of state machines is in ``memsource.sim.machine``.
+source passes is in ``memsource.contract``; plans as Hypothesis strategies are in ``memsource.sim.plans.strategies``,
+the base class of state machines is in ``memsource.sim.runs.machine``.
 
 A name is imported when it is asked for: the pytest plugin, which every test run loads, shall not import all of this.
 """
@@ -13,8 +13,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from memsource.attempts import MemoryAttempts
-    from memsource.broker import MemoryBroker
     from memsource.checkers import (
         CHECKERS,
         AtLeastOnce,
@@ -28,12 +26,15 @@ if TYPE_CHECKING:
         Verdict,
         check,
     )
-    from memsource.group import Group
-    from memsource.group_source import GroupSource
-    from memsource.history import Gap, HistoryError, Segment, read, read_bytes
-    from memsource.report import Checked, Counts, check_files, counts, exit_status, render
-    from memsource.rows import Row
-    from memsource.sim.campaign import Campaign, Failure, Report
+    from memsource.checkers.report import Checked, Counts, check_files, counts, exit_status, render
+    from memsource.history.reader import Gap, HistoryError, Segment, read, read_bytes
+    from memsource.history.rows import Row
+    from memsource.history.timeline import Timeline
+    from memsource.memory.attempts import MemoryAttempts
+    from memsource.memory.broker import MemoryBroker
+    from memsource.memory.group import Group
+    from memsource.memory.group_source import GroupSource
+    from memsource.memory.source import MemoryDeadLetters, MemorySource
     from memsource.sim.errors import (
         Deadlock,
         ImpossiblePlan,
@@ -46,16 +47,15 @@ if TYPE_CHECKING:
         SimulationFailed,
         TokenRefused,
     )
-    from memsource.sim.faults import FaultBudget, faults
-    from memsource.sim.injection import InjectedFailure
-    from memsource.sim.plan import Fault, Plan, Schedule
-    from memsource.sim.run import Run
-    from memsource.sim.simulate import Simulation, simulate
-    from memsource.sim.traffic import Traffic
-    from memsource.sim.worker import App, Worker
-    from memsource.sim.world import World
-    from memsource.source import MemoryDeadLetters, MemorySource
-    from memsource.timeline import Timeline
+    from memsource.sim.plans.faults import FaultBudget, faults
+    from memsource.sim.plans.plan import Fault, Plan, Schedule
+    from memsource.sim.plans.traffic import Traffic
+    from memsource.sim.runs.campaign import Campaign, Failure, Report
+    from memsource.sim.runs.run import Run
+    from memsource.sim.runs.simulate import Simulation, simulate
+    from memsource.sim.world.injection import InjectedFailure
+    from memsource.sim.world.worker import App, Worker
+    from memsource.sim.world.world import World
 
 __all__ = [
     "CHECKERS",
@@ -117,8 +117,8 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "memsource.attempts": ("MemoryAttempts",),
-    "memsource.broker": ("MemoryBroker",),
+    "memsource.memory.attempts": ("MemoryAttempts",),
+    "memsource.memory.broker": ("MemoryBroker",),
     "memsource.checkers": (
         "CHECKERS",
         "AtLeastOnce",
@@ -132,12 +132,12 @@ _HOMES: Final = {
         "Verdict",
         "check",
     ),
-    "memsource.group": ("Group",),
-    "memsource.group_source": ("GroupSource",),
-    "memsource.history": ("Gap", "HistoryError", "Segment", "read", "read_bytes"),
-    "memsource.report": ("Checked", "Counts", "check_files", "counts", "exit_status", "render"),
-    "memsource.rows": ("Row",),
-    "memsource.sim.campaign": ("Campaign", "Failure", "Report"),
+    "memsource.memory.group": ("Group",),
+    "memsource.memory.group_source": ("GroupSource",),
+    "memsource.history.reader": ("Gap", "HistoryError", "Segment", "read", "read_bytes"),
+    "memsource.checkers.report": ("Checked", "Counts", "check_files", "counts", "exit_status", "render"),
+    "memsource.history.rows": ("Row",),
+    "memsource.sim.runs.campaign": ("Campaign", "Failure", "Report"),
     "memsource.sim.errors": (
         "Deadlock",
         "ImpossiblePlan",
@@ -150,16 +150,16 @@ _HOMES: Final = {
         "SimulationFailed",
         "TokenRefused",
     ),
-    "memsource.sim.faults": ("FaultBudget", "faults"),
-    "memsource.sim.injection": ("InjectedFailure",),
-    "memsource.sim.plan": ("Fault", "Plan", "Schedule"),
-    "memsource.sim.run": ("Run",),
-    "memsource.sim.simulate": ("Simulation", "simulate"),
-    "memsource.sim.traffic": ("Traffic",),
-    "memsource.sim.worker": ("App", "Worker"),
-    "memsource.sim.world": ("World",),
-    "memsource.source": ("MemoryDeadLetters", "MemorySource"),
-    "memsource.timeline": ("Timeline",),
+    "memsource.sim.plans.faults": ("FaultBudget", "faults"),
+    "memsource.sim.world.injection": ("InjectedFailure",),
+    "memsource.sim.plans.plan": ("Fault", "Plan", "Schedule"),
+    "memsource.sim.runs.run": ("Run",),
+    "memsource.sim.runs.simulate": ("Simulation", "simulate"),
+    "memsource.sim.plans.traffic": ("Traffic",),
+    "memsource.sim.world.worker": ("App", "Worker"),
+    "memsource.sim.world.world": ("World",),
+    "memsource.memory.source": ("MemoryDeadLetters", "MemorySource"),
+    "memsource.history.timeline": ("Timeline",),
 }
 """Module → what it has of ``__all__``."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from memsource.sim.campaign import Report
+    from memsource.sim.runs.campaign import Report
 
 __all__: list[str] = []
 
@@ -45,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if runs is None and token is None:
         return
     from memsource.sim.errors import TokenRefused
-    from memsource.sim.simulate import OPTIONS
-    from memsource.sim.token import decode
+    from memsource.sim.plans.token import decode
+    from memsource.sim.runs.simulate import OPTIONS
 
     if token is not None:
         try:
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     before = config.stash.get(_BEFORE, None)
     if before is not None:
-        from memsource.sim.simulate import OPTIONS
+        from memsource.sim.runs.simulate import OPTIONS
 
         # A test run may be made within another one.
         OPTIONS.runs, OPTIONS.replay = before

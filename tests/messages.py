@@ -57,7 +57,10 @@ TEXTUAL: Final = ("join", "format", "get", "items", "values", "next", "str", "so
 CLEANING: Final = ("printable", "printable_lines", "redacted", "error_text", "error_type")
 """Functions that give the text back that they are given: what that is, stands where they are called."""
 
-ALSO: Final = (("lanes_kafka.partitioners", "Census", "report"), ("lanes_spark.journal_positions", "", "doubts_of"))
+ALSO: Final = (
+    ("lanes_kafka.partitioners", "Census", "report"),
+    ("lanes_spark.tables.journal_positions", "", "doubts_of"),
+)
 """Functions whose texts are printed far from where they are called: (module, class or "", function)."""
 
 OF_PYTHON: Final = {*dir(str), *dir(list), *dir(dict)}

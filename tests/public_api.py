@@ -26,23 +26,23 @@ PUBLIC: Final = (
     "lanes.source",
     "lanes.core.types",
     "lanes.clock",
-    "lanes.leases",
-    "lanes.letter_box",
-    "lanes.membership",
-    "lanes.holdings",
+    "lanes.cohort.leases",
+    "lanes.dead_letters.box",
+    "lanes.cohort.membership",
+    "lanes.cohort.owned",
     "memsource",
     # For those who write a backend: the suites
     "memsource.contract",
-    "memsource.commit_contract",
-    "memsource.lease_contract",
-    "memsource.epoch_contract",
-    "memsource.letter_contract",
-    "memsource.attempts_contract",
+    "memsource.contract.commits",
+    "memsource.contract.leases",
+    "memsource.contract.epochs",
+    "memsource.contract.dead_letters",
+    "memsource.contract.attempts",
     # For those who go further: memsource/README.md, docs/checkers.md, docs/design.md
     "memsource.checkers",
     "memsource.explorer",
-    "memsource.sim.machine",
-    "memsource.sim.strategies",
+    "memsource.sim.runs.machine",
+    "memsource.sim.plans.strategies",
     "lanes_jetstream",
     "lanes_kafka",
     "lanes_postgres",
@@ -52,7 +52,7 @@ PUBLIC: Final = (
 """What the documentation imports from, or names. All other modules are private, whatever they are called."""
 
 ONLY: Final = {
-    "lanes.letter_box": ("Disposition", "Found", "LetterBox", "Parked"),
+    "lanes.dead_letters.box": ("Disposition", "Found", "LetterBox", "Parked"),
     "lanes.core.types": (
         "Message",
         "NEVER",

@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from lanes.demo import DemoConfig, Report
-from lanes.demo import run as run_demo
-from lanes.demo.progress import Progress
+from demo import DemoConfig, Report
+from demo import run as run_demo
+from demo.progress import Progress
 from memsource.explorer import GroupWorld, search
-from memsource.sim.plan import FAULT_KINDS
+from memsource.sim.plans.plan import FAULT_KINDS
 from tests.cohort import slices as cohorts
 from tests.components import NatsServer
 from tests.explorer.scopes import SOAK

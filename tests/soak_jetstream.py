@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast, get_args
 
+from demo import DemoConfig, Report
+from demo.config import Retention
+from demo.members import Members
 from lanes.clock import monotonic
-from lanes.demo import DemoConfig, Report
-from lanes.demo.config import Retention
-from lanes.demo.members import Members
 from tests.components import NatsServer
 from tests.jetstream.wire import Wire
 from tests.storm import EVENTS, FAULTS, LEAST, Storm, play, soak

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
-from lanes.demo import DemoConfig, Report
-from lanes.demo.backends import SESSION
-from lanes.demo.config import Protocol
+from demo import DemoConfig, Report
+from demo.backends import SESSION
+from demo.config import Protocol
 from tests.components import KafkaServer
 from tests.storm import EVENTS, Storm, play, soak
 

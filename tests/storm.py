@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from demo import DemoConfig, Report
+from demo import run as run_demo
+from demo.members import Members, Process
 from lanes.clock import monotonic
-from lanes.demo import DemoConfig, Report
-from lanes.demo import run as run_demo
-from lanes.demo.members import Members, Process
 
 EVENTS: Final = 20_000
 FAULTS: Final = 20

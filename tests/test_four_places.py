@@ -19,8 +19,8 @@ import pytest
 from confluent_kafka import Producer
 
 import lanes
+from demo.events import Event, generate
 from examples.everywhere import declarations
-from lanes.demo.events import Event, generate
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_kafka import KafkaSource

@@ -90,7 +90,7 @@ async def handler(message: lanes.Message) -> None:
 @pytest.fixture(autouse=True)
 def everything_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
 
 
 def test_a_leak_would_be_seen(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lanes_jetstream.cohort import Cohort
-from lanes_jetstream.cohort_stream import CohortStream
-from lanes_jetstream.dead_letters import JetStreamDeadLetters
-from lanes_jetstream.keys import header, subject_token, whole_subject
-from lanes_jetstream.letters import read_letter
+from lanes_jetstream.cohort.member import Cohort
+from lanes_jetstream.cohort.stream import CohortStream
+from lanes_jetstream.dead_letters.wire import read_letter
+from lanes_jetstream.dead_letters.writer import JetStreamDeadLetters
 from lanes_jetstream.source import JetStreamSource
+from lanes_jetstream.wire.keys import header, subject_token, whole_subject
 
 __all__ = [
     "Cohort",

@@ -10,18 +10,18 @@ from lanes.config import check_one_of, check_seconds, check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.source import SourceEvent, SourceTraits
-from lanes_jetstream.acks import AckMode
-from lanes_jetstream.cohort import Cohort
-from lanes_jetstream.cohort_source import CohortSource
-from lanes_jetstream.connection import Connection, Where
-from lanes_jetstream.durable import Durable
-from lanes_jetstream.durable_source import DurableSource
-from lanes_jetstream.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
-from lanes_jetstream.fitting import LEAST_ACK_WAIT
-from lanes_jetstream.keys import KeyFunction
-from lanes_jetstream.start import Start, start_fields
-from lanes_jetstream.takeover import Mode
-from lanes_jetstream.watch import OutOfRange
+from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
+from lanes_jetstream.cohort.member import Cohort
+from lanes_jetstream.cohort.source import CohortSource
+from lanes_jetstream.durable.consumer import Durable
+from lanes_jetstream.durable.fitting import LEAST_ACK_WAIT
+from lanes_jetstream.durable.source import DurableSource
+from lanes_jetstream.durable.takeover import Mode
+from lanes_jetstream.durable.watch import OutOfRange
+from lanes_jetstream.wire.acks import AckMode
+from lanes_jetstream.wire.connection import Connection, Where
+from lanes_jetstream.wire.keys import KeyFunction
+from lanes_jetstream.wire.start import Start, start_fields
 
 __all__ = ["JetStreamSource"]
 

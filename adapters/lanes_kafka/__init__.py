@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lanes_kafka.dead_letters import KafkaDeadLetters
-from lanes_kafka.letters import read_disposition, read_letter
-from lanes_kafka.reading import record_key
+from lanes_kafka.client.records import record_key
+from lanes_kafka.dead_letters.wire import read_disposition, read_letter
+from lanes_kafka.dead_letters.writer import KafkaDeadLetters
 from lanes_kafka.source import KafkaSource
 
 __all__ = ["KafkaDeadLetters", "KafkaSource", "read_disposition", "read_letter", "record_key"]

@@ -14,13 +14,13 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
-from lanes_kafka.client_config import OutOfRange, Start, client_config
-from lanes_kafka.committing import Commit, carries
-from lanes_kafka.group import OF_POLL_INTERVAL
-from lanes_kafka.held import Held
-from lanes_kafka.owner import Owner
-from lanes_kafka.reading import KeyFunction, record_key
-from lanes_kafka.requests import Close, Command, Expire, Release, Want
+from lanes_kafka.client.commits import Commit, carries
+from lanes_kafka.client.group import OF_POLL_INTERVAL
+from lanes_kafka.client.prefetched import Held
+from lanes_kafka.client.records import KeyFunction, record_key
+from lanes_kafka.client.requests import Close, Command, Expire, Release, Want
+from lanes_kafka.client.thread import Owner
+from lanes_kafka.config import OutOfRange, Start, client_config
 
 __all__ = ["KafkaSource"]
 

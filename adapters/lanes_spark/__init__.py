@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from lanes_spark.audit import Audit, audit
-from lanes_spark.audit_verdicts import AuditVerdict
-from lanes_spark.journal_selection import JournalFacts, JournalSelection
-from lanes_spark.kafka_topic import KafkaTopic
+from lanes_spark.audits.audit import Audit, audit
+from lanes_spark.audits.verdicts import AuditVerdict
+from lanes_spark.driver.progress import OldestMessage, Progress
+from lanes_spark.driver.replay import Report, replay
+from lanes_spark.driver.stream import Stream, stream
 from lanes_spark.plan import Effects, Eras, Plan, make_plan
-from lanes_spark.progress import OldestMessage, Progress
-from lanes_spark.replay import Report, replay
-from lanes_spark.stream import Stream, stream
-from lanes_spark.table import ParquetTable
-from lanes_spark.task import run_task
-from lanes_spark.task_job import TaskJob
+from lanes_spark.tables.journal_selection import JournalFacts, JournalSelection
+from lanes_spark.tables.kafka_topic import KafkaTopic
+from lanes_spark.tables.table import ParquetTable
+from lanes_spark.task.job import TaskJob
+from lanes_spark.task.task import run_task
 
 __all__ = [
     "Audit",

@@ -26,8 +26,8 @@ from memsource.checkers.repeats import NoDuplicateCleanly, OrderAcrossAssignment
 from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
 from memsource.checkers.settlement import DeadLetterBeforeSettle, NoSettleBeforeEnd
 from memsource.checkers.verdict import Checker, Handler, Status, Verdict
-from memsource.history import Segment
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.timeline import Timeline
 
 __all__ = [
     "CHECKERS",

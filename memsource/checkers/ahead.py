@@ -8,9 +8,9 @@ from heapq import heappop, heappush
 
 from memsource.checkers.assignments import Assignments, begin_committing
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
 __all__ = ["MaxAhead", "StallNamed"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from lanes.rules import Rules
+from lanes.history.rules import Rules
 from memsource.checkers.verdict import Findings
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Assignment
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Assignment
 
 __all__ = ["Assignments", "LatestRun", "begin_committing", "closes_prefix", "lane_of"]
 

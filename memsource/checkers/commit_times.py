@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lanes.settling import SETTLE_RETRY
+from lanes.runtime.settle import SETTLE_RETRY
 from memsource.checkers.assignments import Assignments, begin_committing
 from memsource.checkers.deadlines import MARGIN, Deadlines
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
 __all__ = ["CommitsInTime", "UnknownCommitRepeated"]
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Final
 
 from memsource.checkers.verdict import Findings
-from memsource.history import Segment
-from memsource.rows import Row
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
 
 __all__ = ["MARGIN", "SILENT", "Deadlines", "Drain", "timeout_of", "well_nigh"]
 

@@ -9,9 +9,9 @@ from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from memsource.checkers.assignments import Assignments, closes_prefix
 from memsource.checkers.deadlines import MARGIN, Deadlines, Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Assignment, Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Assignment, Timeline
 
 __all__ = ["DrainInTime", "DrainStartsNothing", "DrainWaitsForRunning", "HandedOverAfterDrain"]
 

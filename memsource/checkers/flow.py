@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
 __all__ = ["BoundedBytes", "BoundedInFlight"]
 

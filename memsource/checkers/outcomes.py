@@ -9,9 +9,9 @@ from typing import Final
 
 from memsource.checkers.assignments import Assignments, LatestRun
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Assignment, Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Assignment, Timeline
 
 __all__ = ["DeliveredThenStarted", "OneTerminalOutcome", "ZombiesDoNotCount"]
 

@@ -8,9 +8,9 @@ from math import inf
 from memsource.checkers.assignments import Assignments
 from memsource.checkers.deadlines import Drain, timeout_of
 from memsource.checkers.verdict import Findings, Handler, Verdict, at
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Assignment, Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Assignment, Timeline
 
 __all__ = ["NoOverlap"]
 

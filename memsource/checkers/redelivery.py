@@ -9,9 +9,9 @@ from lanes.core.ledger import RUNS_LIMIT
 from memsource.checkers.assignments import Assignments, LatestRun
 from memsource.checkers.deadlines import MARGIN, Deadlines
 from memsource.checkers.verdict import Findings, Handler, Verdict
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
 __all__ = ["KeptAlive", "RedeliveryNotRun"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from memsource.history import Segment
-from memsource.rows import Row
-from memsource.timeline import Timeline
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
 __all__ = ["WITNESSES", "Checker", "Findings", "Handler", "Status", "Verdict", "at", "place", "printable"]
 

@@ -22,7 +22,7 @@ from memsource.explorer import invariants
 from memsource.explorer.member import SOURCE
 from memsource.explorer.scope import Scope
 from memsource.explorer.search import Broken
-from memsource.topic import RecordReader
+from memsource.memory.topic import RecordReader
 
 __all__ = ["AckState", "AckWorld"]
 

@@ -18,7 +18,7 @@ from memsource.explorer import invariants
 from memsource.explorer.invariants import Commit, covered
 from memsource.explorer.member import HANDLER, SOURCE, Assignment, Event, Member, OnWay, Output, Published
 from memsource.explorer.scope import Scope
-from memsource.topic import RecordReader
+from memsource.memory.topic import RecordReader
 
 __all__ = ["Act", "act"]
 

@@ -8,7 +8,7 @@ from typing import Final
 from memsource.explorer.invariants import Commit
 from memsource.explorer.member import SOURCE, Event, Published
 from memsource.explorer.scope import Scope
-from memsource.group import Group, GroupState
+from memsource.memory.group import Group, GroupState
 
 __all__ = ["Groups"]
 

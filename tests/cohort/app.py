@@ -9,13 +9,13 @@ import anyio
 import anyio.lowlevel
 
 from lanes import Message, Nak
-from memsource.cohort_broker import CohortBroker
-from memsource.sim.loop import GROUP
-from memsource.sim.traffic import Traffic
-from memsource.sim.waiting import until
-from memsource.sim.worker import App
-from memsource.sim.world import TAIL, World
-from memsource.way import TIMEOUT, Fate
+from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.link import TIMEOUT, Fate
+from memsource.sim.loop.event_loop import GROUP
+from memsource.sim.loop.waiting import until
+from memsource.sim.plans.traffic import Traffic
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import TAIL, World
 from tests.cohort.cases import BRIEF, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
 from tests.sim.app import staying
 

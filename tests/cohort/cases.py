@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 from lanes import Retry, Settings
-from lanes.membership import CohortSettings
-from memsource.cohort_broker import CohortBroker
-from memsource.epoch_consumers import Retention
-from memsource.pull_consumer import ConsumerSettings
-from memsource.sim.plan import Plan
+from lanes.cohort.membership import CohortSettings
+from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.epoch_consumers import Retention
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.sim.plans.plan import Plan
 
 __all__ = ["Case", "broker", "case_of"]
 

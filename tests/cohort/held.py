@@ -8,13 +8,13 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 
 from lanes.clock import Clock, monotonic
+from lanes.cohort.membership import CohortSettings, Happened
+from lanes.cohort.owned import Holdings, Tenancy
 from lanes.core.cohort.actions import Lost as LostTenure
 from lanes.core.cohort.actions import Owned
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Partition
-from lanes.holdings import Holdings, Tenancy
-from lanes.membership import CohortSettings, Happened
-from memsource.topic import RecordReader
+from memsource.memory.topic import RecordReader
 
 __all__ = ["FORCED", "Held", "StubMembership", "StubTenancy", "held", "taken_over"]
 

@@ -7,16 +7,16 @@ from typing import Any, Final
 
 import anyio
 
+from lanes.cohort.leases import EpochConsumers, LeaseStore
+from lanes.cohort.membership import CohortSettings, Membership
 from lanes.core.cohort.actions import Lost, Owned, Revoked
 from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
-from lanes.leases import EpochConsumers, LeaseStore
-from lanes.membership import CohortSettings, Membership
-from memsource.epoch_consumers import EpochStream, MemoryEpochConsumers
-from memsource.lease_store import Bucket, MemoryLeaseStore
-from memsource.sim.choosers import Fifo
-from memsource.sim.loop import current
-from memsource.sim.virtual import run
-from memsource.way import Way
+from memsource.jetstream.epoch_consumers import EpochStream, MemoryEpochConsumers
+from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
+from memsource.jetstream.link import Way
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.event_loop import current
+from memsource.sim.loop.virtual import run
 
 __all__ = ["CONFIG", "Servers", "config_of", "never", "once", "serve", "virtual"]
 

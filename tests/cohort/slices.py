@@ -12,10 +12,10 @@ from typing import Final
 
 from memsource import check
 from memsource.checkers import BoundedRepeats
-from memsource.sim.campaign import Campaign
-from memsource.sim.faults import faults
-from memsource.sim.run import Conditions, Run, collect_garbage
-from memsource.sim.token import encode
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.token import encode
+from memsource.sim.runs.campaign import Campaign
+from memsource.sim.runs.run import Conditions, Run, collect_garbage
 from tests.cohort.app import app
 from tests.cohort.cases import broker, case_of
 

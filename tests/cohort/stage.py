@@ -8,14 +8,14 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from lanes import Message, Retry, Settings
-from memsource.cohort_broker import CohortBroker
-from memsource.cohort_source import CohortMemberSource
-from memsource.sim.loop import GROUP
-from memsource.sim.plan import Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.waiting import until
-from memsource.sim.worker import App, Worker
-from memsource.sim.world import World
+from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.cohort_source import CohortMemberSource
+from memsource.sim.loop.event_loop import GROUP
+from memsource.sim.loop.waiting import until
+from memsource.sim.plans.plan import Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.worker import App, Worker
+from memsource.sim.world.world import World
 
 __all__ = ["PATIENT", "Stage", "staged"]
 

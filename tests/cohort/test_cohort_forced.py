@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from lanes.membership import CohortSettings
-from memsource.epoch_consumers import Retention
+from lanes.cohort.membership import CohortSettings
+from memsource.jetstream.epoch_consumers import Retention
 from tests.cohort.stage import PATIENT, Stage, staged
 
 FORCED: Final = CohortSettings(drain_within=3.0, overdue="force")

@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from lanes import ConfigError
+from lanes.cohort.leases import EpochConsumer
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
-from lanes.leases import EpochConsumer
-from memsource.epoch_consumers import MemoryEpochConsumers
-from memsource.sim.waiting import until
+from memsource.jetstream.epoch_consumers import MemoryEpochConsumers
+from memsource.sim.loop.waiting import until
 from tests.cohort.members import CONFIG, Servers, config_of, once, virtual
 
 LONG, SHORT = 30.0, 4.0

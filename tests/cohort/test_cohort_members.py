@@ -9,6 +9,8 @@ import anyio
 import pytest
 
 from lanes import ConfigError, Retry, Settings, SourceError
+from lanes.cohort.leases import ConsumerExists, Entry, UnknownResult
+from lanes.cohort.membership import CohortSettings, Membership
 from lanes.core.cohort.phases import IllegalInput
 from lanes.core.cohort.records import (
     CONFIG_KEY,
@@ -20,12 +22,10 @@ from lanes.core.cohort.records import (
     member_key,
     state_key,
 )
-from lanes.leases import ConsumerExists, Entry, UnknownResult
-from lanes.membership import CohortSettings, Membership
-from memsource.epoch_consumers import Durable, MemoryEpochConsumers
-from memsource.lease_store import MemoryLeaseStore
-from memsource.sim.waiting import until
-from memsource.way import Way
+from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
+from memsource.jetstream.lease_store import MemoryLeaseStore
+from memsource.jetstream.link import Way
+from memsource.sim.loop.waiting import until
 from tests.cohort.members import CONFIG, Servers, config_of, never, once, serve, virtual
 from tests.cohort.stage import Stage, staged
 

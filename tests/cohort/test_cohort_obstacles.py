@@ -7,12 +7,12 @@ from typing import Any
 import anyio
 import pytest
 
+from lanes.cohort.leases import ConsumerExists, UnknownResult
 from lanes.core.cohort.actions import Owned, Revoked
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import member_key
-from lanes.leases import ConsumerExists, UnknownResult
-from memsource.epoch_consumers import MemoryEpochConsumers
-from memsource.sim.waiting import until
+from memsource.jetstream.epoch_consumers import MemoryEpochConsumers
+from memsource.sim.loop.waiting import until
 from tests.cohort.members import Servers, config_of, virtual
 
 

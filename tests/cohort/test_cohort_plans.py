@@ -9,9 +9,9 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from lanes.cohort.membership import Membership
 from lanes.core.cohort.plan import plan
-from lanes.membership import Membership
-from memsource.sim.waiting import until
+from memsource.sim.loop.waiting import until
 from tests.cohort.members import Servers, config_of, serve, virtual
 
 MANY: Final = 60

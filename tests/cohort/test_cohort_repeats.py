@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from lanes.membership import CohortSettings, Membership
+from lanes.cohort.membership import CohortSettings, Membership
 from memsource import Verdict, check
 from memsource.checkers import BoundedRepeats
-from memsource.epoch_consumers import Retention
-from memsource.sim.run import Run
-from memsource.sim.worker import Worker
+from memsource.jetstream.epoch_consumers import Retention
+from memsource.sim.runs.run import Run
+from memsource.sim.world.worker import Worker
 from tests.cohort.cases import case_of
 from tests.cohort.slices import repeated_too_often
 from tests.cohort.stage import PATIENT, Stage, staged

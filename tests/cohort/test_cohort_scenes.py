@@ -9,10 +9,10 @@ from typing import Final, Literal
 import pytest
 
 from lanes import Retry
-from lanes.membership import CohortSettings
-from memsource.epoch_consumers import Retention
-from memsource.topic import Record
-from memsource.way import Fate
+from lanes.cohort.membership import CohortSettings
+from memsource.jetstream.epoch_consumers import Retention
+from memsource.jetstream.link import Fate
+from memsource.memory.topic import Record
 from tests.cohort.stage import PATIENT, Stage, staged
 
 RETENTIONS: Final[tuple[Retention, ...]] = ("limits", "workqueue", "interest")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from lanes.cohort.leases import Conflict, ConsumerExists, Entry, UnknownResult
 from lanes.errors import SourceError
-from lanes.leases import Conflict, ConsumerExists, Entry, UnknownResult
-from memsource.epoch_consumers import Durable, EpochStream, Retention
-from memsource.lease_store import Bucket, MemoryLeaseStore
-from memsource.way import Fate, Way
+from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
+from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
+from memsource.jetstream.link import Fate, Way
 
 SIZE = 1 << 20
 

@@ -9,11 +9,11 @@ import anyio.lowlevel
 import pytest
 
 import lanes
+from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.actions import Lost as LostTenure
 from lanes.core.cohort.actions import Owned, Released, Revoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
-from lanes.membership import CohortSettings
 from lanes.source import Assigned, Generation, Lost, Revoking
 from tests.cohort.held import Held, StubTenancy, held, taken_over
 from tests.cut_short import cut_short

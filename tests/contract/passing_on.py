@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Source, SourceEvent, SourceTraits
-from memsource.contract import Check
+from memsource.contract.source import Check
 
 _Inner = TypeVar("_Inner", bound=Source)
 

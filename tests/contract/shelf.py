@@ -10,11 +10,11 @@ import anyio
 import anyio.lowlevel
 
 from lanes.dead_letter import DeadLetter
+from lanes.dead_letters.box import Disposition, Found, LetterBox, Parked
+from lanes.dead_letters.wire import REPLAYED, fitting
 from lanes.errors import ConfigError, SourceError
-from lanes.letter_box import Disposition, Found, LetterBox, Parked
-from lanes.letters import REPLAYED, fitting
 from lanes.source import DeadLetters
-from memsource.letter_contract import LetterAbility, Origin, Published
+from memsource.contract.dead_letters import LetterAbility, Origin, Published
 
 
 class Shelf:

@@ -10,8 +10,8 @@ import pytest
 from lanes.attempts import Attempt, Attempts
 from lanes.core.types import Message, Partition
 from memsource import MemoryAttempts
-from memsource.attempts_contract import ATTEMPTS_CHECKS, AttemptsCheck
-from memsource.harness import ContractBroken
+from memsource.contract.attempts import ATTEMPTS_CHECKS, AttemptsCheck
+from memsource.contract.harness import ContractBroken
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ import lanes
 from lanes.core.types import Room
 from lanes.source import Assigned, Delivered
 from memsource import MemoryBroker, MemorySource
-from memsource import source as source_module
-from memsource.broker import Delivery
+from memsource.memory import source as source_module
+from memsource.memory.broker import Delivery
 
 
 def filled(count: int, **settings: Any) -> MemoryBroker:
@@ -218,11 +218,13 @@ async def test_the_example_in_the_docstring_runs() -> None:
     text = inspect.getdoc(source_module) or ""
     example = dedent(text[text.index("    async def test_every_order") :])
     names: dict[str, Any] = {"lanes": lanes, "MemoryBroker": MemoryBroker, "MemorySource": MemorySource}
-    exec(compile(example, "the docstring of memsource.source", "exec"), names)
+    exec(compile(example, "the docstring of memsource.memory.source", "exec"), names)
     test: Callable[[], Awaitable[None]] = names["test_every_order_is_booked"]
     await test()
 
 
 def test_what_is_shipped_needs_no_test_runner() -> None:
-    program = "import sys, memsource, memsource.contract; sys.exit('pytest' in sys.modules or 'trio' in sys.modules)"
+    program = (
+        "import sys, memsource, memsource.contract.source; sys.exit('pytest' in sys.modules or 'trio' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,16 +9,16 @@ from typing import Final
 import anyio.lowlevel
 import pytest
 
+from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.records import PLAN_KEY, Drain, Heartbeat, PlanRecord, decode, drain_key, encode, member_key
 from lanes.core.types import Partition, PartitionId
-from lanes.membership import CohortSettings
 from lanes.source import Source
-from memsource.cohort_broker import CohortBroker
-from memsource.cohort_source import CohortMemberSource
-from memsource.contract import Ability, Check, Sample, checks
-from memsource.epoch_consumers import Retention
-from memsource.harness import numbered, opened, rising
-from memsource.pull_consumer import ConsumerSettings
+from memsource.contract.harness import numbered, opened, rising
+from memsource.contract.source import Ability, Check, Sample, checks
+from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.cohort_source import CohortMemberSource
+from memsource.jetstream.epoch_consumers import Retention
+from memsource.jetstream.pull_consumer import ConsumerSettings
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 LEASE: Final = 10_000.0

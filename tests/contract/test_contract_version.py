@@ -14,14 +14,14 @@ import anyio
 import pytest
 
 import lanes.source
-import memsource.commit_contract
-import memsource.contract
-import memsource.harness
-import memsource.room_contract
+import memsource.contract.commits
+import memsource.contract.harness
+import memsource.contract.room
+import memsource.contract.source
 from lanes.core.types import Room
 from lanes.source import CONTRACT_VERSION, Source, SourceEvent, SourceTraits
-from memsource.contract import NOT_CHECKED, Ability, Check, ContractBroken, checks
-from memsource.source import MemorySource
+from memsource.contract.source import NOT_CHECKED, Ability, Check, ContractBroken, checks
+from memsource.memory.source import MemorySource
 from tests.contract.test_memory import EVERYTHING, MemoryHarness
 
 ROOT: Final = Path(__file__).parents[2]
@@ -123,7 +123,12 @@ async def test_a_source_with_a_timer_has_to_be_checked_for_it() -> None:
 def test_every_trait_is_checked_or_it_is_said_why_not() -> None:
     read = {
         node.attr
-        for module in (memsource.contract, memsource.commit_contract, memsource.room_contract, memsource.harness)
+        for module in (
+            memsource.contract.source,
+            memsource.contract.commits,
+            memsource.contract.room,
+            memsource.contract.harness,
+        )
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("traits")
     }
@@ -196,7 +201,7 @@ class Silent(MemorySource):
 
 @pytest.mark.anyio
 async def test_the_suite_says_what_to_do_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memsource.harness.TIMEOUT", 0.05)
+    monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
     (check,) = (check for check in checks(()) if name_of(check) == "unsettled_comes_back")
     with pytest.raises(ContractBroken, match=r"no event within .* see Harness\.source"):
         await check(KeepsForTheDead())

@@ -9,11 +9,11 @@ from typing import Final, Literal, get_args
 
 import pytest
 
-from lanes.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
-from memsource.epoch_consumers import Durable, EpochStream, MemoryEpochConsumers, Retention
-from memsource.epoch_contract import EPOCH_CHECKS, EpochCheck, EpochHarness
-from memsource.harness import ContractBroken
-from memsource.way import Fate, Way
+from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
+from memsource.contract.epochs import EPOCH_CHECKS, EpochCheck, EpochHarness
+from memsource.contract.harness import ContractBroken
+from memsource.jetstream.epoch_consumers import Durable, EpochStream, MemoryEpochConsumers, Retention
+from memsource.jetstream.link import Fate, Way
 
 SIZE: Final = 1 << 20
 RETENTIONS: Final[tuple[Retention, ...]] = get_args(Retention)

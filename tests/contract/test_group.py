@@ -12,8 +12,8 @@ from lanes.core.types import Partition, Room, Settlement
 from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, Source, SourceEvent
 from memsource import Group, GroupSource
-from memsource.contract import Ability, Check, ContractBroken, Sample, checks
-from memsource.group import Committed
+from memsource.contract.source import Ability, Check, ContractBroken, Sample, checks
+from memsource.memory.group import Committed
 from tests.contract.passing_on import PassesOn, name_of
 from tests.cut_short import cut_short
 
@@ -200,7 +200,7 @@ class AnnouncesProgressBelow(Broken):
 async def test_the_suite_finds_a_broken_source(
     broken: type[Broken], finder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memsource.harness.TIMEOUT", 0.05)
+    monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
     (check,) = (check for check in checks(ABILITIES) if name_of(check) == finder)
     with pytest.raises((ContractBroken, AssertionError, ExceptionGroup)):
         await check(GroupHarness(3, wrap=broken))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsource import Group
-from memsource.group import Committed, Notice, UnknownMember, plan
+from memsource.memory.group import Committed, Notice, UnknownMember, plan
 
 MEMBERS = ("a", "b", "c")
 

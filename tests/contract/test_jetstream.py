@@ -16,8 +16,8 @@ from lanes.core.types import Partition
 from lanes.errors import SourceError
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, header
-from lanes_jetstream.connection import Connection
-from memsource.contract import Ability, Check, Sample, checks
+from lanes_jetstream.wire.connection import Connection
+from memsource.contract.source import Ability, Check, Sample, checks
 from tests.components import NatsServer
 from tests.conftest import NatsFactory
 

@@ -11,11 +11,11 @@ import pytest
 
 from lanes.core.types import Partition, Room
 from lanes.source import Source
-from memsource.contract import Ability, Check, Sample, checks
-from memsource.jetstream import JetStreamBroker
-from memsource.jetstream_source import JetStreamMemberSource
-from memsource.jetstream_takeover import SHRINK_SECONDS
-from memsource.pull_consumer import ConsumerSettings
+from memsource.contract.source import Ability, Check, Sample, checks
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.jetstream.source import JetStreamMemberSource
+from memsource.jetstream.takeover import SHRINK_SECONDS
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 ALL = Room(100, 1 << 20)

@@ -18,7 +18,7 @@ from lanes.core.offset_map import decode
 from lanes.core.types import Partition
 from lanes.source import Source
 from lanes_kafka import KafkaSource
-from memsource.contract import Ability, Check, Sample, checks
+from memsource.contract.source import Ability, Check, Sample, checks
 from tests.components import KafkaServer, wait_until
 from tests.contract.passing_on import name_of
 from tests.kafka.mock_cluster import MockCluster, mock_cluster

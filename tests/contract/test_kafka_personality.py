@@ -11,10 +11,10 @@ import pytest
 
 from lanes.core.types import Partition
 from lanes.source import Source
-from memsource.contract import Ability, Check, Sample, checks
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.kafka_client import RebalanceProtocol
-from memsource.kafka_source import KafkaMemberSource
+from memsource.contract.source import Ability, Check, Sample, checks
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import RebalanceProtocol
+from memsource.kafka.source import KafkaMemberSource
 from tests.contract.passing_on import name_of
 
 ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits", "hands over")

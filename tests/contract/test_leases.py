@@ -8,11 +8,11 @@ from typing import Final, Literal
 
 import pytest
 
-from lanes.leases import Entry, LeaseStore
-from memsource.harness import ContractBroken
-from memsource.lease_contract import LEASE_CHECKS, LeaseCheck, LeaseHarness
-from memsource.lease_store import Bucket, MemoryLeaseStore
-from memsource.way import Fate, Way
+from lanes.cohort.leases import Entry, LeaseStore
+from memsource.contract.harness import ContractBroken
+from memsource.contract.leases import LEASE_CHECKS, LeaseCheck, LeaseHarness
+from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
+from memsource.jetstream.link import Fate, Way
 
 
 class MemoryHarness:

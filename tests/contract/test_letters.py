@@ -10,13 +10,12 @@ from typing import Final, cast, get_args
 import pytest
 
 from lanes.dead_letter import DeadLetter
+from lanes.dead_letters.box import Disposition, Found, Parked
+from lanes.dead_letters.wire import REPLAYED, fitting
 from lanes.errors import SourceError
-from lanes.letter_box import Disposition, Found, Parked
-from lanes.letters import REPLAYED, fitting
 from lanes.source import DeadLetters
 from memsource import MemoryBroker, MemoryDeadLetters
-from memsource.harness import ContractBroken
-from memsource.letter_contract import (
+from memsource.contract.dead_letters import (
     LETTER_CONTRACT_VERSION,
     LetterAbility,
     LetterCheck,
@@ -24,6 +23,7 @@ from memsource.letter_contract import (
     Origin,
     letter_checks,
 )
+from memsource.contract.harness import ContractBroken
 from tests.contract.shelf import Box, Letters, Shelf, ShelfHarness, size
 
 ASKED: Final = {

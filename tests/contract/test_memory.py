@@ -10,10 +10,10 @@ import pytest
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Delivered, Source, SourceEvent
-from memsource.broker import MemoryBroker
-from memsource.contract import Ability, Check, ContractBroken, Sample, checks
-from memsource.harness import messages_of
-from memsource.source import MemorySource
+from memsource.contract.harness import messages_of
+from memsource.contract.source import Ability, Check, ContractBroken, Sample, checks
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.contract.passing_on import PassesOn, name_of
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
@@ -176,7 +176,7 @@ class ForgetsWhoOwnedIt(Broken):
 async def test_the_suite_finds_a_broken_source(
     broken: type[Broken], finder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memsource.harness.TIMEOUT", 0.05)
+    monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
     found = set()
     for check in checks(EVERYTHING):
         try:

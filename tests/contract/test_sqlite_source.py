@@ -16,8 +16,8 @@ from examples.sqlite_source.sqlite_source import SqliteSource, create, put
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Source
 from memsource import check_files
-from memsource.contract import Ability, Check, Sample, checks
-from memsource.harness import BYTES, messages_of
+from memsource.contract.harness import BYTES, messages_of
+from memsource.contract.source import Ability, Check, Sample, checks
 from tests.runtime.support import until
 
 ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "finish")

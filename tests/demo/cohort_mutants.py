@@ -11,7 +11,7 @@ from tests.mutants.table_cohort import COHORT
 RUNTIME: Final = (
     Mutant(
         "starts_behind_the_deadline",
-        "lanes.workers",
+        "lanes.workers.tasks",
         "                if now >= message.partition.deadline:\n",
         "                if False:\n",
         "handlers start in a process that was frozen past its lease",
@@ -26,7 +26,7 @@ MUTANTS: Final = {mutant.name: mutant for mutant in (*RUNTIME, *COHORT)}
 def main() -> int:
     """Install the mutant named first, then run the worker."""
     install(MUTANTS[sys.argv[1]])
-    from lanes.demo.worker import main as work
+    from demo.worker import main as work
 
     return work()
 

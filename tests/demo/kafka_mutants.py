@@ -11,7 +11,7 @@ from tests.mutants import Mutant, install, table
 KAFKA: Final = (
     Mutant(
         "begins_one_later",
-        "lanes_kafka.offsets",
+        "lanes_kafka.client.offsets",
         "found[place] = Beginning(floor, completed, decided=False)",
         "found[place] = Beginning(floor + (floor < high), completed, decided=False)",
         "the lowest unfinished message is taken for finished by the next owner",
@@ -20,7 +20,7 @@ KAFKA: Final = (
     ),
     Mutant(
         "completed_set_left_out",
-        "lanes_kafka.committing",
+        "lanes_kafka.client.commits",
         "if not self.limit or not settlement.completed:",
         "if True:",
         "the next owner does not hear of what had finished above the position",
@@ -29,7 +29,7 @@ KAFKA: Final = (
     ),
     Mutant(
         "revoke_does_not_wait",
-        "lanes_kafka.group",
+        "lanes_kafka.client.group",
         "while any(self._still(each) for each in waiting) and not self.closing:",
         "while False:",
         "a partition is given away while its handlers run",
@@ -54,7 +54,7 @@ def main() -> int:
     """Install the mutant named first, then run the worker."""
     name = sys.argv[1]
     install(MUTANTS.get(name) or table.MUTANTS[name])
-    from lanes.demo.worker import main as work
+    from demo.worker import main as work
 
     return work()
 

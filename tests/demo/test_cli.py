@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from lanes import cli
+from lanes.cli import app as cli
 from lanes.core.ring import lane, partition, slot
 from lanes.core.types import PartitionId
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 
 
 class Said(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import nats
 import pytest
 
-from lanes.demo import DemoConfig, run
-from lanes.demo.config import Retention
-from lanes.demo.members import Members
+from demo import DemoConfig, run
+from demo.config import Retention
+from demo.members import Members
 from tests.components import NatsServer
 
 LEASE = 5.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lanes.demo import DemoConfig, DemoError, Faults
-from lanes.demo.config import VARIABLE, WorkerConfig
-from lanes.demo.places import places
+from demo import DemoConfig, DemoError, Faults
+from demo.config import VARIABLE, WorkerConfig
+from demo.places import places
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lanes.demo import coordinator
-from lanes.demo.coordinator import Coordinator
-from lanes.demo.errors import NoAnswer
-from lanes.demo.membership import Member
+from demo import coordinator
+from demo.coordinator import Coordinator
+from demo.errors import NoAnswer
+from demo.membership import Member
 from tests.components import KafkaServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

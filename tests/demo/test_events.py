@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lanes.demo import DemoError
-from lanes.demo.events import FIELDS, GENERATED_EVENTS, LENGTHS, Event, generate, load, read
+from demo import DemoError
+from demo.events import FIELDS, GENERATED_EVENTS, LENGTHS, Event, generate, load, read
 
 
 def row(case: str = "a", step: object = 0, **changes: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lanes.demo.events import generate
-from lanes.demo.faults import POISON, Faults
+from demo.events import generate
+from demo.faults import POISON, Faults
 
 
 def test_about_one_in_a_hundred_fails_once_or_twice_and_a_few_always() -> None:

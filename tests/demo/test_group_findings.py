@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lanes.demo.group_findings import Fault, FaultKind, Knowledge, findings
-from lanes.demo.membership import Snapshot
+from demo.group_findings import Fault, FaultKind, Knowledge, findings
+from demo.membership import Snapshot
 from tests.demo.test_membership import look
 from tests.history.rows import (
     Rows,

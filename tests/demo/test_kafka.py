@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from demo import DemoConfig, run
+from demo.config import Protocol
+from demo.members import Members
 from lanes.clock import monotonic
-from lanes.demo import DemoConfig, run
-from lanes.demo.config import Protocol
-from lanes.demo.members import Members
 from tests.components import KafkaServer, wait_until
 from tests.conftest import KafkaFactory, Spawn, first_line, is_gone
 
@@ -106,7 +106,7 @@ async def test_a_broker_that_dies_is_waited_for(fresh_kafka: KafkaFactory) -> No
 _FREEZES_ONE = """
 import asyncio, sys
 from lanes.clock import monotonic
-from lanes.demo import DemoConfig, run
+from demo import DemoConfig, run
 
 async def script(group):
     await group.until(group.settled)
@@ -135,7 +135,7 @@ async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> Non
     before = topics(kafka)
     arguments = ["--broker", "kafka", "--server", kafka.url, "--sample", "0s", "--events", "20000"]
     with subprocess.Popen(
-        [sys.executable, "-c", "from lanes.cli import main; main()", "demo", *arguments],
+        [sys.executable, "-c", "from lanes.cli.app import main; main()", "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lanes.demo import DemoConfig, Faults, Report, run
-from lanes.demo.members import Members
+from demo import DemoConfig, Faults, Report, run
+from demo.members import Members
 from tests.components import KafkaServer
 from tests.demo.kafka_mutants import KAFKA
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 _EVENTS = 5_000
-_WORKER = (sys.executable, "-m", "lanes.demo.worker")
+_WORKER = (sys.executable, "-m", "demo.worker")
 
 
 async def fed(group: Members, until: float) -> None:

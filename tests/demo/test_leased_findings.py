@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.demo.group_findings import Fault, FaultKind, Knowledge, findings
-from lanes.demo.history import Seen, examine
-from lanes.demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
+from demo.group_findings import Fault, FaultKind, Knowledge, findings
+from demo.history import Seen, examine
+from demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report
 from tests.history.rows import (
     Fields,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lanes.demo import DemoError
-from lanes.demo.ledger import Apply, Ledger
+from demo import DemoError
+from demo.ledger import Apply, Ledger
 
 
 @pytest.fixture

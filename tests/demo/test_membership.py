@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from lanes.demo.membership import Member, Removal, Snapshot, Span, last_owners, rebalances, removals, spans
+from demo.membership import Member, Removal, Snapshot, Span, last_owners, rebalances, removals, spans
 from tests.history.rows import assigned, at, owned, parsed, segment
 
 ONE = ("m-1", "S/0", 1)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lanes.demo import DemoError
-from lanes.demo.child import EXIT_ORPHANED, peak_rss_mb
-from lanes.demo.supervise import Child
+from demo import DemoError
+from demo.child import EXIT_ORPHANED, peak_rss_mb
+from demo.supervise import Child
 from tests.components import wait_until
 from tests.conftest import Spawn, first_line, is_gone
 
-_WAIT = "from lanes.demo.child import end_with_parent; import threading; end_with_parent(); "
+_WAIT = "from demo.child import end_with_parent; import threading; end_with_parent(); "
 _FOR_EVER = "threading.Event().wait()"
 
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -35,7 +35,7 @@ def test_a_child_ends_with_its_parent() -> None:
 _FREEZES = """
 import asyncio, os, signal, subprocess, sys
 from pathlib import Path
-from lanes.demo.supervise import Child
+from demo.supervise import Child
 
 async def main(child):
     await child.start()
@@ -54,7 +54,7 @@ import asyncio
 start = asyncio.create_subprocess_exec
 asyncio.create_subprocess_exec = lambda *words, process_group, **more: start(*words, start_new_session=True, **more)
 """
-_UNASKED = "from lanes.demo import child; child.killed_with_parent = lambda: None; "
+_UNASKED = "from demo import child; child.killed_with_parent = lambda: None; "
 _linux = pytest.mark.skipif(sys.platform != "linux", reason="the system cannot be asked to kill it")
 
 
@@ -72,7 +72,7 @@ def test_a_frozen_child_ends_with_its_parent(spawn: Spawn, parent: str, child: s
 
 
 def test_the_peak_memory_is_that_of_this_process_alone() -> None:
-    code = "from lanes.demo.child import peak_rss_mb; print(peak_rss_mb())"
+    code = "from demo.child import peak_rss_mb; print(peak_rss_mb())"
     small = float(subprocess.run(python(code), capture_output=True, text=True, check=True).stdout)
     large = float(
         subprocess.run(python(f"x = bytearray(100 << 20); {code}"), capture_output=True, text=True, check=True).stdout

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lanes.demo import Report
-from lanes.demo.history import Verdict
+from demo import Report
+from demo.history import Verdict
 
 KEYS = [
     "events",

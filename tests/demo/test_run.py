@@ -16,8 +16,8 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
+from demo import DemoConfig, DemoError, Progress, run
 from lanes.clock import monotonic
-from lanes.demo import DemoConfig, DemoError, Progress, run
 from tests.components import NatsServer
 
 pytestmark = [
@@ -99,7 +99,7 @@ async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, cli
 
 
 async def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
         await run(DemoConfig(server="nats://127.0.0.1:1", events=10))
 
@@ -184,7 +184,7 @@ async def test_a_frozen_worker_goes_on_where_it_was(nats_server: NatsServer) -> 
 
 def command(server: NatsServer, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from lanes.cli import main; main()", "demo", "--server", server.url, *arguments],
+        [sys.executable, "-c", "from lanes.cli.app import main; main()", "demo", "--server", server.url, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

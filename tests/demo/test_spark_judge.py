@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from demo import DemoError
+from demo.ledger import Step
+from demo.spark.judge import Judgement, judge
+from demo.spark.tables import Tables
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.demo import DemoError
-from lanes.demo.ledger import Step
-from lanes.demo.spark.judge import Judgement, judge
-from lanes.demo.spark.tables import Tables
 from tests.components import PostgresServer
 from tests.postgres.tables import Reader
 

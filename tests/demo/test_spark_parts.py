@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
-from lanes import cli
-from lanes.demo import DemoError
-from lanes.demo.history import Verdict
-from lanes.demo.places import places
-from lanes.demo.progress import Progress
-from lanes.demo.service import Service
-from lanes.demo.spark import SparkConfig, SparkReport, checkpoint
-from lanes.demo.spark.config import VARIABLE, ReplayConfig
-from lanes.demo.spark.drivers import Drivers
-from lanes.demo.spark.judge import Judgement
-from lanes.demo.spark.tables import Tables
+from demo import DemoError
+from demo.history import Verdict
+from demo.places import places
+from demo.progress import Progress
+from demo.service import Service
+from demo.spark import SparkConfig, SparkReport, checkpoint
+from demo.spark.config import VARIABLE, ReplayConfig
+from demo.spark.drivers import Drivers
+from demo.spark.judge import Judgement
+from demo.spark.tables import Tables
+from lanes.cli import app as cli
 from tests.components import PostgresServer
 
 KAFKA, POSTGRES = "127.0.0.1:9092", "postgresql://me:secret@127.0.0.1:5432/test"
@@ -80,7 +80,7 @@ def test_the_last_line_has_the_figures_and_no_other() -> None:
 
 
 def test_files_that_were_not_written_to_the_end_are_named_and_break_nothing() -> None:
-    from lanes.demo.spark.driver import told as said
+    from demo.spark.driver import told as said
     from lanes_spark import Audit
 
     audit = Audit(verdicts=(), rows=9, processes=2, duplicates={}, unfinished=1_200, findings=cast(Any, None))
@@ -218,7 +218,7 @@ def test_a_missing_package_is_one_clear_line(
     module: str, install: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
-    for asks in ("lanes.cli", "lanes_spark.demo_command"):
+    for asks in ("lanes.cli.app", "lanes_spark.cli.demo"):
         monkeypatch.setattr(f"{asks}.find_spec", lambda name: None if name == module else find(name))
     monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo"])
     with pytest.raises(SystemExit) as ended:
@@ -234,9 +234,9 @@ _DRIVER = """
 import asyncio, json, os, sys
 from pathlib import Path
 from lanes.clock import monotonic
-from lanes.demo.child import end_with_parent
-from lanes.demo.client import Client
-from lanes.demo.spark.config import ReplayConfig
+from demo.child import end_with_parent
+from demo.client import Client
+from demo.spark.config import ReplayConfig
 end_with_parent()
 config = ReplayConfig.load()
 checkpoint = Path(config.checkpoint)
@@ -282,7 +282,7 @@ async def _work(attempt: int, ends: bool) -> None:
     import os
     import uuid
 
-    from lanes.demo.client import Client
+    from demo.client import Client
 
     config = ReplayConfig.load()
     client = Client(config.service, config.token)

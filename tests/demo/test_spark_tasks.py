@@ -12,14 +12,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 import lanes
-from lanes.demo.config import settings
-from lanes.demo.events import Event, load
-from lanes.demo.faults import POISON, Faults
-from lanes.demo.service import Service
-from lanes.demo.spark import tasks
-from lanes.demo.spark.config import ReplayConfig
-from lanes.demo.spark.judge import judge
-from lanes.demo.spark.tables import Tables
+from demo.config import settings
+from demo.events import Event, load
+from demo.faults import POISON, Faults
+from demo.service import Service
+from demo.spark import tasks
+from demo.spark.config import ReplayConfig
+from demo.spark.judge import judge
+from demo.spark.tables import Tables
 from lanes_spark import TaskJob, run_task
 from tests.components import PostgresServer
 from tests.demo.test_spark_parts import told

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lanes.demo import Progress
-from lanes.demo.view import LiveView, PlainView, Rate, best_view, line
+from demo import Progress
+from demo.view import LiveView, PlainView, Rate, best_view, line
 from tests.demo.test_report import report
 
 STATUS: dict[str, Any] = {

@@ -74,7 +74,11 @@ RULES: Final = (
         ),
     ),
     Rule("process", frozenset({"spawn"}), frozenset({"subprocess", "multiprocessing", "concurrent.futures"})),
-    Rule("thread", frozenset(), frozenset({"threading", "lanes.pool", "lanes.threads", "anyio.to_thread"})),
+    Rule(
+        "thread",
+        frozenset(),
+        frozenset({"threading", "lanes.workers.pool", "lanes.workers.threads", "anyio.to_thread"}),
+    ),
     Rule("timer", frozenset(), frozenset({"tests.components.wait_until", "tests.components.waiting"}), coroutines=True),
 )
 

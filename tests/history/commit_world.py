@@ -11,7 +11,7 @@ from random import Random
 from typing import cast
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 from memsource import Group
 from tests.history.handling import Handling
 from tests.history.made import Made

@@ -8,8 +8,8 @@ from random import Random
 from typing import Protocol
 
 from lanes.core.types import Message, Partition
-from lanes.history import Recorder
-from lanes.rules import Rules
+from lanes.history.recorder import Recorder
+from lanes.history.rules import Rules
 
 
 class Held(Protocol):

@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 import pytest
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import History, Recorder
-from lanes.journal import Journal, recorder
-from lanes.journal_writer import JournalWriter
-from memsource.journal import lines_of, open_journals
+from lanes.history.journal import Journal, recorder
+from lanes.history.parquet import JournalWriter
+from lanes.history.recorder import History, Recorder
+from memsource.history.journal import lines_of, open_journals
 from tests.components import wait_until
 
 PARTITION: Final = Partition(PartitionId("S", 0), cast(Reader, None))

@@ -10,8 +10,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from lanes.history import FORMAT
-from lanes.rules import Rules
+from lanes.history.recorder import FORMAT
+from lanes.history.rules import Rules
 from memsource import (
     AtLeastOnce,
     BoundedInFlight,

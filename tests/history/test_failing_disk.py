@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 from memsource import read
 from tests.history.children import run_child
 from tests.history.rows import rows_of
@@ -218,7 +218,7 @@ def test_whatever_the_disk_does_lines_stay_whole_and_rows_are_counted(
 PRELUDE = """
 import resource, signal, sys, time
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 
 partition = Partition(PartitionId("S", 0), None)
 history = Recorder(sys.argv[1], member="child")

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from fuzz.history import lines, real_lines
 from lanes.core.ring import slot
 from lanes.errors import ConfigError
-from lanes.history import History, recorder_of
-from lanes.journal import Journal, files_of
-from lanes.journal_rows import RUN, SCHEMA_VERSION, VERSION, row_tables
+from lanes.history.columns import RUN, SCHEMA_VERSION, VERSION, row_tables
+from lanes.history.journal import Journal, files_of
+from lanes.history.recorder import History, recorder_of
 from memsource import HistoryError, Segment, check, check_files, read
-from memsource.journal import JournalError, convert
+from memsource.history.journal import JournalError, convert
 from tests.history.journals import ended, files, message, opened, reach, rows, table
 from tests.history.journals import handled as handled_now
 from tests.history.rows import delivered, encoded, handled, segment, started
@@ -197,7 +197,7 @@ def test_what_the_history_lacks_the_journal_has(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr("lanes.segment.os.write", full)
+    monkeypatch.setattr("lanes.history.segment.os.write", full)
     for position in range(4):
         handled_now(recording, position)
         recording.flush()
@@ -334,7 +334,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
 import sys
 sys.modules["pyarrow"] = None
 from lanes.errors import ConfigError
-from lanes.journal import Journal
+from lanes.history.journal import Journal
 from memsource import check_files
 try:
     Journal(sys.argv[1])
@@ -348,5 +348,5 @@ print(check_files([sys.argv[1]]).text)
 
 
 def test_nothing_imports_pyarrow_that_needs_no_journal() -> None:
-    code = "import sys, lanes, lanes.journal, memsource.report; assert 'pyarrow' not in sys.modules"
+    code = "import sys, lanes, lanes.history.journal, memsource.checkers.report; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes import journal as journal_module
 from lanes.errors import ConfigError
-from lanes.journal import files_of
-from lanes.journal_buffer import RowBuffer
-from lanes.journal_writer import ParquetFile
+from lanes.history import journal as journal_module
+from lanes.history.buffer import RowBuffer
+from lanes.history.journal import files_of
+from lanes.history.parquet import ParquetFile
 from memsource import HistoryError, check, read
 from tests.history.children import run_child
 from tests.history.journals import WAIT, ended, files, handled, held_disk, message, opened, reach, rows
@@ -254,7 +254,7 @@ def test_what_is_said_after_the_end_is_given_up(tmp_path: Path, gate: threading.
 PRELUDE = """
 import resource, signal, sys
 from pathlib import Path
-from lanes.journal import files_of
+from lanes.history.journal import files_of
 from tests.history.journals import handled, held_disk, message, opened, reach
 directory = Path(sys.argv[1])
 """

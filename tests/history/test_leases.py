@@ -9,9 +9,9 @@ import pytest
 
 from lanes import Message, PartitionId
 from lanes.core.types import Partition
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 from memsource import NoOverlap, Verdict, check, read
-from memsource.topic import RecordReader
+from memsource.memory.topic import RecordReader
 from tests.history.rows import Fields, Rows, ack, assigned, at, delivered, ended, owned, parsed, ran, segment, started
 
 

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import FORMAT, Recorder
-from lanes.rules import Rules
+from lanes.history.recorder import FORMAT, Recorder
+from lanes.history.rules import Rules
 from memsource import HistoryError, Row, Segment, check, check_files, counts, read, read_bytes
-from memsource.history import LINE_LIMIT
+from memsource.history.reader import LINE_LIMIT
 from tests.history.rows import (
     RULES,
     Fields,

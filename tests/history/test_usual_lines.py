@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from memsource import HistoryError, read_bytes, rows
-from memsource.rows import RowParser
-from memsource.sim.recording import MemoryRecorder
+from memsource import HistoryError, read_bytes
+from memsource.history import rows
+from memsource.history.rows import RowParser
+from memsource.sim.world.recording import MemoryRecorder
 
 _NEVER: Final = re.compile("(?!)")
 
 
 def written() -> bytes:
-    """Every event of a message, with and without a key, as ``lanes.history`` writes them."""
+    """Every event of a message, with and without a key, as ``lanes.history.recorder`` writes them."""
     history = MemoryRecorder("m-1", 7, lambda: 1e9)
     history.open(source="S", concurrency=1, max_in_flight=10, max_in_flight_bytes=10, now=1.0)
     partition = Partition(PartitionId("orders", 3), cast(Reader, None))

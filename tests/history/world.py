@@ -10,8 +10,8 @@ from random import Random
 from typing import cast
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history import Recorder
-from lanes.rules import Rules
+from lanes.history.recorder import Recorder
+from lanes.history.rules import Rules
 from tests.history.handling import Handling
 
 RULES = Rules(

@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 
 import lanes
-from lanes_jetstream import JetStreamSource, durable, subject_token
+from lanes_jetstream import JetStreamSource, subject_token
+from lanes_jetstream.durable import consumer as durable
 from tests.jetstream.workload import DURABLE
 
 

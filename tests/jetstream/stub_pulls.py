@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from nats.aio.msg import Msg
 
-from lanes_jetstream.cohort_pulls import ConsumerPulls, Inbox
-from lanes_jetstream.connection import Connection
+from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox
+from lanes_jetstream.wire.connection import Connection
 
 
 class StubClient:

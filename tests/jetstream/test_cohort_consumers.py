@@ -14,11 +14,11 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
-from lanes_jetstream.connection import Connection
-from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
-from memsource.epoch_consumers import Durable, Retention
-from memsource.epoch_contract import EPOCH_CHECKS, EpochCheck, EpochHarness
+from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
+from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.wire.connection import Connection
+from memsource.contract.epochs import EPOCH_CHECKS, EpochCheck, EpochHarness
+from memsource.jetstream.epoch_consumers import Durable, Retention
 from tests.components import NatsServer
 from tests.jetstream.conftest import connect
 from tests.jetstream.test_cohort_partitioning import Names

@@ -11,19 +11,19 @@ from nats.aio.msg import Msg
 
 import lanes
 from lanes.clock import Clock, monotonic
+from lanes.cohort.leases import UnknownResult
 from lanes.core.cohort.actions import Lost as LostTenure
 from lanes.core.cohort.actions import Revoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
-from lanes.leases import UnknownResult
 from lanes_jetstream import Cohort, subject_token
-from lanes_jetstream.cohort_pulls import ConsumerPulls
-from lanes_jetstream.cohort_source import CohortSource
-from lanes_jetstream.connection import ApiError, Connection
-from lanes_jetstream.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.partitioning import KeyWatch
-from lanes_jetstream.reading import READER
-from lanes_jetstream.tenancy import PulledTenancy
+from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.cohort.partitioning import KeyWatch
+from lanes_jetstream.cohort.pulls import ConsumerPulls
+from lanes_jetstream.cohort.source import CohortSource
+from lanes_jetstream.cohort.tenancy import PulledTenancy
+from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.messages import READER
 from tests.cohort.held import Held as StubHeld
 from tests.cohort.held import taken_over
 from tests.jetstream.stub_pulls import Side

@@ -11,8 +11,8 @@ import nats.errors
 import pytest
 
 import lanes
+from lanes.cohort.leases import UnknownResult
 from lanes.errors import Term
-from lanes.leases import UnknownResult
 from tests.components import NatsServer
 from tests.jetstream.cohort_workload import (
     FAST,
@@ -204,7 +204,7 @@ async def test_kv_blackout_does_not_overlap_owners(
                 await anyio.sleep(0.05)
                 raise UnknownResult("the bucket does not answer")
 
-            patch.setattr("lanes_jetstream.lease_store.JetStreamLeaseStore._ask", dark)
+            patch.setattr("lanes_jetstream.cohort.lease_store.JetStreamLeaseStore._ask", dark)
             await until(lambda: [event.name for event in events].count("lost") == 4)
             assert gate.waiting == 0
             started, seen = len(log.runs), len(asked)

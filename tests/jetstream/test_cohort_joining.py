@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 import lanes
 from lanes_jetstream import Cohort, JetStreamSource, header, subject_token, whole_subject
 from lanes_jetstream import CohortStream as Create
-from lanes_jetstream.cohort import bucket_name
+from lanes_jetstream.cohort.member import bucket_name
 from tests.components import NatsServer
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream, connect
@@ -340,7 +340,7 @@ async def test_nothing_to_join(
     fresh_nats: Callable[..., NatsServer], cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that is not there, credentials that are wrong, no JetStream for the account, no permission."""
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
     url = cohort_stream.url
     missing = JetStreamSource(url, stream="MISSING", cohort="c", key=whole_subject)
     await refused(missing, "'MISSING'", "does not exist", "create=CohortStream")

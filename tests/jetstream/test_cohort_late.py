@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanes_jetstream import cohort_source
+from lanes_jetstream.cohort import source as cohort_source
 from tests.cohort.held import taken_over
 from tests.jetstream.test_cohort_deliveries import Held
 

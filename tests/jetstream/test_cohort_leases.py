@@ -16,10 +16,10 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes.leases import Conflict, Entry, LeaseStore, UnknownResult
-from lanes_jetstream.connection import Connection
-from lanes_jetstream.lease_store import JetStreamLeaseStore
-from memsource.lease_contract import LEASE_CHECKS, LeaseCheck
+from lanes.cohort.leases import Conflict, Entry, LeaseStore, UnknownResult
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
+from lanes_jetstream.wire.connection import Connection
+from memsource.contract.leases import LEASE_CHECKS, LeaseCheck
 from tests.components import NatsServer
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import until
@@ -111,7 +111,7 @@ async def test_a_bucket_is_made_anew_with_higher_revisions_though_a_clock_was_se
     lease = await (store if seen == "written" else other).write("l.1", b"mine", revision=0, ttl=10)
     if seen == "read":
         assert (await store.read("l.1")).revision == lease
-    monkeypatch.setattr("lanes_jetstream.lease_store.time", SimpleNamespace(time_ns=lambda: 10**15))
+    monkeypatch.setattr("lanes_jetstream.cohort.lease_store.time", SimpleNamespace(time_ns=lambda: 10**15))
     await client.request(f"$JS.API.STREAM.DELETE.KV_{bucket}", b"", timeout=5)
     assert await store.read("l.1") == Entry(None, 0)
     assert await store.write("l.1", b"new", revision=0) > lease

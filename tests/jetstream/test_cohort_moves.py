@@ -7,8 +7,8 @@ import pytest
 
 import lanes
 from lanes import Nak
-from lanes_jetstream.cohort_view import CohortView
-from lanes_jetstream.connection import Connection
+from lanes_jetstream.cohort.view import CohortView
+from lanes_jetstream.wire.connection import Connection
 from tests.jetstream.cohort_workload import FAST, CohortStream, Deadlines, Gate, Log, draining, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.types import Room
-from lanes_jetstream.cohort_pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, pull_in_turns
+from lanes_jetstream.cohort.pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, pull_in_turns
 from tests.jetstream.stub_pulls import Side
 
 LARGE = 1 << 30

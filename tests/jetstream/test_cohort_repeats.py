@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lanes
-from lanes.membership import Membership
+from lanes.cohort.membership import Membership
 from tests.jetstream.cohort_workload import Gate, Log, members, settled
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until

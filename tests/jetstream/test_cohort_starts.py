@@ -11,7 +11,7 @@ import nats.errors
 import pytest
 
 import lanes
-from lanes_jetstream.lease_store import JetStreamLeaseStore
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, settled
 from tests.jetstream.workload import moment_behind
 

@@ -23,7 +23,7 @@ SCARCE = lanes.Settings(max_in_flight=4, concurrency=4, drain_timeout=0.2, grace
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds between two looks tell nothing that a tenth of one does not."""
-    monkeypatch.setattr("lanes_jetstream.cohort_watch.LOOK", 0.1)
+    monkeypatch.setattr("lanes_jetstream.cohort.watch.LOOK", 0.1)
 
 
 @asynccontextmanager
@@ -181,7 +181,7 @@ async def test_messages_of_a_subject_that_are_purged_are_warned_of(
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     # What was asked for while there was room for more is given back soon.
-    monkeypatch.setattr("lanes_jetstream.cohort_pulls.EXPIRES", 0.5)
+    monkeypatch.setattr("lanes_jetstream.cohort.pulls.EXPIRES", 0.5)
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)
     async with members() as running:
         running.join(a)

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nats.aio.client import Client
 
 import lanes
-from lanes_jetstream import cohort_watch
-from lanes_jetstream.backlog import Backlog
-from lanes_jetstream.cohort_watch import CohortWatch
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.watch import OutOfRange
+from lanes_jetstream.cohort import watch as cohort_watch
+from lanes_jetstream.cohort.backlog import Backlog
+from lanes_jetstream.cohort.watch import CohortWatch
+from lanes_jetstream.durable.watch import OutOfRange
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from tests.cohort.held import taken_over
 from tests.jetstream.test_cohort_deliveries import Held
 

@@ -10,14 +10,14 @@ import nats.errors
 import pytest
 
 import lanes
-from lanes.leases import UnknownResult
+from lanes.cohort.leases import UnknownResult
 from lanes_jetstream import Cohort, JetStreamDeadLetters, JetStreamSource, whole_subject
-from lanes_jetstream.api_codes import STREAM_NOT_FOUND
-from lanes_jetstream.cohort_setup import find_place
-from lanes_jetstream.cohort_view import CohortView, read_namespaces
-from lanes_jetstream.connection import ApiError, Connection, NoAnswer, NoJetStream, NotPermitted, fields_of
-from lanes_jetstream.lease_store import JetStreamLeaseStore
-from lanes_jetstream.letter_box import JetStreamLetterBox
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
+from lanes_jetstream.cohort.setup import find_place
+from lanes_jetstream.cohort.view import CohortView, read_namespaces
+from lanes_jetstream.dead_letters.box import JetStreamLetterBox
+from lanes_jetstream.wire.api_codes import STREAM_NOT_FOUND
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NoJetStream, NotPermitted, fields_of
 from tests.components import NatsServer
 from tests.jetstream.workload import Stream
 
@@ -135,7 +135,7 @@ async def test_an_answer_that_is_no_object_is_told_with_what_was_asked(data: byt
 
 
 async def test_no_answer_says_what_to_look_at(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.API_TIMEOUT", 0.05)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.API_TIMEOUT", 0.05)
     connection = Connection(nats_server.url)
     await connection.open()
     try:

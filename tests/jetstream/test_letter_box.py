@@ -10,10 +10,10 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes.letter_box import Parked
+from lanes.dead_letters.box import Parked
 from lanes_jetstream import JetStreamDeadLetters
-from lanes_jetstream.dead_letters import letter_headers
-from lanes_jetstream.letter_box import JetStreamLetterBox
+from lanes_jetstream.dead_letters.box import JetStreamLetterBox
+from lanes_jetstream.dead_letters.writer import letter_headers
 from tests.jetstream.workload import Stream
 from tests.kafka.letters import letter
 

@@ -10,12 +10,12 @@ import pytest
 from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
-from lanes.letter_box import LetterBox, Parked
+from lanes.dead_letters.box import LetterBox, Parked
 from lanes.source import DeadLetters
 from lanes_jetstream import JetStreamDeadLetters
-from lanes_jetstream.dead_letters import letter_headers
-from lanes_jetstream.letter_box import JetStreamLetterBox
-from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from lanes_jetstream.dead_letters.box import JetStreamLetterBox
+from lanes_jetstream.dead_letters.writer import letter_headers
+from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import NatsServer
 from tests.contract.outage import killed
 from tests.jetstream.conftest import connect
@@ -128,7 +128,7 @@ async def test_on_a_server(check: LetterCheck, stream: Stream) -> None:
 async def test_on_a_server_with_a_limit_that_is_killed(
     check: LetterCheck, fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     server = fresh_nats(config=f"max_payload: {LIMIT}")
     client: Client = await connect(server.url)
     stream = Stream(server.url, client, "BIG")

@@ -218,7 +218,7 @@ async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any
 
 async def test_two_processes_that_start_together_are_stopped(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither sees the other's pull at its start; the numbers of the deliveries give it away."""
-    monkeypatch.setattr("lanes_jetstream.durable_source._OTHER_PULLER_WAIT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.durable.source._OTHER_PULLER_WAIT", 1.0)
     await stream.add_consumer(max_ack_pending=1_000, metadata={"lanes-managed": "1"})
     await stream.publish(2_000)
     ended: list[str] = []
@@ -310,7 +310,7 @@ async def test_acknowledgements_lost_with_a_connection_are_repeated(
         async def lose(client: Client, subjects: Sequence[str], body: bytes) -> None:
             lost.extend(subjects)
 
-        monkeypatch.setattr("lanes_jetstream.acks.send_all", lose)
+        monkeypatch.setattr("lanes_jetstream.wire.acks.send_all", lose)
         await stream.publish(30, keys=30)
         with anyio.fail_after(10):
             await recorder.reached(30)
@@ -339,7 +339,7 @@ async def test_stop_and_start_again_repeats_nothing(stream: Stream) -> None:
 
 
 async def test_two_processes_on_one_durable_are_refused(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.durable_source._OTHER_PULLER_WAIT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.durable.source._OTHER_PULLER_WAIT", 1.0)
     await stream.publish(20)
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):

@@ -7,7 +7,7 @@ import pytest
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Assigned
-from memsource.harness import messages_of
+from memsource.contract.harness import messages_of
 from tests.jetstream.cohort_workload import CohortStream
 from tests.jetstream.workload import Stream, inner
 

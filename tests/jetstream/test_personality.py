@@ -13,8 +13,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from lanes_jetstream.transport import sequences
-from memsource.pull_consumer import ConsumerSettings
+from lanes_jetstream.wire.transport import sequences
+from memsource.jetstream.pull_consumer import ConsumerSettings
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Stream
 from tests.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario

@@ -47,7 +47,7 @@ async def subject(client: Client) -> AsyncIterator[str]:
 async def test_letters_wait_for_a_server_that_is_away_while_it_is_connected_to_anew(
     nats_server: NatsServer, client: Client, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
     letters = JetStreamDeadLetters(nats_server.url, subject)
     await letters.open()
     try:
@@ -68,7 +68,7 @@ async def test_letters_wait_for_a_server_that_is_away_while_it_is_connected_to_a
                 tasks.start_soon(put, 2)
         assert [(type(error), getattr(error, "retryable", None)) for error in refused] == [(SourceError, True)] * 4
         connection._url = nats_server.url
-        monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 10.0)
+        monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 10.0)
         refused.clear()
         connect, made = Client.connect, 0
 

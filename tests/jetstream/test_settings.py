@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 import lanes
 from lanes.errors import MessageError
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, header, subject_token, whole_subject
-from lanes_jetstream.transport import sequences
+from lanes_jetstream.wire.transport import sequences
 from memsource import MemoryBroker, MemoryDeadLetters
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running
@@ -93,7 +93,7 @@ async def test_missing_stream(stream: Stream) -> None:
 
 @READERS
 async def test_no_server(reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     source = JetStreamSource("nats://user:secret@127.0.0.1:9", stream="S", key=whole_subject, **reader)
     with pytest.raises(lanes.SourceError, match=r"nats://127\.0\.0\.1:9 within 0\.5 s.*correct the URL") as refused:
         await lanes.run(source, handler)
@@ -103,13 +103,13 @@ async def test_no_server(reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://[", "http://127.0.0.1:4222"])
 async def test_url_that_cannot_be(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     with pytest.raises(lanes.SourceError, match="correct the URL"):
         await lanes.run(JetStreamSource(url, stream="S", durable="d", key=None), handler)
 
 
 async def test_wrong_credentials(fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
     server = fresh_nats(config="authorization { user: a, password: b }")
     url = server.url.replace("nats://", "nats://a:hunter2@")
     with pytest.raises(lanes.SourceError, match="Authorization") as refused:
@@ -133,7 +133,7 @@ async def test_jetstream_disabled_on_the_server(fresh_nats: Callable[..., NatsSe
 
 
 async def test_server_that_is_too_old(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.OLDEST_SERVER", (99, 1))
+    monkeypatch.setattr("lanes_jetstream.wire.connection.OLDEST_SERVER", (99, 1))
     with pytest.raises(lanes.ConfigError, match=r"nats-server \d+\.\d+ is too old: .* needs 99\.1 or newer; upgrade"):
         await lanes.run(stream.source(), handler)
 
@@ -295,7 +295,7 @@ def test_dead_letter_subject_is_checked(subject: str) -> None:
 
 
 async def test_a_client_that_loses_its_cancellation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
 
     async def select(client: Client) -> None:
         try:

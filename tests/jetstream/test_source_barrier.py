@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.durable import ORIGINAL_ACK_WAIT, ORIGINAL_BACKOFF
+from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, ORIGINAL_BACKOFF
 from tests.components import NatsServer
 from tests.conftest import Spawn
 from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, running, until

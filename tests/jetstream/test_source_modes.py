@@ -16,8 +16,8 @@ from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes.source import Delivered
 from lanes_jetstream import JetStreamSource, subject_token, whole_subject
-from lanes_jetstream.acks import send_all
-from lanes_jetstream.start import start_fields
+from lanes_jetstream.wire.acks import send_all
+from lanes_jetstream.wire.start import start_fields
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, inner, moment_behind, running, until
 
@@ -157,7 +157,7 @@ async def test_settled_means_confirmed(fresh_stream: MakeStream) -> None:
 async def test_confirmation_that_does_not_come_is_asked_for_again(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.acks.CONFIRM_TIMEOUT", 0.2)
+    monkeypatch.setattr("lanes_jetstream.wire.acks.CONFIRM_TIMEOUT", 0.2)
     await stream.publish(1)
     source = stream.source(acks="confirmed")
     consumer = lanes.Consumer(source, recorder := Recorder(), settings=ALONE)
@@ -243,7 +243,7 @@ async def test_shared_durable_keeps_no_order(stream: Stream, order: Any) -> None
 
 
 async def test_lag_is_what_is_not_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.watch.LOOK", 0.05)
+    monkeypatch.setattr("lanes_jetstream.durable.watch.LOOK", 0.05)
     await stream.publish(30, keys=30)
     release = anyio.Event()
 
@@ -291,7 +291,7 @@ async def test_key_of_several_tokens(stream: Stream) -> None:
 
 async def test_no_leader_is_waited_for_and_then_said(fresh_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer: for as long as ``start_timeout`` says, and the error can be tried again."""
-    monkeypatch.setattr("lanes_jetstream.connection.API_TIMEOUT", 0.2)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.API_TIMEOUT", 0.2)
     server, stream = await fresh_stream()
     source = stream.source(where=stream.client, start_timeout=0.5)
     server.pause()

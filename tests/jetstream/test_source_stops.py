@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.connection import ApiError, Connection
-from lanes_jetstream.durable import Durable, Pending
-from lanes_jetstream.stream_state import StreamState
-from lanes_jetstream.watch import Watch
+from lanes_jetstream.durable.consumer import Durable, Pending
+from lanes_jetstream.durable.watch import Watch
+from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.stream_state import StreamState
 from tests.components import NatsServer
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running, until
@@ -31,7 +31,7 @@ SECOND = 1_000_000_000
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second between two looks tells nothing that a tenth of it does not."""
-    monkeypatch.setattr("lanes_jetstream.watch.LOOK", 0.1)
+    monkeypatch.setattr("lanes_jetstream.durable.watch.LOOK", 0.1)
 
 
 @asynccontextmanager
@@ -251,7 +251,7 @@ async def test_second_process_on_a_durable_whose_first_is_full(stream: Stream) -
 
 
 async def test_somebody_else_pulls_an_idle_durable(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.watch.SUSPICION", 0.5)
+    monkeypatch.setattr("lanes_jetstream.durable.watch.SUSPICION", 0.5)
     await stream.publish(5)
     recorder = Recorder()
     async with stops(lanes.Consumer(stream.source(), recorder), "pulled by another process"):

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.connection import OLDEST_SERVER
-from lanes_jetstream.takeover import RESET_SINCE
+from lanes_jetstream.durable.takeover import RESET_SINCE
+from lanes_jetstream.wire.connection import OLDEST_SERVER
 from tests.components import MissingComponent, NatsServer
 from tests.components.nats_versions import fetch_program
 from tests.conftest import skip_or_fail

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.durable import ORIGINAL_ACK_WAIT
+from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, inner, running
 

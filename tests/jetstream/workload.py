@@ -17,7 +17,7 @@ from nats.js.api import ConsumerInfo
 
 import lanes
 from lanes_jetstream import JetStreamSource, subject_token
-from lanes_jetstream.durable_source import DurableSource
+from lanes_jetstream.durable.source import DurableSource
 
 DURABLE = "worker"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lanes import cli
+from lanes.cli import app as cli
 from tests.components import KafkaServer
 from tests.kafka.letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
 from tests.kafka.mock_cluster import MockCluster, mock_cluster

@@ -11,7 +11,7 @@ from anyio.to_thread import run_sync
 
 import lanes
 from lanes_kafka import KafkaDeadLetters, read_letter
-from lanes_kafka.letter_box import message_at
+from lanes_kafka.dead_letters.box import message_at
 from tests.kafka.letters import records
 from tests.kafka.workload import Topic
 

@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 import lanes
-from memsource.letter_harness import Origin, letter_from
+from memsource.contract.dead_letter_harness import Origin, letter_from
 from tests.kafka.workload import Topic
 
 _positions = itertools.count(1)

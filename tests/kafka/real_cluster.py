@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from memsource.kafka_client import RebalanceProtocol
+from memsource.kafka.client import RebalanceProtocol
 from tests.components import KafkaServer
 from tests.kafka.workload import QUIET, Topic, produce
 from tests.sim.kafka_stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings

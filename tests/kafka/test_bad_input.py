@@ -15,7 +15,9 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 
 import lanes
 from lanes.core.types import Message
-from lanes_kafka import KafkaSource, asking, owner
+from lanes_kafka import KafkaSource
+from lanes_kafka.admin import asking
+from lanes_kafka.client import thread as owner
 from tests.components import KafkaServer
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic

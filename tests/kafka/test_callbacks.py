@@ -14,11 +14,11 @@ from confluent_kafka import Message as Raw
 
 from lanes.core.types import Partition
 from lanes.source import Assigned, SourceEvent
-from lanes_kafka.assignment import Place
-from lanes_kafka.client_config import client_config
-from lanes_kafka.group import Group
-from lanes_kafka.intake import Intake
-from lanes_kafka.topics import Topics
+from lanes_kafka.client.assignment import Place
+from lanes_kafka.client.group import Group
+from lanes_kafka.client.intake import Intake
+from lanes_kafka.client.topics import Topics
+from lanes_kafka.config import client_config
 
 
 class Told:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lanes import cli
-from lanes.doctor import Check
-from lanes_kafka import commands
+from lanes.cli import app as cli
+from lanes.cli.doctor import Check
+from lanes_kafka.cli import commands
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic

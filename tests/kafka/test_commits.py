@@ -12,12 +12,12 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import lanes
 from lanes.core.offset_map import decode, encode
 from lanes.core.types import Partition, PartitionId, Settlement
-from lanes_kafka import owner
 from lanes_kafka.bridge import Answer
-from lanes_kafka.committing import Commit, Commits
-from lanes_kafka.reading import READER
-from lanes_kafka.requests import Release
-from lanes_kafka.topics import Topics
+from lanes_kafka.client import thread as owner
+from lanes_kafka.client.commits import Commit, Commits
+from lanes_kafka.client.records import READER
+from lanes_kafka.client.requests import Release
+from lanes_kafka.client.topics import Topics
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lanes import cli
-from lanes.dead_letter_commands import checked
-from lanes.letter_views import moment, printable
+from lanes.cli import app as cli
+from lanes.cli.dead_letters import checked
+from lanes.cli.views import moment, printable
 from tests.components import KafkaServer
 from tests.kafka import letters as handlers
 from tests.kafka.letter_places import HERE, Command, KafkaPlace, Place, ids, of
@@ -55,8 +55,8 @@ def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: i
 
 
 def test_a_broker_that_is_not_there_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_kafka.asking.DEADLINE", 1.0)
-    monkeypatch.setattr("lanes_jetstream.connection.CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 1.0)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
     for options in (KAFKA, ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")):
         said = command("list", *options)
         assert (said.status, said.out, said.err.count("\n")) == (3, "", 1)

@@ -16,7 +16,8 @@ from anyio.to_thread import run_sync
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 import lanes
-from lanes_kafka import KafkaDeadLetters, KafkaSource, producing, read_letter
+from lanes_kafka import KafkaDeadLetters, KafkaSource, read_letter
+from lanes_kafka.admin import producing
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic

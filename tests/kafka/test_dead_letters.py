@@ -21,8 +21,8 @@ from confluent_kafka.admin import (
 
 import lanes
 from lanes_kafka import KafkaDeadLetters, read_letter
-from lanes_kafka.asking import TopicFacts
-from lanes_kafka.letter_box import message_at
+from lanes_kafka.admin.asking import TopicFacts
+from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, wait_until
 from tests.kafka.conftest import MakeTopic
@@ -193,7 +193,7 @@ async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic)
 
 
 async def test_no_broker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_kafka.asking.DEADLINE", 1.0)
+    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 1.0)
     target = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}, "dead")
     with pytest.raises(lanes.SourceError, match=r"no Kafka broker answers at 127\.0\.0\.1:9 .*[Cc]onnect") as refused:
         await target.open()
@@ -293,7 +293,7 @@ async def test_a_user_who_may_not_produce_at_all_stops_the_letters(
     enough to be allowed to write to any topic."""
     dead = topic(on=guarded)
     await run_sync(partial(allow, dead, AclOperation.DESCRIBE, user="ben"))
-    monkeypatch.setattr("lanes_kafka.dead_letters.ask_topic", lambda *_: TopicFacts(1, True, False, None))
+    monkeypatch.setattr("lanes_kafka.dead_letters.writer.ask_topic", lambda *_: TopicFacts(1, True, False, None))
     async with opened(guarded.config("ben"), dead.name) as target:
         with pytest.raises(lanes.SourceError, match="CLUSTER_AUTHORIZATION_FAILED") as refused:
             await target.put(letter())

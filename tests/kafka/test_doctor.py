@@ -21,12 +21,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from lanes.doctor import Check
+from lanes.cli.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka import broker, doctor, questions
-from lanes_kafka.broker import metadata_limit
-from lanes_kafka.client_config import client_config
-from lanes_kafka.doctor import examine
+from lanes_kafka.admin import broker, questions
+from lanes_kafka.admin.broker import metadata_limit
+from lanes_kafka.cli import doctor
+from lanes_kafka.cli.doctor import examine
+from lanes_kafka.config import client_config
 from tests.components import KafkaServer, wait_until
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError
 import lanes
 from lanes.core.types import Partition
 from lanes.source import Lost
-from lanes_kafka import restarts
-from lanes_kafka.restarts import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
+from lanes_kafka.client import restarts
+from lanes_kafka.client.restarts import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import WITHIN, Reader, reading, topic_of

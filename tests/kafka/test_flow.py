@@ -13,11 +13,12 @@ from anyio.to_thread import run_sync
 from confluent_kafka import TopicPartition
 
 import lanes
-from lanes import stalls
-from lanes_kafka import held, owner
-from lanes_kafka.committing import Commit
-from lanes_kafka.requests import Want
-from lanes_kafka.vetting import Vetting
+from lanes.observe import stalls
+from lanes_kafka.client import prefetched as held
+from lanes_kafka.client import thread as owner
+from lanes_kafka.client.commits import Commit
+from lanes_kafka.client.requests import Want
+from lanes_kafka.client.topic_id_check import Vetting
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic

@@ -18,15 +18,17 @@ from confluent_kafka import Message as Raw
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes.source import Revoking
-from lanes_kafka import KafkaSource, group, owner
-from lanes_kafka.assignment import Place
+from lanes_kafka import KafkaSource
+from lanes_kafka.admin.producing import ConfirmedProducer
 from lanes_kafka.bridge import Bridge
-from lanes_kafka.client_config import client_config
-from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
-from lanes_kafka.leaving import be_called_back
-from lanes_kafka.producing import ConfirmedProducer
-from lanes_kafka.reading import READER
-from lanes_kafka.topics import Topic, Topics
+from lanes_kafka.client import group
+from lanes_kafka.client import thread as owner
+from lanes_kafka.client.assignment import Place
+from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.client.leaving import be_called_back
+from lanes_kafka.client.records import READER
+from lanes_kafka.client.topics import Topic, Topics
+from lanes_kafka.config import client_config
 from tests.components import wait_until
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster

@@ -14,10 +14,10 @@ import lanes
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.source import Delivered
 from lanes_kafka import KafkaSource
-from lanes_kafka.key_watch import KeyWatch
+from lanes_kafka.client.key_watch import KeyWatch
+from lanes_kafka.client.records import READER
+from lanes_kafka.client.topics import Topic
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
-from lanes_kafka.reading import READER
-from lanes_kafka.topics import Topic
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, until
 

@@ -14,10 +14,10 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaExcepti
 import lanes
 from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
-from lanes_kafka import ends as ends_module
-from lanes_kafka.assignment import Assignment, Place
-from lanes_kafka.ends import ASK_AFTER, Ends
-from lanes_kafka.reading import READER
+from lanes_kafka.client import lag as ends_module
+from lanes_kafka.client.assignment import Assignment, Place
+from lanes_kafka.client.lag import ASK_AFTER, Ends
+from lanes_kafka.client.records import READER
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, Topic, produce, until
 from tests.runtime.telemetry import PARENT, TRACE, TRACEPARENT, Sdk, use

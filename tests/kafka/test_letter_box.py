@@ -14,10 +14,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AclOperation
 
 import lanes
-from lanes.letter_box import LetterBox, Parked
+from lanes.dead_letters.box import LetterBox, Parked
 from lanes_kafka import KafkaDeadLetters
-from lanes_kafka.letter_box import KafkaLetterBox
-from lanes_kafka.letters import letter_record
+from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.wire import letter_record
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import letter, records
@@ -171,7 +171,7 @@ async def test_letters_far_apart_are_fetched_without_what_lies_between(
     dead = topic()
     sent = [letter() for _ in range(30)]
     await park(dead, *sent)
-    monkeypatch.setattr("lanes_kafka.letter_box._NEAR", 5)
+    monkeypatch.setattr("lanes_kafka.dead_letters.box._NEAR", 5)
     wanted = [sent[number] for number in (0, 3, 20, 29)]
     async with opened(dead) as box:
         found = await box.find([one.id for one in wanted])

@@ -11,14 +11,14 @@ from anyio.to_thread import run_sync
 from confluent_kafka import Producer, TopicPartition
 
 from lanes.dead_letter import DeadLetter
+from lanes.dead_letters.box import LetterBox
 from lanes.errors import MessageError
-from lanes.letter_box import LetterBox
 from lanes.source import DeadLetters
 from lanes_kafka import KafkaDeadLetters, read_letter
-from lanes_kafka.letter_box import KafkaLetterBox, message_at
-from lanes_kafka.letters import letter_record
-from lanes_kafka.reading import READER
-from memsource.letter_contract import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from lanes_kafka.client.records import READER
+from lanes_kafka.dead_letters.box import KafkaLetterBox, message_at
+from lanes_kafka.dead_letters.wire import letter_record
+from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import KafkaServer
 from tests.contract.outage import killed
 from tests.kafka.conftest import MakeTopic

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from lanes import ConfigError, DeadLetter, MessageError
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.letters import TRUNCATED
+from lanes.dead_letters.wire import TRUNCATED
 from lanes_kafka import read_disposition, read_letter
-from lanes_kafka.letter_box import message_at
-from lanes_kafka.letters import Record, disposition_record, letter_record
-from lanes_kafka.producing import producer_settings
+from lanes_kafka.admin.producing import producer_settings
+from lanes_kafka.dead_letters.box import message_at
+from lanes_kafka.dead_letters.wire import Record, disposition_record, letter_record
 
 NAMES = st.one_of(
     st.text(max_size=8),

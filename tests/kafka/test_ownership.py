@@ -13,8 +13,9 @@ from confluent_kafka import Message as Raw
 import lanes
 from lanes.core.types import Message, Room
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent
-from lanes_kafka import group, owner
-from lanes_kafka.offsets import bounds
+from lanes_kafka.client import group
+from lanes_kafka.client import thread as owner
+from lanes_kafka.client.offsets import bounds
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster
 from tests.kafka.sourced import NOTHING, ROOM, Called, reading, topic_of
 from tests.kafka.workload import produce, until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsource.kafka_client import RebalanceProtocol
+from memsource.kafka.client import RebalanceProtocol
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.real_cluster import RealCluster

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, ShareConsumer
 import lanes
 from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
-from lanes_kafka.client_config import client_config
-from lanes_kafka.reading import READER
+from lanes_kafka.client.records import READER
+from lanes_kafka.config import client_config
 from tests.components import wait_until
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, Topic, produce

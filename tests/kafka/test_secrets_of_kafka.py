@@ -14,17 +14,17 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 import lanes
-from lanes import cli
+from lanes.cli import app as cli
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes_kafka import KafkaDeadLetters, KafkaSource
-from lanes_kafka.client_config import client_config
-from lanes_kafka.committing import Commit, Commits
-from lanes_kafka.doctor import examine
+from lanes_kafka.admin.producing import ConfirmedProducer
+from lanes_kafka.cli.doctor import examine
+from lanes_kafka.client.commits import Commit, Commits
+from lanes_kafka.client.records import READER
+from lanes_kafka.config import client_config
+from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import ended_by
-from lanes_kafka.letter_box import KafkaLetterBox
-from lanes_kafka.letters import Record
-from lanes_kafka.producing import ConfirmedProducer
-from lanes_kafka.reading import READER
 from lanes_kafka.setting_names import is_secret, redacted
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -65,9 +65,9 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for long that does not come."""
-    monkeypatch.setattr("lanes_kafka.owner.OPEN_TIMEOUT", 0.3)
-    monkeypatch.setattr("lanes_kafka.asking.DEADLINE", 0.3)
-    monkeypatch.setattr("lanes_kafka.commands.examine", functools.partial(examine, timeout=0.3))
+    monkeypatch.setattr("lanes_kafka.client.thread.OPEN_TIMEOUT", 0.3)
+    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 0.3)
+    monkeypatch.setattr("lanes_kafka.cli.commands.examine", functools.partial(examine, timeout=0.3))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_secrets_in_what_ends_the_thread_of_a_client(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lanes_kafka.group._PATIENCE", 0.0)
+    monkeypatch.setattr("lanes_kafka.client.group._PATIENCE", 0.0)
     orders = topic()
 
     def fail(*arguments: Any, **named: Any) -> Any:
@@ -264,7 +264,7 @@ def test_secrets_of_kafka_on_the_command_line(
 async def test_secrets_that_a_kafka_refuses(
     fresh_kafka: KafkaFactory, topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_kafka.owner.OPEN_TIMEOUT", 2.0)
+    monkeypatch.setattr("lanes_kafka.client.thread.OPEN_TIMEOUT", 2.0)
     server = fresh_kafka(users={"admin": "secretadmin"})
     orders = topic(on=server)
     config = UNUSED | server.config("admin") | {"sasl.password": PASSWORD}

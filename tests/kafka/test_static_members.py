@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 import lanes
-from lanes_kafka import restarts, topics
+from lanes_kafka.client import restarts, topics
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
 from tests.kafka.workload import Topic, produce, until

@@ -13,12 +13,14 @@ from confluent_kafka.admin import AdminClient
 
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
-from lanes_kafka import owner, topics, vetting
-from lanes_kafka.committing import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.client import thread as owner
+from lanes_kafka.client import topic_id_check as vetting
+from lanes_kafka.client import topics
+from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.client.records import READER
+from lanes_kafka.client.topic_id_check import Vetting
+from lanes_kafka.client.topics import Topics
 from lanes_kafka.errors import ErrorLog
-from lanes_kafka.reading import READER
-from lanes_kafka.topics import Topics
-from lanes_kafka.vetting import Vetting
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import reading, topic_of
 from tests.kafka.workload import produce

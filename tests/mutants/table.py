@@ -117,7 +117,7 @@ _RETRY: Final = (
 _SETTLING: Final = (
     Mutant(
         "settled_while_it_runs",
-        "lanes.settling",
+        "lanes.runtime.settle",
         "            await self._source.settle(settlements)",
         """            await self._source.settle(
                 settlements
@@ -287,7 +287,7 @@ _OWNERSHIP: Final = (
     ),
     Mutant(
         "lost_is_committed",
-        "lanes.running",
+        "lanes.runtime.run",
         "        zombies = self._engine.lose(partition)",
         "        zombies = self._engine.fence(partition)",
         "a partition that was lost is committed by its former owner",
@@ -296,7 +296,7 @@ _OWNERSHIP: Final = (
     ),
     Mutant(
         "no_drain",
-        "lanes.handover",
+        "lanes.runtime.handover",
         "            await ended.wait()\n",
         "            ended.set()\n",
         "a partition is handed over while its handlers run",
@@ -305,7 +305,7 @@ _OWNERSHIP: Final = (
     ),
     Mutant(
         "queued_dropped",
-        "lanes.handover",
+        "lanes.runtime.handover",
         "close_prefix=self._close_prefix)",
         "close_prefix=False)",
         "what was finished above a queued message is repeated where the completed set is not handed over",

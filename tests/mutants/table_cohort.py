@@ -14,7 +14,7 @@ def _mutant(
 
 
 _TENURE: Final = "lanes.core.cohort.tenure"
-_HOLDINGS: Final = "lanes.holdings"
+_HOLDINGS: Final = "lanes.cohort.owned"
 
 COHORT: Final = (
     _mutant(
@@ -96,7 +96,7 @@ COHORT: Final = (
     ),
     _mutant(
         "ttl_rounded_down",
-        "lanes.tenants",
+        "lanes.cohort.keeper",
         "action.key, action.value, revision=action.revision, ttl=action.ttl, fence=action.fence",
         "action.key, action.value, revision=action.revision, ttl=action.ttl and action.ttl - 1, fence=action.fence",
         "the server lets the lease expire before its owner stops believing in it",
@@ -105,7 +105,7 @@ COHORT: Final = (
         also=(
             _mutant(
                 "ttl_rounded_down",
-                "lanes.roster",
+                "lanes.cohort.roster",
                 "                self._key, encode(self._heartbeat), revision=self._revision, ttl=self._ttl\n",
                 "                self._key, encode(self._heartbeat), revision=self._revision, ttl=self._ttl - 1\n",
                 "whoever it belongs to counts as gone just as early, and the plan gives its partitions away",
@@ -132,7 +132,7 @@ COHORT: Final = (
     ),
     _mutant(
         "forced_without_ledger",
-        "lanes.membership",
+        "lanes.cohort.membership",
         "    def _overdue(self, partition: int) -> None:\n",
         "    def _overdue(self, partition: int) -> None:\n"
         "        if self.settings.overdue == 'force':\n            return self.gone(partition, 'overdue')\n",
@@ -141,7 +141,7 @@ COHORT: Final = (
     ),
     _mutant(
         "old_view_planned",
-        "lanes.roster",
+        "lanes.cohort.roster",
         "        entry = await self._store.read(PLAN_KEY)\n"
         "        heartbeats = {\n"
         "            key.removeprefix(MEMBER_PREFIX): self._decode(Heartbeat, key, entry.value)\n"

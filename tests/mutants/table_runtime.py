@@ -9,7 +9,7 @@ from tests.mutants import Mutant
 RUNTIME: Final = (
     Mutant(
         "settle_not_cancelled",
-        "lanes.settling",
+        "lanes.runtime.settle",
         "                scope.cancel()",
         "                pass",
         "a commit that is under way when its partition goes undoes one of the next owner",
@@ -18,7 +18,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "worker_swallows_cancellation",
-        "lanes.workers",
+        "lanes.workers.tasks",
         '                        endings.finish(message, ABANDON, "cancelled", error, handling)',
         "                        engine.finish(message, ACK, 0.0)",
         "a handler that was cancelled counts as one that has ended well",
@@ -27,7 +27,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "drain_forgets_a_partition",
-        "lanes.running",
+        "lanes.runtime.run",
         "        for partition in list(self._engine.partitions.values()):\n            self._start_drain",
         "        for partition in list(self._engine.partitions.values())[:1]:\n            self._start_drain",
         "a stop drains one partition of several",
@@ -36,7 +36,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "drained_unsettled",
-        "lanes.handover",
+        "lanes.runtime.handover",
         "            await self._settler.settle_all(partition)\n",
         "",
         "a partition is handed over before what has finished is committed",
@@ -45,7 +45,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "stop_leaves_a_task",
-        "lanes.running",
+        "lanes.runtime.run",
         "            self._tasks.cancel_scope.cancel()",
         "            self._receiving.cancel()",
         "when all is drained the consumer's tasks stay",
@@ -54,7 +54,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "redelivery_runs_twice",
-        "lanes.running",
+        "lanes.runtime.run",
         "                engine.receive(event.partition, event.run, event.size, now)\n",
         "                engine.receive(event.partition, event.run, event.size, now)\n"
         "                self._engine.chains.ready.extend(self._engine.chains.ready)\n",
@@ -64,7 +64,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "drained_handlers_go_on",
-        "lanes.handover",
+        "lanes.runtime.handover",
         "                self._workers.cancel(partition)\n",
         "",
         "handlers that have used up the drain of their partition are not cancelled",
@@ -82,7 +82,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "due_too_early",
-        "lanes.running",
+        "lanes.runtime.run",
         "            self._engine.due(now)\n",
         "            due = self._engine.next_due()\n            due < float('inf') and self._engine.due(due)\n",
         "what was held goes on before its time has come",
@@ -91,7 +91,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "commit_wakes_nobody",
-        "lanes.settling",
+        "lanes.runtime.settle",
         "whoever sent it.\n                self.wake()\n",
         "whoever sent it.\n",
         "what finished while a drain's commit was under way is not committed",
@@ -100,7 +100,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "extension_misses_queued",
-        "lanes.settling",
+        "lanes.runtime.settle",
         "            messages = self._engine.held_since(self._clock() - period)",
         "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
         "what does not run yet comes again, behind the ack wait",
@@ -109,7 +109,7 @@ RUNTIME: Final = (
     ),
     Mutant(
         "extension_too_late",
-        "lanes.settling",
+        "lanes.runtime.settle",
         "        period = interval / 2",
         "        period = interval * 4",
         "messages are kept alive when the broker has given them up",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lanes.demo import DemoConfig, Faults, Report, run
+from demo import DemoConfig, Faults, Report, run
 from tests.components import NatsServer
 from tests.mutants.table import MUTANTS
 

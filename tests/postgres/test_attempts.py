@@ -16,7 +16,7 @@ from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError, SourceError
 from lanes_postgres import Positions, PostgresAttempts
 from memsource import MemoryBroker, MemorySource
-from memsource.attempts_contract import ATTEMPTS_CHECKS, AttemptsCheck
+from memsource.contract.attempts import ATTEMPTS_CHECKS, AttemptsCheck
 from tests.postgres.tables import Effects, message, partition
 from tests.runtime.support import until
 

@@ -14,8 +14,8 @@ from psycopg.rows import dict_row
 
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
+from lanes.dead_letters.box import message_of
 from lanes.errors import ConfigError, MessageError, SourceError
-from lanes.letter_box import message_of
 from lanes_postgres import Positions, migrate
 from lanes_postgres.names import SCHEMA
 from tests.components import PostgresServer

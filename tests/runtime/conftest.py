@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanes.threads import ThreadWorkers
+from lanes.workers.threads import ThreadWorkers
 from tests.runtime.support import TIMEOUT
 from tests.runtime.telemetry import Sdk, use
 from tests.runtime.threaded import Options, threads
@@ -35,7 +35,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be settled in a drain is given up almost at once."""
-    monkeypatch.setattr("lanes.handover.SETTLE_WITHIN", 0.02)
+    monkeypatch.setattr("lanes.runtime.handover.SETTLE_WITHIN", 0.02)
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> tuple[Options, list[ThreadWorker
         made.append(ThreadWorkers(*args, **{**kwargs, **options}))
         return made[-1]
 
-    monkeypatch.setattr("lanes.workforce.ThreadWorkers", make)
+    monkeypatch.setattr("lanes.workers.workforce.ThreadWorkers", make)
     return options, made

@@ -15,8 +15,8 @@ import anyio.to_thread
 
 import lanes
 from lanes import ConfigError, Message, SourceError, Term
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 
 
 def say(line: str) -> None:

@@ -19,8 +19,8 @@ from lanes.config import Poison
 from lanes.core.types import Room
 from lanes.handlers import Handler
 from lanes.source import Assigned, DeadLetters, Delivered, Source, SourceEvent
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 
 TIMEOUT = 10.0
 """Seconds after which a condition that has not come true is a failure, not a slow machine."""
@@ -201,7 +201,7 @@ def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             writes.append(data.count(b'"event":"started"'))
         return write(fd, data)
 
-    monkeypatch.setattr("lanes.segment.os.write", counting)
+    monkeypatch.setattr("lanes.history.segment.os.write", counting)
     return writes
 
 

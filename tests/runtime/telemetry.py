@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lanes import Message, Oldest, Partition, PartitionId, Status
-from lanes.observe import Result, Telemetry
-from lanes.status import PartitionStatus
+from lanes.observe.otel import Result, Telemetry
+from lanes.observe.status import PartitionStatus
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = ("traceparent", f"00-{TRACE}-{PARENT}-01".encode())

@@ -270,7 +270,7 @@ async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(mon
         made.append(Late(**arguments))
         return made[-1]
 
-    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=late))
+    monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=late))
     broker = published("a")
     handler = Calls(gated=False)
     async with started(consumer_of(MemorySource(broker), handler, grace=0.01)) as run:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lanes import Message
 from lanes.core.types import Room
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.runtime.support import Gated, consumer_of, published, started, turns, until
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lanes import Consumer, Message, Settings, SourceError
 from memsource import Group, GroupSource
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import ONCE, HandClock, commits, epochs, group_of, member
 from tests.runtime.support import Gated, started, turns, until
 from tests.runtime.telemetry import Sdk
@@ -127,7 +127,7 @@ async def test_what_has_finished_is_counted_once(sdk: Sdk) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("done", [False, True], ids=["not made", "made all the same"])
 async def test_a_commit_that_may_not_have_been_made_is_repeated(done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.01, 0.01))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.01, 0.01))
     group = group_of("aab")
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("timed out", retryable=True), times=2, done=done)
@@ -145,7 +145,7 @@ async def test_a_commit_that_may_not_have_been_made_is_repeated(done: bool, monk
 
 @pytest.mark.anyio
 async def test_a_failing_commit_does_not_stop_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.01, 0.01))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.01, 0.01))
     group = group_of(["a"] * 20)
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
@@ -287,7 +287,7 @@ async def test_a_partition_is_released_although_its_commit_hangs() -> None:
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
 async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.001))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.001))
     group = Group(2)
     group.publish(key="a", partition=0)
     source = GroupSource(group, "m")

@@ -7,14 +7,14 @@ import pytest
 
 from lanes import ConfigError, HandlerHalted, Message, Settings, SourceError
 from lanes.dead_letter import letter_id
-from memsource.broker import MemoryBroker
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import consumer_of, published, settled, started, turns, until
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.parking.DEAD_LETTER_RETRY", (0.001, 0.002))
+    monkeypatch.setattr("lanes.runtime.dead_lettering.DEAD_LETTER_RETRY", (0.001, 0.002))
 
 
 async def refuse_a(message: Message) -> None:

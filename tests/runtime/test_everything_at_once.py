@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lanes import History, Message, Nak, SourceError, Term
 from memsource import check, read
-from memsource.broker import MemoryBroker
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import consumer_of, started, turns, until
 
 PARTITIONS = 2
@@ -47,8 +47,8 @@ EVENTS = st.lists(
 @pytest.fixture(scope="module", autouse=True)
 def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lanes.parking.DEAD_LETTER_RETRY", (0.0005, 0.001))
-        patch.setattr("lanes.settling.SETTLE_RETRY", (0.0005, 0.001))
+        patch.setattr("lanes.runtime.dead_lettering.DEAD_LETTER_RETRY", (0.0005, 0.001))
+        patch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.0005, 0.001))
         yield
 
 

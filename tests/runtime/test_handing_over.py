@@ -10,7 +10,7 @@ import pytest
 
 from lanes import Consumer, History, Message, Retry, SourceError
 from memsource import Group, GroupSource
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import commits, epochs, group_of, member
 from tests.runtime.support import Gated, living, started, turns, until
 from tests.runtime.threaded import assert_kept
@@ -261,7 +261,7 @@ async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody(monkeypat
         finally:
             pauses += 1
 
-    monkeypatch.setattr("lanes.settling.anyio.sleep", noted)
+    monkeypatch.setattr("lanes.runtime.settle.anyio.sleep", noted)
     group = group_of("ab")
     source = GroupSource(group, "m-1")
     source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)

@@ -13,8 +13,8 @@ import pytest
 
 from lanes import HandlerHalted, History, Message, Nak, SourceError, Term
 from lanes.core.types import Settlement
-from memsource.broker import MemoryBroker
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import (
     Gated,
     consumer_of,
@@ -134,7 +134,7 @@ async def test_an_acknowledgement_is_in_the_file_before_the_broker_hears_of_it(t
 
 @pytest.mark.anyio
 async def test_retries_dead_letters_and_a_full_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.parking.DEAD_LETTER_RETRY", (0.001, 0.002))
+    monkeypatch.setattr("lanes.runtime.dead_lettering.DEAD_LETTER_RETRY", (0.001, 0.002))
     broker = published(*[number % 5 for number in range(80)], partitions=2)
     source = MemorySource(broker)
     source.finish()

@@ -14,9 +14,9 @@ import pytest
 
 from lanes import ConfigError, Consumer, History, Journal, Message, Retry, Settings, Term, main, run
 from lanes.handlers import Handler
-from lanes.journal import files_of
+from lanes.history.journal import files_of
 from memsource import check, read
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.history.journals import WAIT, files, held_disk, reach, rows
 from tests.runtime.support import TIMEOUT, Gated, published, started, until
 from tests.runtime.threaded import assert_kept

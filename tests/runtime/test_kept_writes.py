@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from lanes import Attempt, Message, Partition
-from lanes.remembering import _DROPS, _WRITERS, _Kept, _Row
+from lanes.runtime.attempts import _DROPS, _WRITERS, _Kept, _Row
 from memsource import GroupSource, MemoryAttempts, MemoryDeadLetters, MemorySource
 from tests.runtime.grouped import group_of
 from tests.runtime.support import Gated, published, started, turns, until

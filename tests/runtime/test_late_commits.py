@@ -7,7 +7,7 @@ import pytest
 
 from lanes import Consumer, Settings
 from memsource import Group, GroupSource
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import ONCE, commits, group_of, member
 from tests.runtime.support import Gated, started, turns, until
 

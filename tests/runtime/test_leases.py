@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
-from lanes.history import Recorder
+from lanes.history.recorder import Recorder
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
 from tests.runtime.grouped import ONCE, HandClock
 from tests.runtime.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
@@ -320,7 +320,7 @@ async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
 async def test_a_drain_without_a_limit_does_not_wait_for_ever_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.handover._SETTLE_LIMIT", 0.01)
+    monkeypatch.setattr("lanes.runtime.handover._SETTLE_LIMIT", 0.01)
     broker = MemoryBroker()
     source, handler = MemorySource(broker), Gated()
     publish(broker, ["a"])

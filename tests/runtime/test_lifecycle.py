@@ -14,8 +14,8 @@ import lanes
 from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Retry, Settings, SourceError
 from lanes.core.types import Room
 from lanes.source import Delivered, SourceEvent
-from memsource.broker import MemoryBroker
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import Gated, consumer_of, living, published, started, turns, until
 
 

@@ -8,9 +8,10 @@ from collections import Counter
 import anyio
 import pytest
 
-from lanes import SourceError, stalls
+from lanes import SourceError
+from lanes.observe import stalls
 from memsource import Group, GroupSource
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import commits, group_of, member
 from tests.runtime.support import Gated, started, turns, until
 
@@ -105,7 +106,7 @@ async def test_commits_that_fail_are_named_with_their_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalls, "NAMED_AFTER", 0.2)
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.001))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.001))
     group = group_of("abcdef")
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("the group is away", retryable=True), times=1_000_000)

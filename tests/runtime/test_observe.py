@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
 from lanes.errors import LanesError
-from lanes.instruments import DURATION_BUCKETS
-from lanes.observe import Result, Telemetry
+from lanes.observe.instruments import DURATION_BUCKETS
+from lanes.observe.otel import Result, Telemetry
 from tests.runtime.telemetry import (
     CANARY,
     KEY_HASH,
@@ -225,7 +225,7 @@ def test_what_happens_in_the_block_lies_within_the_span(sdk: Sdk, monkeypatch: p
             now += 10.0
 
     sdk.tracers.add_span_processor(Slow())
-    monkeypatch.setattr("lanes.observe.time.time_ns", lambda: int(now * 1e9))
+    monkeypatch.setattr("lanes.observe.otel.time.time_ns", lambda: int(now * 1e9))
     telemetry = Telemetry.create("billing", "kafka", status, clock=lambda: now)
     assert telemetry is not None
     with telemetry.handling(message()) as handling:

@@ -11,7 +11,7 @@ from opentelemetry import propagate
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 
-from lanes.observe import HEADER_REPEAT_LIMIT, HEADER_VALUE_LIMIT
+from lanes.observe.otel import HEADER_REPEAT_LIMIT, HEADER_VALUE_LIMIT
 from tests.runtime.telemetry import (
     CANARY,
     PARENT,

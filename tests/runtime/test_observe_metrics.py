@@ -12,8 +12,8 @@ import pytest
 
 from lanes import Status
 from lanes.errors import LanesError
-from lanes.instruments import GAUGES
-from lanes.observe import Telemetry
+from lanes.observe.instruments import GAUGES
+from lanes.observe.otel import Telemetry
 from tests.runtime.telemetry import (
     CANARY,
     CONSUMER_LABELS,

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from lanes import HandlerHalted, LanesError, Message, Term
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
 
 

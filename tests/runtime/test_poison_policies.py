@@ -12,7 +12,7 @@ import pytest
 from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings, SourceError
 from lanes.errors import MessageError
 from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource, read
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import ONCE, group_of
 from tests.runtime.support import published, started, turns, until
 from tests.runtime.test_batches_ending import break_positions

@@ -8,8 +8,8 @@ import pytest
 
 from lanes import Message, SourceTraits
 from lanes.clock import monotonic
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
 
 

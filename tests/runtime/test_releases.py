@@ -45,7 +45,7 @@ async def test_a_release_takes_its_time_whatever_the_grace_of_handlers_is(grace:
 async def test_what_was_not_released_in_time_is_lost(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes.handover.RELEASE_WITHIN", 0.02)
+    monkeypatch.setattr("lanes.runtime.handover.RELEASE_WITHIN", 0.02)
     source = MemorySource(MemoryBroker(1))
     source.block("release")
     assert await told_of(source, grace=3_600.0) == ["assigned", "lost"]

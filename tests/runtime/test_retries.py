@@ -9,8 +9,8 @@ import pytest
 
 from lanes import HandlerHalted, Message, Nak, Term
 from lanes.clock import monotonic
-from memsource.broker import MemoryBroker
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import consumer_of, published, started, turns, until
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from lanes import Consumer, History, Message, Nak, Retry, Settings
 from lanes.core.types import Room
-from lanes.history import recorder_of
-from lanes.rules import Rules
+from lanes.history.recorder import recorder_of
+from lanes.history.rules import Rules
 from lanes.source import Delivered, Revoking, SourceEvent
 from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.runtime.grouped import group_of, member
 from tests.runtime.support import Gated, consumer_of, published, started, turns, until
 

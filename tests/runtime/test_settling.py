@@ -12,14 +12,14 @@ import pytest
 from lanes import Message, Nak, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Settlement
-from memsource.source import MemorySource
+from memsource.memory.source import MemorySource
 from tests.runtime.grouped import HandClock
 from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (0.001, 0.002))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.002))
 
 
 @pytest.mark.anyio
@@ -150,7 +150,7 @@ async def test_what_a_drain_could_not_settle_is_told(caplog: pytest.LogCaptureFi
 
 @pytest.mark.anyio
 async def test_a_failed_settlement_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.settling.SETTLE_RETRY", (3600.0, 3600.0))
+    monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (3600.0, 3600.0))
     broker = published("a", "b")
     source = MemorySource(broker)
     source.fail("settle", SourceError("no connection", retryable=True))

@@ -16,7 +16,7 @@ from lanes import Consumer, Message, Retry, Settings, Term
 from lanes.core.types import Room
 from lanes.errors import MessageError
 from lanes.source import Delivered, SourceEvent
-from memsource.source import MemoryDeadLetters, MemorySource
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import consumer_of, published
 from tests.runtime.telemetry import Sdk
 from tests.runtime.threaded import Order

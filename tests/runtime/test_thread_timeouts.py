@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from lanes import Consumer, HandlerHalted, Message, Nak, Settings
-from lanes.threads import ThreadWorkers
-from memsource.source import MemorySource
+from lanes.workers.threads import ThreadWorkers
+from memsource.memory.source import MemorySource
 from tests.runtime.support import consumer_of, published, started, until
 from tests.runtime.threaded import Gates, Options, threads
 

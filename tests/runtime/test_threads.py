@@ -15,9 +15,9 @@ from lanes import ConfigError, Consumer, HandlerHalted, Message, Nak, Retry, Set
 from lanes.clock import monotonic
 from lanes.handlers import Handler, is_async
 from lanes.loops import entry_of_loop
-from lanes.running import Running
-from lanes.threads import ThreadWorkers
-from memsource.source import MemoryDeadLetters, MemorySource
+from lanes.runtime.run import Running
+from lanes.workers.threads import ThreadWorkers
+from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.runtime.support import TIMEOUT, consumer_of, publish, published, settled, started, turns, until
 from tests.runtime.threaded import Gates, Options, threads
 
@@ -213,7 +213,7 @@ async def test_the_loop_is_woken_once_for_a_batch_of_results(
 
         return count
 
-    monkeypatch.setattr("lanes.pool.entry_of_loop", counting)
+    monkeypatch.setattr("lanes.workers.pool.entry_of_loop", counting)
     broker = published(*"abcdef")
     source = MemorySource(broker)
     source.finish()

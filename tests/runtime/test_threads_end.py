@@ -14,10 +14,10 @@ import pytest
 
 from lanes import History, LanesError
 from lanes.clock import monotonic
-from lanes.running import Running
-from lanes.threads import ThreadWorkers
-from memsource.broker import MemoryBroker
-from memsource.source import MemorySource
+from lanes.runtime.run import Running
+from lanes.workers.threads import ThreadWorkers
+from memsource.memory.broker import MemoryBroker
+from memsource.memory.source import MemorySource
 from tests.runtime.support import TIMEOUT, consumer_of, publish, published, started, turns, until
 from tests.runtime.threaded import Gates, Options, Order, assert_kept, threads
 
@@ -44,7 +44,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type[Late]:
     """Threads start late: what is queued for them stays there."""
     Late.waiting = []
     Late.refused = None
-    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=Late))
+    monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=Late))
     return Late
 
 
@@ -217,7 +217,7 @@ class Slow(threading.Thread):
 
 @pytest.mark.anyio
 async def test_no_thread_is_about_to_end_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.pool.threading", SimpleNamespace(Thread=Slow))
+    monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=Slow))
     source = MemorySource(published(*range(5)))
     source.finish()
     await consumer_of(source, Order()).run()

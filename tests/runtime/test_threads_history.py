@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lanes import History, Message
-from memsource.source import MemorySource
+from memsource.memory.source import MemorySource
 from tests.runtime.support import consumer_of, published, started, starts_by_write, turns, until
 from tests.runtime.threaded import Gates, assert_kept
 

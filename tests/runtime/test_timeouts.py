@@ -219,7 +219,7 @@ async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
         sleeps.append(seconds)
         await sleep(seconds)
 
-    monkeypatch.setattr("lanes.workers.anyio.sleep", noted)
+    monkeypatch.setattr("lanes.workers.tasks.anyio.sleep", noted)
     consumer = consumer_of(MemorySource(broker), handler, clock=clock)
     async with started(consumer) as run:
         await until(lambda: handler.running == 1)

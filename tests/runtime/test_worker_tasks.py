@@ -9,9 +9,9 @@ import anyio.lowlevel
 import pytest
 
 from lanes import Message
-from lanes.workers import _WAKING_LIMIT
+from lanes.workers.tasks import _WAKING_LIMIT
 from memsource import GroupSource, MemoryBroker, MemorySource
-from memsource.group import Committed
+from memsource.memory.group import Committed
 from tests.runtime.grouped import group_of, member
 from tests.runtime.support import Gated, consumer_of, living, publish, published, started, turns, until
 

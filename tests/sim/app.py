@@ -13,15 +13,15 @@ import anyio.lowlevel
 
 from lanes import Message, Nak, Retry, Settings, Term
 from lanes.core.types import Partition
-from memsource.jetstream import JetStreamBroker
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.pull_consumer import ConsumerSettings
-from memsource.sim.loop import GROUP
-from memsource.sim.personality import Personality
-from memsource.sim.plan import Plan
-from memsource.sim.traffic import Traffic
-from memsource.sim.worker import App, Worker
-from memsource.sim.world import TAIL, World
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.personality import Personality
+from memsource.sim.loop.event_loop import GROUP
+from memsource.sim.plans.plan import Plan
+from memsource.sim.plans.traffic import Traffic
+from memsource.sim.world.worker import App, Worker
+from memsource.sim.world.world import TAIL, World
 from tests.sim.watched import Watching, watching
 
 __all__ = ["Case", "app", "broker", "case_of", "staying"]

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from memsource.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.topic import Topic
+from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
+from memsource.memory.topic import Topic
 
 PATIENCE: Final = 0.4
 """Seconds after which a pull request ends that was not filled."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from memsource.kafka_client import RebalanceProtocol
+from memsource.kafka.client import RebalanceProtocol
 from tests.sim.kafka_stage import NEW_MESSAGES, Cluster, Member, Scenario, Seen, Settings, differing, same
 
 PATIENCE: Final = 0.6

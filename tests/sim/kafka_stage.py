@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, get_args
 
-from memsource.kafka_client import OffsetReset, RebalanceProtocol
+from memsource.kafka.client import OffsetReset, RebalanceProtocol
 
 NEW_MESSAGES: Final = 30
 """How many a recreated topic has."""

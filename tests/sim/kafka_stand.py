@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.kafka_client import Callback, Client, Commit, KafkaFailure
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import Callback, Client, Commit, KafkaFailure
 
 
 class Stand:

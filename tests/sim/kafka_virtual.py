@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.kafka_client import Client, Commit, KafkaFailure, RebalanceProtocol
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import Client, Commit, KafkaFailure, RebalanceProtocol
 from tests.sim.kafka_stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings
 
 _STEP: Final = 0.05

@@ -175,8 +175,8 @@ async def everything() -> list[str]:
 
 
 if __name__ == "__main__":
-    from memsource.sim.choosers import RandomWalk
-    from memsource.sim.virtual import run
+    from memsource.sim.loop.choosers import RandomWalk
+    from memsource.sim.loop.virtual import run
 
     outcome = run(everything, chooser=RandomWalk(int(sys.argv[1])))
     print(outcome.digest, outcome.turns, outcome.result)

@@ -12,12 +12,12 @@ import sys
 import anyio
 
 from lanes import Message, Retry, Settings
-from memsource.sim.choosers import mixed
-from memsource.sim.faults import draw, faults
-from memsource.sim.plan import PERSONALITIES, Plan
-from memsource.sim.run import Conditions, run_plan
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.loop.choosers import mixed
+from memsource.sim.plans.faults import draw, faults
+from memsource.sim.plans.plan import PERSONALITIES, Plan
+from memsource.sim.runs.run import Conditions, run_plan
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 BUDGET = faults(crash=1, rebalance=1, lost=1, freeze=1)
 

@@ -12,12 +12,12 @@ from multiprocessing import get_context
 from typing import Final, Literal
 
 from memsource.checkers import CHECKERS, NoDuplicateCleanly
-from memsource.sim.campaign import RECHECKED, Campaign
-from memsource.sim.faults import crash_sweep, faults
-from memsource.sim.personality import Personality
-from memsource.sim.plan import FAULT_KINDS, NEVER, PERSONALITIES, PersonalityName, Plan
-from memsource.sim.run import Conditions, Run, collect_garbage
-from memsource.sim.token import encode
+from memsource.personality import Personality
+from memsource.sim.plans.faults import crash_sweep, faults
+from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, PersonalityName, Plan
+from memsource.sim.plans.token import encode
+from memsource.sim.runs.campaign import RECHECKED, Campaign
+from memsource.sim.runs.run import Conditions, Run, collect_garbage
 from tests.sim.app import app, broker, case_of
 from tests.sim.watched import Watching
 

@@ -9,7 +9,7 @@ import pytest
 
 from lanes import Message, Retry, Settings
 from memsource import App, MemoryAttempts, World, faults, simulate
-from memsource.sim.plan import FAULT_KINDS
+from memsource.sim.plans.plan import FAULT_KINDS
 
 ATTEMPTS = 4
 ALL = faults(**{kind: 2 if kind in ("crash", "rebalance", "redeliver", "io_fails") else 1 for kind in FAULT_KINDS})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsource.sim.plan import PERSONALITIES
+from memsource.sim.plans.plan import PERSONALITIES
 from tests.sim.slices import RUNS_A_SEED, tally
 
 SCHEDULES = 20_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsource.sim.choosers import Chooser, Fifo, Priorities, RandomWalk, Recording, Sparse, mixed
-from memsource.sim.plan import Schedule
+from memsource.sim.loop.choosers import Chooser, Fifo, Priorities, RandomWalk, Recording, Sparse, mixed
+from memsource.sim.plans.plan import Schedule
 
 SEEDS = st.integers(0, 10_000)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsource.cohort import Cohort
+from memsource.jetstream.cohort import Cohort
 
 LEASE, REVOKE = 9.0, 5.0
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.faults import AMOUNTS, FAULTS_MAX, FaultBudget, crash_sweep, draw, faults
-from memsource.sim.plan import FAULT_KINDS, NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.faults import AMOUNTS, FAULTS_MAX, FaultBudget, crash_sweep, draw, faults
+from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, Fault, PersonalityName, Plan
 
 BUDGETS = st.builds(faults, **{kind: st.integers(0, 3) for kind in FAULT_KINDS})
 

@@ -19,10 +19,10 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from memsource.sim.choosers import Fifo
 from memsource.sim.errors import Refused
-from memsource.sim.guards import LOOP_CALLS
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.guards import LOOP_CALLS
+from memsource.sim.loop.virtual import run
 
 
 def pool() -> object:

@@ -11,14 +11,14 @@ import pytest
 
 from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.faults import faults
-from memsource.sim.injection import Injection
-from memsource.sim.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.simulate import simulate
-from memsource.sim.waiting import until
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.loop.waiting import until
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.injection import Injection
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 both = pytest.mark.parametrize("personality", PERSONALITIES)
 RETRY = Settings(retry=Retry(attempts=3, backoff=0.1))

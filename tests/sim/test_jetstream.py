@@ -14,12 +14,12 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.source import Assigned, Exhausted, Lost, Revoking, SourceEvent
-from memsource.harness import messages_of
-from memsource.jetstream import JetStreamBroker
-from memsource.jetstream_source import JetStreamMemberSource
-from memsource.jetstream_takeover import SHRINK_SECONDS
-from memsource.pull_consumer import ConsumerSettings
-from memsource.sim.personality import Personality
+from memsource.contract.harness import messages_of
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.jetstream.source import JetStreamMemberSource
+from memsource.jetstream.takeover import SHRINK_SECONDS
+from memsource.personality import Personality
 
 LEASE = 9.0
 ALL = Room(100, 1 << 20)

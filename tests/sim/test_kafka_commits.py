@@ -6,8 +6,8 @@ import pytest
 
 from lanes.core.offset_map import encode
 from lanes.dead_letter import DeadLetter
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.kafka_client import Commit, KafkaFailure
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import Commit, KafkaFailure
 from tests.sim.kafka_stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")

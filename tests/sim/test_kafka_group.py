@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsource import Group
-from memsource.group import Committed, Notice
+from memsource.memory.group import Committed, Notice
 
 
 def test_a_member_that_starts_anew_hears_of_all_it_owns_and_has_released_what_it_was_asked_for() -> None:

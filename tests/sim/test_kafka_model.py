@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsource.kafka_client import Callback, Client, Commit
+from memsource.kafka.client import Callback, Client, Commit
 from tests.sim.kafka_stand import Stand
 
 SESSION: Final = 6.0

@@ -9,18 +9,20 @@ from typing import Any, get_args
 import anyio
 import pytest
 
-from lanes import Message, Nak, Retry, Settings, running, stalls
+from lanes import Message, Nak, Retry, Settings
 from lanes.config import Poison
 from lanes.core.offset_map import decode
 from lanes.dead_letter import DeadLetter
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.kafka_client import RebalanceProtocol
-from memsource.sim.choosers import RandomWalk
-from memsource.sim.plan import Fault, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.waiting import until
-from memsource.sim.worker import App, Worker
-from memsource.sim.world import World
+from lanes.observe import stalls
+from lanes.runtime import run as running
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import RebalanceProtocol
+from memsource.sim.loop.choosers import RandomWalk
+from memsource.sim.loop.waiting import until
+from memsource.sim.plans.plan import Fault, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.worker import App, Worker
+from memsource.sim.world.world import World
 
 Test = Callable[[World], Awaitable[None]]
 RUNS = 5

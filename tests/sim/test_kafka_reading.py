@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsource.kafka_client import Commit
+from memsource.kafka.client import Commit
 from tests.sim.kafka_stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")

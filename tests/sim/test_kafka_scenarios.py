@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsource.kafka_client import RebalanceProtocol
+from memsource.kafka.client import RebalanceProtocol
 from tests.sim.kafka_scenarios import CASES, SCENARIOS
 from tests.sim.kafka_stage import PROTOCOLS, Scenario
 from tests.sim.kafka_virtual import VirtualCluster

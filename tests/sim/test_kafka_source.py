@@ -12,8 +12,8 @@ import pytest
 from lanes.core.types import Partition, Room, Settlement
 from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent
-from memsource.kafka_client import Commit
-from memsource.kafka_source import KafkaMemberSource
+from memsource.kafka.client import Commit
+from memsource.kafka.source import KafkaMemberSource
 from tests.cut_short import cut_short
 from tests.sim.kafka_stand import Stand
 

@@ -7,10 +7,10 @@ import pytest
 
 from lanes import Consumer, Message, Settings
 from lanes.core.policy import Policy
-from memsource.sim.plan import Fault, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.plans.plan import Fault, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 
 async def quiet(world: World) -> None:

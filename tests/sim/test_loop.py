@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from memsource.sim.choosers import Chooser, Fifo, Sparse
 from memsource.sim.errors import SimulationError
-from memsource.sim.loop import GROUP, current
-from memsource.sim.plan import Schedule
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import Chooser, Fifo, Sparse
+from memsource.sim.loop.event_loop import GROUP, current
+from memsource.sim.loop.virtual import run
+from memsource.sim.plans.plan import Schedule
 
 # --- turns
 

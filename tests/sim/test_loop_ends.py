@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-from memsource.sim.choosers import Fifo
 from memsource.sim.errors import Deadlock, Livelock, SimulationError
-from memsource.sim.loop import GROUP, SimLoop, current
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.event_loop import GROUP, SimLoop, current
+from memsource.sim.loop.virtual import run
 from tests.sim import programs
 
 # --- what ends a run

@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from memsource.sim.choosers import Chooser, Fifo, RandomWalk, Recording, Sparse, mixed
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import Chooser, Fifo, RandomWalk, Recording, Sparse, mixed
+from memsource.sim.loop.virtual import run
 from tests.sim import programs
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +68,8 @@ import hashlib, sys, types
 stub = types.ModuleType("blake3")
 stub.blake3 = lambda *arguments, **options: hashlib.blake2b()
 sys.modules["blake3"] = stub
-from memsource.sim.choosers import RandomWalk
-from memsource.sim.virtual import run
+from memsource.sim.loop.choosers import RandomWalk
+from memsource.sim.loop.virtual import run
 from tests.sim.programs import everything
 for seed in (1, 1, 2):
     outcome = run(everything, chooser=RandomWalk(seed))

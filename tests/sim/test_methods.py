@@ -9,9 +9,9 @@ import pytest
 
 from lanes import Message
 from memsource.sim.errors import ImpossiblePlan, SimulationFailed
-from memsource.sim.faults import faults
-from memsource.sim.simulate import simulate
-from memsource.sim.world import World
+from memsource.sim.plans.faults import faults
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.world import World
 
 pytest_plugins = ["pytester"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.plan import AMOUNT_MAX, NUMBERS_END, Fault, Plan, Schedule
+from memsource.sim.plans.plan import AMOUNT_MAX, NUMBERS_END, Fault, Plan, Schedule
 
 CRASH = Fault(3, "crash")
 FREEZE = Fault(7, "freeze", 1, 5.0)

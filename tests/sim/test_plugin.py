@@ -13,9 +13,9 @@ import pytest
 
 import memsource
 from lanes import Message
-from memsource.sim.plan import Fault, Plan, Schedule
-from memsource.sim.simulate import OPTIONS
-from memsource.sim.token import encode
+from memsource.sim.plans.plan import Fault, Plan, Schedule
+from memsource.sim.plans.token import encode
+from memsource.sim.runs.simulate import OPTIONS
 
 pytest_plugins = ["pytester"]
 

@@ -8,12 +8,12 @@ import pytest
 
 from lanes import Message, Settings
 from memsource.sim.errors import ImpossiblePlan, Refused
-from memsource.sim.faults import faults
-from memsource.sim.plan import Fault, Plan
-from memsource.sim.run import Conditions, run_plan
-from memsource.sim.simulate import Simulation, simulate
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.plan import Fault, Plan
+from memsource.sim.runs.run import Conditions, run_plan
+from memsource.sim.runs.simulate import Simulation, simulate
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 
 class Booking:

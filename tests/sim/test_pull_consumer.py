@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsource.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.topic import Topic
+from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
+from memsource.memory.topic import Topic
 
 SIZE = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memsource.sim.errors import SimulationFailed, TokenRefused
-from memsource.sim.token import decode
+from memsource.sim.plans.token import decode
 
 README = Path(__file__).resolve().parents[2] / "memsource" / "README.md"
 TOKEN = re.compile(r"lanes1-[A-Za-z0-9_-]+")

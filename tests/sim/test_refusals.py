@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lanes import Message
-from memsource.sim import virtual
 from memsource.sim.errors import ImpossiblePlan, NeverYields, Refused
-from memsource.sim.faults import faults
-from memsource.sim.simulate import Simulation, simulate
-from memsource.sim.world import World
+from memsource.sim.loop import virtual
+from memsource.sim.plans.faults import faults
+from memsource.sim.runs.simulate import Simulation, simulate
+from memsource.sim.world.world import World
 
 
 def simulated(body: Callable[[], object]) -> Simulation:
@@ -70,7 +70,7 @@ def test_a_handler_that_never_yields_ends_the_campaign_at_once(monkeypatch: pyte
         runs.append(1)
         return run(*args, step_limit=0.3, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("memsource.sim.run.run", impatient)
+    monkeypatch.setattr("memsource.sim.runs.run.run", impatient)
 
     def spins() -> None:
         while True:

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from lanes import Message, Retry, Settings
-from memsource.sim.faults import faults
-from memsource.sim.plan import FAULT_KINDS
-from memsource.sim.simulate import simulate
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.plan import FAULT_KINDS
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 ALL = faults(**{kind: 2 if kind in ("crash", "rebalance", "redeliver", "io_fails") else 1 for kind in FAULT_KINDS})
 

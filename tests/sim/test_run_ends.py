@@ -13,11 +13,11 @@ import pytest
 
 from lanes import Message
 from memsource.sim.errors import ImpossiblePlan, SimulationFailed
-from memsource.sim.faults import faults
-from memsource.sim.plan import Fault, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.simulate import simulate
-from memsource.sim.world import World
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.plan import Fault, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.world import World
 
 CRASH = (Fault(12, "crash", 0, 1.0),)
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsource.sim.errors import SimulationError
-from memsource.sim.faults import FaultBudget
-from memsource.sim.plan import FAULT_KINDS, Fault, Plan, Schedule
-from memsource.sim.shrink import shrink
-from memsource.sim.strategies import plans
-from memsource.sim.token import encode
+from memsource.sim.plans.faults import FaultBudget
+from memsource.sim.plans.plan import FAULT_KINDS, Fault, Plan, Schedule
+from memsource.sim.plans.shrink import shrink
+from memsource.sim.plans.strategies import plans
+from memsource.sim.plans.token import encode
 
 Fails = Callable[[Plan], bool]
 

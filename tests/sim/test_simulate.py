@@ -12,10 +12,10 @@ import pytest
 
 from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan, Nondeterministic, SimulationFailed, TokenRefused
-from memsource.sim.faults import FaultBudget, faults
-from memsource.sim.simulate import simulate
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.plans.faults import FaultBudget, faults
+from memsource.sim.runs.simulate import simulate
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 ALL = faults(crash=1, rebalance=2, redeliver=2, io_fails=1)
 

@@ -6,13 +6,13 @@ import anyio
 
 from lanes import Message, Settings
 from memsource.checkers import NoOverlap, check
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.sim.choosers import Fifo
-from memsource.sim.loop import current
-from memsource.sim.plan import Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.event_loop import current
+from memsource.sim.plans.plan import Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 DEADLINE = 2.0
 """Virtual seconds at which the drain of the first worker has no more time."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.state import apart, copied
+from memsource.sim.world.state import apart, copied
 
 MANY = dict.fromkeys(range(100), 1)
 

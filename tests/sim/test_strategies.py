@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.faults import AMOUNTS, FaultBudget, faults
-from memsource.sim.plan import FAULT_KINDS, NEVER, Fault, Plan, Schedule
-from memsource.sim.strategies import fault_plans, plans, schedules, traffics
-from memsource.sim.traffic import Traffic
+from memsource.sim.plans.faults import AMOUNTS, FaultBudget, faults
+from memsource.sim.plans.plan import FAULT_KINDS, NEVER, Fault, Plan, Schedule
+from memsource.sim.plans.strategies import fault_plans, plans, schedules, traffics
+from memsource.sim.plans.traffic import Traffic
 
 BUDGET = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))
 
@@ -82,10 +82,10 @@ def test_both_brokers_share_a_budget_where_it_applies(data: st.DataObject) -> No
 
 
 def test_without_hypothesis_the_remedy_is_named() -> None:
-    code = "import sys; sys.modules['hypothesis'] = None; import memsource.sim.strategies"
+    code = "import sys; sys.modules['hypothesis'] = None; import memsource.sim.plans.strategies"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: memsource.sim.strategies needs hypothesis, which is not installed: "
+        "ImportError: memsource.sim.plans.strategies needs hypothesis, which is not installed: "
         "pip install 'lanes-runtime[testing]'"
     )

@@ -10,12 +10,12 @@ import pytest
 from lanes import Message
 from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Revoking, Source, SourceEvent
-from memsource.jetstream import JetStreamBroker
-from memsource.kafka import KafkaBroker, KafkaSettings
-from memsource.sim.personality import Personality
-from memsource.sim.plan import PERSONALITIES, Fault, FaultKind, PersonalityName, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.world import World
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.personality import Personality
+from memsource.sim.plans.plan import PERSONALITIES, Fault, FaultKind, PersonalityName, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.world import World
 
 both = pytest.mark.parametrize("personality", PERSONALITIES)
 LATER = 100.0

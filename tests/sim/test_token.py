@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsource.sim import token as module
 from memsource.sim.errors import ImpossiblePlan, TokenRefused
-from memsource.sim.faults import FaultBudget, draw
-from memsource.sim.plan import AMOUNT_MAX, FAULT_KINDS, NUMBERS_END, Fault, Plan, Schedule
-from memsource.sim.strategies import plans
-from memsource.sim.token import DICTIONARY, LIMIT, decode, encode
+from memsource.sim.plans import token as module
+from memsource.sim.plans.faults import FaultBudget, draw
+from memsource.sim.plans.plan import AMOUNT_MAX, FAULT_KINDS, NUMBERS_END, Fault, Plan, Schedule
+from memsource.sim.plans.strategies import plans
+from memsource.sim.plans.token import DICTIONARY, LIMIT, decode, encode
 from tests.sim.tokens import LANES, PYTHON, armoured, deflated, forged, of_fields, text_of
 
 BUDGET = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.types import PartitionKey
+from memsource.memory.topic import Topic
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.strategies import traffics
-from memsource.sim.traffic import Item, Traffic, traffic
-from memsource.topic import Topic
+from memsource.sim.plans.strategies import traffics
+from memsource.sim.plans.traffic import Item, Traffic, traffic
 
 SEEDS = st.integers(0, 2**64 - 1)
 PARTITIONS = st.integers(1, 5)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanes import Message, Retry, Settings
-from memsource.history import Segment
-from memsource.sim.faults import faults
-from memsource.sim.grid import GridRow, draw
-from memsource.sim.injection import Moment
-from memsource.sim.plan import PERSONALITIES, Fault, PersonalityName, Plan, Schedule
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.view import LINES, render, render_history
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.history.reader import Segment
+from memsource.sim.plans.faults import faults
+from memsource.sim.plans.plan import PERSONALITIES, Fault, PersonalityName, Plan, Schedule
+from memsource.sim.runs.grid import GridRow, draw
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.runs.view import LINES, render, render_history
+from memsource.sim.world.injection import Moment
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 from tests.history import rows as written
 from tests.history.rows import Fields, Rows, ack, ended, handled, message, owned, parsed, redelivered, started
 

@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from lanes import Message, Retry, Settings
-from memsource.sim.choosers import RandomWalk
 from memsource.sim.errors import ImpossiblePlan, Refused
-from memsource.sim.injection import InjectedFailure
-from memsource.sim.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
-from memsource.sim.run import Conditions, Run, run_plan
-from memsource.sim.worker import App
-from memsource.sim.world import World
+from memsource.sim.loop.choosers import RandomWalk
+from memsource.sim.plans.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.world.injection import InjectedFailure
+from memsource.sim.world.worker import App
+from memsource.sim.world.world import World
 
 both = pytest.mark.parametrize("personality", PERSONALITIES)
 

@@ -8,7 +8,7 @@ import sys
 import zlib
 from importlib.metadata import version
 
-from memsource.sim.token import DICTIONARY
+from memsource.sim.plans.token import DICTIONARY
 
 LANES = version("lanes-runtime")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -10,8 +10,8 @@ import anyio.lowlevel
 from lanes.clock import Clock
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.source import Delivered, Lost, Source, SourceEvent, SourceTraits
-from memsource.kafka_source import KafkaMemberSource
-from memsource.sim.personality import Personality
+from memsource.kafka.source import KafkaMemberSource
+from memsource.personality import Personality
 
 __all__ = ["Watched", "Watching", "watching"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from unittest import mock
 
-from lanes.cli import app
+from lanes.cli.app import app
 
 COMMAND = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
 

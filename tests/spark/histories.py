@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from lanes.journal_rows import row_tables
-from lanes_spark.audit_verdicts import AuditVerdict, judge
+from lanes.history.columns import row_tables
+from lanes_spark.audits.verdicts import AuditVerdict, judge
 from memsource import check
 from memsource.checkers import (
     AtLeastOnce,

@@ -14,9 +14,9 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import details
 from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Source
-from lanes_spark import task_rows
-from lanes_spark.task_source import ArrowSource
-from memsource.contract import Ability, Check, Sample, checks
+from lanes_spark.task import rows as task_rows
+from lanes_spark.task.source import ArrowSource
+from memsource.contract.source import Ability, Check, Sample, checks
 from tests.spark.rows import SCHEMA, batches, rows
 
 ROOM = Room(1_000, 1 << 20)

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.audit import audit
-from lanes_spark.audit_verdicts import AUDITED, CAUSES
-from lanes_spark.table import ParquetTable
+from lanes_spark.audits.audit import audit
+from lanes_spark.audits.verdicts import AUDITED, CAUSES
+from lanes_spark.tables.table import ParquetTable
 from memsource import check_files
 from tests.history.journals import ended, message, opened
 from tests.history.rows import (

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lanes_spark import audit_verdicts
-from lanes_spark.audit_verdicts import AUDITED
+from lanes_spark.audits import verdicts as audit_verdicts
+from lanes_spark.audits.verdicts import AUDITED
 from tests.history.commit_faults import COMMIT_FAULTS
 from tests.history.commit_world import segments_of as commit_segments_of
 from tests.history.faults import FAULTS

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lanes import cli
+from lanes.cli import app as cli
 from lanes.errors import ConfigError, SourceError
-from lanes_spark import audit_command
-from lanes_spark.audit import Audit
-from lanes_spark.audit_command import render, source_of_audit
-from lanes_spark.audit_verdicts import CAUSES, AuditVerdict
-from lanes_spark.kafka_topic import KafkaTopic
-from lanes_spark.table import ParquetTable
+from lanes_spark.audits.audit import Audit
+from lanes_spark.audits.verdicts import CAUSES, AuditVerdict
+from lanes_spark.cli import audit as audit_command
+from lanes_spark.cli.audit import render, source_of_audit
+from lanes_spark.tables.kafka_topic import KafkaTopic
+from lanes_spark.tables.table import ParquetTable
 
 NO_FINDINGS: Any = None
 HELD = AuditVerdict(name="PerKeyOrder", status="held", checked=1_200)

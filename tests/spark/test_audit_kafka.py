@@ -59,7 +59,7 @@ async def handle(kafka: KafkaServer, topic: str, count: int, journal: Path) -> N
 
 
 def audit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = "import sys; from lanes.cli import main; sys.argv[0] = 'lanes'; main()"
+    script = "import sys; from lanes.cli.app import main; sys.argv[0] = 'lanes'; main()"
     jars = ",".join(map(str, connector_jars()))
     more = ["--master", "local[2]", "--conf", f"spark.jars={jars}", "--conf", "spark.ui.enabled=false"]
     return subprocess.run(

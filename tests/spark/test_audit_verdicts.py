@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lanes.errors import ConfigError
-from lanes.journal_rows import row_tables
-from lanes_spark.audit import Audit
-from lanes_spark.audit_rows import COLUMNS, check_columns
-from lanes_spark.audit_verdicts import AUDITED, AuditStatus, AuditVerdict, Judged
+from lanes.history.columns import row_tables
+from lanes_spark.audits.audit import Audit
+from lanes_spark.audits.rows import COLUMNS, check_columns
+from lanes_spark.audits.verdicts import AUDITED, AuditStatus, AuditVerdict, Judged
 from memsource import CHECKERS
 
 ARROW = {"bigint": "int64"}

@@ -23,13 +23,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 import lanes
-from lanes_spark import run_task, task_watch
-from lanes_spark.batch_ranges import BatchRanges, ranges_options
-from lanes_spark.batch_run import _loaded
+from lanes_spark import run_task
 from lanes_spark.checkpoint import LOCK, Held, hold, without_takeover
+from lanes_spark.driver.batch import _loaded
+from lanes_spark.driver.ranges import BatchRanges, ranges_options
 from lanes_spark.failures import as_ours, mapped_errors
 from lanes_spark.plan import CHECKED, check_conf, settings_of
-from lanes_spark.watermarks import read_watermarks
+from lanes_spark.tables.watermarks import read_watermarks
+from lanes_spark.task import loop_watch as task_watch
 from tests.spark.rows import Seen, batches, expected, job, rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,7 +244,7 @@ def test_what_the_context_schedules_by_counts(session: Any, context: Any, found:
 
 @pytest.mark.parametrize("lacks", ["commons-pool2", "spark-token-provider-kafka-0-10", "kafka-clients"])
 def test_a_jar_of_the_connector_that_is_missing_is_named(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lanes_spark import watermarks
+    from lanes_spark.tables import watermarks
 
     class Name:
         def __init__(self, name: str) -> None:

@@ -22,8 +22,8 @@ import pytest
 import lanes
 from lanes_postgres import Positions
 from lanes_spark import ParquetTable, Progress, replay
-from lanes_spark.results_folder import ResultsFolder
-from lanes_spark.table import Spans
+from lanes_spark.driver.results_folder import ResultsFolder
+from lanes_spark.tables.table import Spans
 from tests.components import wait_until
 from tests.conftest import PostgresFactory
 from tests.spark.fenced import Fenced

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from lanes.errors import SourceError
-from lanes_spark.batch_ranges import BatchRanges, ranges_options
+from lanes_spark.driver.ranges import BatchRanges, ranges_options
 from lanes_spark.positions import Span
 
 CAP = 100

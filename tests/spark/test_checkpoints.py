@@ -15,7 +15,7 @@ import pytest
 import lanes
 from lanes_spark import JournalSelection, Progress, replay
 from lanes_spark.checkpoint import query_of
-from lanes_spark.results_folder import ResultsFolder
+from lanes_spark.driver.results_folder import ResultsFolder
 from tests.history.journals import ended, opened
 from tests.spark.rows import ONCE, rows
 from tests.spark.tables import noted, noting, positions, write_table

@@ -12,7 +12,7 @@ from py4j import protocol  # type: ignore[import-untyped]
 
 import lanes
 from lanes_spark.failures import as_ours, crossing, mapped_errors
-from lanes_spark.watermarks import _mapped
+from lanes_spark.tables.watermarks import _mapped
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

@@ -17,16 +17,16 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark import batch_run
-from lanes_spark.batch_ranges import BatchRanges, ranges_options
-from lanes_spark.batch_run import BatchRun
-from lanes_spark.live_ends import LiveEnds, ask_ends
+from lanes_spark.driver import batch as batch_run
+from lanes_spark.driver.batch import BatchRun
+from lanes_spark.driver.live_ends import LiveEnds, ask_ends
+from lanes_spark.driver.prepared import Prepared
+from lanes_spark.driver.ranges import BatchRanges, ranges_options
+from lanes_spark.driver.selection import Selection
+from lanes_spark.driver.stream import Stream
 from lanes_spark.plan import Plan
 from lanes_spark.positions import Span, clipped, islands_of, narrowed, next_positions, wanted_count
-from lanes_spark.prepared import Prepared
-from lanes_spark.selection import Selection
-from lanes_spark.stream import Stream
-from lanes_spark.table import Spans
+from lanes_spark.tables.table import Spans
 
 GAP = 10
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import lanes
 from lanes_spark import KafkaTopic, Progress, replay
-from lanes_spark.table import Spans
+from lanes_spark.tables.table import Spans
 from tests.components import KafkaServer, MissingComponent, wait_until
 from tests.components.spark_connector import connector_jars
 from tests.conftest import KafkaFactory, skip_or_fail

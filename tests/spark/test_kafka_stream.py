@@ -239,7 +239,7 @@ def test_the_command_stops_in_order_by_a_signal(kafka: KafkaServer, tmp_path: Pa
     topic.publish(50)
     (tmp_path / "shop.py").write_text(MODULE)
     seen = tmp_path / "seen"
-    script = "import sys; from lanes.cli import main; sys.argv[0] = 'lanes'; main()"
+    script = "import sys; from lanes.cli.app import main; sys.argv[0] = 'lanes'; main()"
     arguments = ["spark", "stream", "--topic", "commanded", "--servers", kafka.url, "--handler", "shop:look"]
     more = [
         "--checkpoint",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lanes_spark.machine import cores_of, memory_limit, size, worker_environment
+from lanes_spark.cli.machine import cores_of, memory_limit, size, worker_environment
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import lanes
 from lanes.core.ring import slot
 from lanes.errors import ConfigError, SourceError
 from lanes_spark import ParquetTable
+from lanes_spark.driver.selection import Selection, select_slots
 from lanes_spark.plan import CHECKED, Eras, Plan, check_conf, era_column, make_plan
 from lanes_spark.positions import Span, check_kept, check_start, next_positions
-from lanes_spark.selection import Selection, select_slots
 
 
 def plan(**more: Any) -> Plan:

@@ -13,10 +13,11 @@ from typing import Any, cast
 import anyio.to_thread
 import pytest
 
-from lanes.row_writer import key_hash
-from lanes_spark import run_task, task_telling
-from lanes_spark.progress import OldestMessage, Progress, Pulse, TaskReports
-from lanes_spark.task_telling import sender
+from lanes.history.writer import key_hash
+from lanes_spark import run_task
+from lanes_spark.driver.progress import OldestMessage, Progress, Pulse, TaskReports
+from lanes_spark.task import progress as task_telling
+from lanes_spark.task.progress import sender
 from tests.components import wait_until
 from tests.spark.rows import batches, job, rows
 

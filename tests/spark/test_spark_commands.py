@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import lanes
-from lanes import cli
+from lanes.cli import app as cli
 from lanes.exits import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
-from lanes_spark.command_options import bound, load, numbers, pairs, settings_of, spark_session
-from lanes_spark.commands import source_of
-from lanes_spark.selection import Bound
+from lanes_spark.cli.commands import source_of
+from lanes_spark.cli.options import bound, load, numbers, pairs, settings_of, spark_session
+from lanes_spark.driver.selection import Bound
 from memsource import check_files
 from tests.spark.conftest import need_java
 from tests.spark.rows import rows
@@ -207,7 +207,7 @@ def test_a_table_is_replayed_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(MODULE)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        script = "import sys; from lanes.cli import main; sys.argv[0] = 'lanes'; main()"
+        script = "import sys; from lanes.cli.app import main; sys.argv[0] = 'lanes'; main()"
         more = ["--table", "table", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
         paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
         return subprocess.run(

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from lanes import cli
-from lanes.doctor import Check
-from lanes_spark import doctor, machine
-from lanes_spark.doctor import PACKAGES, examine
-from lanes_spark.machine import find_java, spark_conf
+from lanes.cli import app as cli
+from lanes.cli.doctor import Check
+from lanes_spark.cli import doctor, machine
+from lanes_spark.cli.doctor import PACKAGES, examine
+from lanes_spark.cli.machine import find_java, spark_conf
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "4.3.0"

@@ -10,10 +10,10 @@ import pytest
 
 import lanes
 from lanes_spark import JournalFacts, JournalSelection, OldestMessage, Progress, Report
-from lanes_spark.commands import lacking, only_of
+from lanes_spark.cli.commands import lacking, only_of
+from lanes_spark.cli.progress_bar import described
+from lanes_spark.cli.stream import Signals
 from lanes_spark.plan import Plan
-from lanes_spark.progress_bar import described
-from lanes_spark.stream_command import Signals
 
 
 class Running:

@@ -16,8 +16,8 @@ import pytest
 import lanes
 from lanes.errors import ConfigError
 from lanes_spark import run_task
-from lanes_spark.task import AHEAD
-from lanes_spark.task_job import begin
+from lanes_spark.task.job import begin
+from lanes_spark.task.task import AHEAD
 from memsource import MemoryBroker, MemoryDeadLetters
 from tests.spark.rows import ONCE, SCHEMA, Seen, batches, expected, job, rows
 
@@ -360,7 +360,7 @@ def test_what_cannot_work_in_a_task_is_refused(wrong: dict[str, Any], named: str
 
 def test_a_task_needs_no_spark() -> None:
     script = (
-        "import sys, lanes_spark, lanes_spark.replay, lanes_spark.plan\n"
+        "import sys, lanes_spark, lanes_spark.driver.replay, lanes_spark.plan\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('pyspark', 'pandas')]"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

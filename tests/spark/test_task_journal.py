@@ -13,11 +13,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 import lanes
-import lanes.journal
+import lanes.history.journal
 from lanes.errors import ConfigError
-from lanes.journal import files_of
+from lanes.history.journal import files_of
 from lanes_spark import run_task
-from lanes_spark.task_journal import Pace, check_reached, shared
+from lanes_spark.task.journal import Pace, check_reached, shared
 from memsource import check_files
 from tests.spark.rows import ONCE, batches, job, rows
 
@@ -99,7 +99,7 @@ def test_an_attempt_that_was_killed_leaves_no_row_and_convicts_nobody(tmp_path: 
 
 def test_a_task_waits_for_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Twice what is in flight, in rows; forty times as many come.
-    monkeypatch.setattr(lanes.journal, "BUFFER_LIMIT", 800)
+    monkeypatch.setattr(lanes.history.journal, "BUFFER_LIMIT", 800)
     settings = lanes.Settings(sync_handlers="inline", max_in_flight=80, concurrency=10)
     list(run_task(batches(rows(8_000), size=1_000), job(lambda message: None, settings=settings, journal=tmp_path)))
     assert {row["event"] for row in stored(tmp_path)} >= {"begin", "end"}
@@ -112,15 +112,15 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
 ) -> None:
     import anyio
 
-    monkeypatch.setattr("lanes_spark.task_journal.PATIENCE", 0.01)
-    monkeypatch.setattr(lanes.journal, "BUFFER_LIMIT", 2)
+    monkeypatch.setattr("lanes_spark.task.journal.PATIENCE", 0.01)
+    monkeypatch.setattr(lanes.history.journal, "BUFFER_LIMIT", 2)
     journal = lanes.Journal(tmp_path)
     files_of(journal).buffer.rows.extend(["{}", "{}"])
     pace = Pace(journal)
 
     async def wait() -> None:
         await pace.wait()
-        monkeypatch.setattr("lanes_spark.task_journal.PATIENCE", 3_600.0)
+        monkeypatch.setattr("lanes_spark.task.journal.PATIENCE", 3_600.0)
         await pace.wait()
 
     anyio.run(wait)

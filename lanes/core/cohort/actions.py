@@ -1,6 +1,6 @@
 """What the machine of a cohort partition asks for, one thing at a time, and what it is told.
 
-Whoever drives it performs an action and gives back its result; ``lanes.membership`` does, over a ``LeaseStore``.
+Whoever drives it performs an action and gives back its result; ``lanes.cohort.membership`` does, over a ``LeaseStore``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Compare and set; the result is the new revision, ``Refused`` or ``Unknown``. See ``lanes.leases.LeaseStore``.
+    """Compare and set; the result is the new revision, ``Refused`` or ``Unknown``. See
+    ``lanes.cohort.leases.LeaseStore``.
 
     Either with a ``revision``, that of the key itself, or with a ``fence``: another key and the revision it must have.
     """
@@ -89,7 +90,7 @@ Action = Wait | Read | Write | FindConsumers | CreateConsumer | DeleteConsumer
 
 
 class Consumer(NamedTuple):
-    """A durable that was found; see ``lanes.leases.EpochConsumer``."""
+    """A durable that was found; see ``lanes.cohort.leases.EpochConsumer``."""
 
     epoch: int
     sub: int

@@ -1,0 +1,393 @@
+"""The leases of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, a fence across keys.
+
+A bucket is a stream with one message a key; a revision is that message's sequence. Reads and writes are raw requests,
+answered by the stream's leader: the client's own KV has no TTL on an update, and reads from replicas. What is learnt
+without asking, by ``watch``, is a hint and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from lanes.cohort.leases import Conflict, Entry, UnknownResult
+from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.wire.api_codes import (
+    MESSAGE_NOT_FOUND,
+    NO_JETSTREAM,
+    STREAM_NAME_TAKEN,
+    STREAM_NOT_FOUND,
+    WRONG_REVISION,
+)
+from lanes_jetstream.wire.connection import (
+    ApiError,
+    Connection,
+    Denials,
+    NoAnswer,
+    NoJetStream,
+    NotPermitted,
+    fields_of,
+    pages,
+)
+
+__all__ = ["JetStreamLeaseStore"]
+
+log = logging.getLogger("lanes.jetstream")
+
+TIMEOUT: Final = 1.5
+"""Seconds for one request; longer than that its result is unknown."""
+
+MARKER_SECONDS: Final = 60
+"""How long the mark of a key that has expired stays, before nothing is left of it."""
+
+_READS: Final = 32
+"""Reads under way at once while many keys are read."""
+
+_LOOK: Final = 0.05
+"""Seconds between two looks at a connection that is lost."""
+
+_CLOSED: Final = "the connection is closed and does not come back: start again"
+_API_LEVEL: Final = 1
+"""What a server with message TTLs, which came with 2.11, says of its JetStream."""
+
+_BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
+_KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+class _NobodyThere(UnknownResult):
+    """Nobody read the request: nothing has happened."""
+
+
+class JetStreamLeaseStore:
+    """The KV bucket ``bucket`` as a ``lanes.cohort.leases.LeaseStore``; asyncio only.
+
+    ``replicas``: copies of the bucket, 1 … 5, where it is made here. ``timeout``: seconds, more than 0, after which the
+    result of a request is unknown.
+
+    A bucket that is deleted while it is used is made anew, empty: whoever reads it then finds no lease, and has lost
+    what he owned. Its revisions begin at the time in milliseconds, and above all that were seen here, so none of the
+    lost bucket comes again.
+    """
+
+    def __init__(self, connection: Connection, bucket: str, *, replicas: int = 1, timeout: float = TIMEOUT) -> None:
+        if not _BUCKET.fullmatch(bucket):
+            raise ConfigError(
+                f"bucket {bucket!r}: a KV bucket's name has letters, digits, - and _ alone; name the stream or the "
+                "cohort otherwise"
+            )
+        self._connection = connection
+        self._bucket = bucket
+        self._stream = f"KV_{bucket}"
+        self._subjects = f"$KV.{bucket}."
+        self._replicas = replicas
+        self._timeout = timeout
+        self._highest = 0
+        self._watches: list[Subscription] = []
+
+    def __repr__(self) -> str:
+        return f"<JetStreamLeaseStore {self._bucket}>"
+
+    async def open(self) -> bool:
+        """Find the bucket and check it, or make it; True when it was made. Idempotent.
+
+        Raises ``ConfigError`` when it does not fit, or the server is too old or has no JetStream; ``SourceError`` when
+        nothing answers, or permission is missing.
+        """
+        try:
+            return await self._find_or_make()
+        except (ApiError, NoAnswer) as error:
+            raise self._failed(error) from None
+
+    async def watch(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed`` with each key that somebody is about to write: soon, or never. For as long as the
+        connection is open, or until ``aclose``."""
+
+        async def receive(message: Msg) -> None:
+            changed(message.subject.removeprefix(self._subjects))
+
+        self._watches.append(await self._connection.client.subscribe(f"{self._subjects}>", cb=receive))
+
+    async def aclose(self) -> None:
+        """End the watches. Idempotent; the bucket and the connection stay."""
+        while self._watches:
+            watch = self._watches.pop()
+            if not self._connection.client.is_closed:
+                await watch.unsubscribe()
+
+    # --- lanes.cohort.leases.LeaseStore
+
+    async def read(self, key: str) -> Entry:
+        """The newest entry of a key; see ``lanes.cohort.leases.LeaseStore.read``."""
+        request = json.dumps({"last_by_subj": self._subject(key)}).encode()
+        subject = self._connection.api_subject(f"STREAM.MSG.GET.{self._stream}")
+        answer = await self._ask(subject, request, f"read of {key!r}")
+        refusal = answer.get("error")
+        if refusal is None:
+            return self._entry(key, answer)
+        if refusal.get("err_code") == STREAM_NOT_FOUND:
+            await self._make_anew()
+        elif refusal.get("err_code") != MESSAGE_NOT_FOUND:
+            raise self._refused(f"read of {key!r}", refusal)
+        return Entry(None, 0)
+
+    async def write(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        revision: int | None,
+        ttl: float | None = None,
+        fence: tuple[str, int] | None = None,
+    ) -> int:
+        """Write a key and return its new revision; see ``lanes.cohort.leases.LeaseStore.write``."""
+        headers = self._conditions(key, revision, ttl, fence)
+        # An account or a domain behind a prefix reaches its buckets by the same prefix as its API.
+        prefix = "" if self._connection.api_subject("") == "$JS.API." else self._connection.api_subject("")
+        try:
+            answer = await self._ask(prefix + self._subject(key), value, f"write of {key!r}", headers)
+        except _NobodyThere:
+            await self._look_for_bucket(key)
+            raise Conflict(f"{key!r}: the bucket {self._bucket!r} is new, and empty") from None
+        refusal = answer.get("error")
+        if refusal is not None:
+            if refusal.get("err_code") in WRONG_REVISION:
+                raise Conflict(f"{key!r}: {refusal.get('description')}")
+            raise self._refused(f"write of {key!r}", refusal)
+        self._highest = max(self._highest, int(answer["seq"]))
+        return int(answer["seq"])
+
+    async def entries(self, prefix: str) -> Mapping[str, Entry]:
+        """The keys that begin so and hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
+
+        ``prefix``: empty, or whole tokens with the dot behind them.
+        """
+        if prefix and not (prefix.endswith(".") and _KEY.fullmatch(prefix[:-1])):
+            raise ValueError(f"prefix {prefix!r}: must be empty, or whole tokens with the dot behind them")
+        keys = await self._keys(prefix)
+        turns = asyncio.Semaphore(_READS)
+
+        async def read(key: str) -> Entry:
+            async with turns:
+                return await self.read(key)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reads = {key: tasks.create_task(read(key)) for key in keys}
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return {key: read.result() for key, read in reads.items() if read.result().value is not None}
+
+    # --- requests
+
+    def _subject(self, key: str) -> str:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"key {key!r}: must be tokens of letters, digits and - _ = / with dots between them")
+        return self._subjects + key
+
+    def _conditions(
+        self, key: str, revision: int | None, ttl: float | None, fence: tuple[str, int] | None
+    ) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if fence is not None:
+            if revision is not None:
+                raise ValueError(f"write of {key!r}: a revision of its own and a fence exclude each other")
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(fence[1])
+            headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self._subject(fence[0])
+        elif revision is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
+        else:
+            raise ValueError(f"write of {key!r}: it needs a revision or a fence, or it could undo what others wrote")
+        if ttl is not None:
+            # The server takes fractions and ignores them: 1.9 s would be 1 s.
+            if ttl < 1 or ttl != int(ttl):
+                raise ValueError(f"ttl={ttl!r}: must be whole seconds, 1 or more")
+            headers["Nats-TTL"] = f"{int(ttl)}s"
+        return headers
+
+    async def _ask(self, subject: str, body: bytes, what: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """One request that is sent now or not at all, within the timeout.
+
+        Raises ``UnknownResult`` where no answer came, ``_NobodyThere`` where nobody was there to read it, and
+        ``SourceError`` where it is not permitted.
+        """
+        client = self._connection.client
+        denials = Denials(client, subject.casefold().__eq__)
+        try:
+            async with asyncio.timeout(self._timeout):
+                # The client would keep what is published while it reconnects, and send it when its time has passed.
+                while not client.is_connected:
+                    if client.is_closed:
+                        raise SourceError(f"{self._connection.servers}: {_CLOSED}")
+                    await asyncio.sleep(_LOOK)
+                answer = await client.request(subject, body, timeout=self._timeout, headers=headers)
+        except nats.errors.NoRespondersError:
+            raise _NobodyThere(f"bucket {self._bucket!r}: {what}: nobody answers for it at the moment") from None
+        except nats.errors.ConnectionClosedError:
+            raise SourceError(f"{self._connection.servers}: {_CLOSED}") from None
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            denied = denials.new()
+            if denied is not None:
+                raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
+            raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
+        return fields_of(answer, f"bucket {self._bucket!r}: {what}")
+
+    def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
+        try:
+            message = answer["message"]
+            headers = base64.b64decode(message.get("hdrs") or "")
+            value = base64.b64decode(message.get("data") or "")
+            revision = int(message["seq"])
+            self._highest = max(self._highest, revision)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SourceError(
+                f"bucket {self._bucket!r}: read of {key!r}: the answer cannot be read ({type(error).__name__}): see "
+                "that it is a nats-server"
+            ) from None
+        # A client's delete, or what the server leaves where a key has expired.
+        gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
+        return Entry(None if gone else value, revision)
+
+    async def _keys(self, prefix: str) -> list[str]:
+        """Which keys begin so, those that are deleted or expired included."""
+        subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
+
+        async def ask(offset: int) -> dict[str, Any]:
+            request = {"subjects_filter": f"{self._subjects}{prefix}>", "offset": offset}
+            answer = await self._ask(subject, json.dumps(request).encode(), what)
+            refusal = answer.get("error")
+            if refusal is None:
+                return answer
+            if refusal.get("err_code") != STREAM_NOT_FOUND:
+                raise self._refused(what, refusal)
+            await self._make_anew()
+            return {}
+
+        found = await pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
+        return [subject.removeprefix(self._subjects) for subject in found]
+
+    def _refused(self, what: str, refusal: Mapping[str, object]) -> UnknownResult | SourceError:
+        code, description = refusal.get("code"), refusal.get("description")
+        text = f"bucket {self._bucket!r}: {what} refused: {description} ({refusal.get('err_code')})"
+        if code in (408, 500, 503):
+            # The server's own trouble, such as no leader at the moment.
+            return UnknownResult(text)
+        return SourceError(text)
+
+    # --- the bucket itself
+
+    async def _look_for_bucket(self, key: str) -> None:
+        """Nobody read a write: make the bucket anew when it is gone. Raises ``UnknownResult`` when it is not."""
+        try:
+            await self._connection.api(f"STREAM.INFO.{self._stream}")
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                await self._make_anew()
+                return
+        except NotPermitted as error:
+            raise self._failed(error) from None
+        except NoAnswer:
+            pass
+        raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: it has no leader at the moment")
+
+    async def _make_anew(self) -> None:
+        try:
+            if await self._find_or_make():
+                log.error(
+                    "bucket %r was deleted, and is made anew: every lease in it is lost, and members take their "
+                    "partitions again; let nobody delete it",
+                    self._bucket,
+                )
+        except (ApiError, NoAnswer) as error:
+            failed = self._failed(error)
+            # JetStream was there at the start: that nobody answers now is a server that restarts, or is cut off.
+            if failed.retryable or isinstance(error, NoJetStream):
+                raise UnknownResult(str(failed)) from None
+            raise failed from None
+
+    async def _find_or_make(self) -> bool:
+        """Whether it was made. Raises ``ApiError`` and ``NoAnswer`` as they come, and ``ConfigError``."""
+        await self._check_server()
+        try:
+            config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
+            made = False
+        except ApiError as error:
+            if error.err_code != STREAM_NOT_FOUND:
+                raise
+            config, made = await self._make()
+        self._check(config)
+        return made
+
+    def _failed(self, error: ApiError | NoAnswer) -> SourceError:
+        return self._connection.failed(f"bucket {self._bucket!r}", error)
+
+    async def _make(self) -> tuple[dict[str, Any], bool]:
+        wanted = {
+            "name": self._stream,
+            "description": "leases of a lanes cohort",
+            "subjects": [f"{self._subjects}>"],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "new",
+            "max_msgs_per_subject": 1,
+            "num_replicas": self._replicas,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": False,
+            "allow_msg_ttl": True,
+            "subject_delete_marker_ttl": MARKER_SECONDS * 1_000_000_000,
+            # Above every revision of a bucket of this name that was lost, also where this clock was set back.
+            "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
+        }
+        try:
+            return (await self._connection.api(f"STREAM.CREATE.{self._stream}", wanted))["config"], True
+        except ApiError as error:
+            if error.err_code != STREAM_NAME_TAKEN:
+                raise ConfigError(f"bucket {self._bucket!r} cannot be made: {error}; correct what it names") from None
+        # Another member was faster, with another first revision.
+        return (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"], False
+
+    async def _check_server(self) -> None:
+        try:
+            info = await self._connection.api("INFO")
+        except ApiError as error:
+            if error.err_code in NO_JETSTREAM:
+                raise ConfigError(f"{self._connection.servers}: {error}") from None
+            raise
+        if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:
+            raise ConfigError(
+                f"{self._connection.servers}: a cohort needs a server of 2.11 or newer, for keys that expire; update "
+                "it, or run one process with durable=…"
+            )
+
+    def _check(self, config: Mapping[str, Any]) -> None:
+        wrong = []
+        if config.get("max_msgs_per_subject") != 1:
+            wrong.append(f"its history is {config.get('max_msgs_per_subject')}, not 1")
+        if not config.get("allow_msg_ttl"):
+            wrong.append("its keys cannot expire (allow_msg_ttl)")
+        if config.get("allow_direct"):
+            wrong.append("replicas may answer for its leader (allow_direct)")
+        if config.get("subjects") != [f"{self._subjects}>"]:
+            wrong.append(f"its subjects are {config.get('subjects')}")
+        if int(config.get("max_age") or 0) > 0:
+            wrong.append(f"all of its keys expire (max_age is {int(config['max_age']) / 1e9:g} s)")
+        if config.get("discard") != "new":
+            limits = [limit for limit in ("max_bytes", "max_msgs") if int(config.get(limit) or 0) > 0]
+            wrong += [f"at {limit}={config[limit]} it drops keys (discard is not 'new')" for limit in limits]
+        if config.get("discard_new_per_subject"):
+            wrong.append("it takes no second value of a key (discard_new_per_subject)")
+        if wrong:
+            raise ConfigError(
+                f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}: correct its stream {self._stream}, or "
+                "delete it while no member runs, and lanes makes it anew"
+            )

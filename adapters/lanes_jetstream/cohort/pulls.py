@@ -1,0 +1,226 @@
+"""The pull requests of many consumers over one inbox: one subscription, however many cohort partitions there are.
+
+A status comes to the subject that its request named. A message comes with the stream's subject; which consumer it is
+of, the subject for its acknowledgement says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from lanes.core.types import Room
+from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.requests import Requests
+
+__all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
+
+log = logging.getLogger("lanes.jetstream")
+
+EXPIRES: Final = 5.0
+"""Seconds until a request that was not filled gives back the room it holds, for a partition that has more to do."""
+
+BRIEF: Final = 0.02
+"""The same where there is less room than there are partitions."""
+
+AGAIN: Final = 1.0
+"""Seconds until a partition that had nothing is asked again there."""
+
+_IDLE_SHARE: Final = 4
+"""An idle partition asks for a quarter of an even share, so that busy ones have room."""
+
+_CONFIRMATION: Final = "ack"
+
+
+class Inbox:
+    """One subscription, to all below ``subject``, for the pulls of many consumers.
+
+    ``wake`` is set whenever something has arrived for any of them.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.wake = asyncio.Event()
+        self.client = client
+        self.subject = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._numbers = 0
+        self._by_subject: dict[str, ConsumerPulls] = {}
+        self._by_consumer: dict[str, ConsumerPulls] = {}
+
+    async def open(self) -> None:
+        """Subscribe; the client does it again by itself after a reconnect. Idempotent."""
+        if self._subscription is None:
+            # No pending limits: with one the client drops messages silently. The room bounds what can arrive.
+            self._subscription = await self.client.subscribe(
+                f"{self.subject}.>", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+
+    async def close(self) -> None:
+        """Unsubscribe; the server drops the requests with it. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self.client.is_closed:
+            await subscription.unsubscribe()
+
+    def join(self, pulls: ConsumerPulls) -> str:
+        """The subject, without its last token, where statuses of these pulls come from now on."""
+        self._numbers += 1
+        subject = f"{self.subject}.{self._numbers}"
+        self._by_subject[subject] = pulls
+        self._by_consumer[pulls.consumer] = pulls
+        return subject
+
+    def leave(self, pulls: ConsumerPulls, subject: str) -> None:
+        """Pass over what still comes of these pulls. Idempotent."""
+        self._by_subject.pop(subject, None)
+        if self._by_consumer.get(pulls.consumer) is pulls:
+            del self._by_consumer[pulls.consumer]
+
+    async def _receive(self, message: Msg) -> None:
+        # For every message: what can be done once for many is done by ``Tenancy.take``.
+        if message.subject.startswith(self.subject):
+            pulls = self._by_subject.get(message.subject.rpartition(".")[0])
+            if pulls is not None:
+                pulls.said(message)
+            return
+        tokens = message.reply.split(".")
+        # Or behind a domain and an account, see ``transport.sequences``; any other is nobody's.
+        place = 3 if len(tokens) == 9 else 5
+        pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
+        if pulls is not None:
+            pulls.came(message)
+
+
+class ConsumerPulls(Requests):
+    """The requests of one consumer over a shared inbox. asyncio only; one caller.
+
+    ``sent``: the number of its last delivery, as it says while it is idle. ``confirmation``: where it confirms an
+    acknowledgement, or says that nobody was there to read it. ``asked``: when something was requested last, minus
+    infinity = never.
+    """
+
+    def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
+        super().__init__(
+            inbox.client,
+            connection.next_subject(stream, consumer),
+            name,
+            wake=inbox.wake,
+            expires=EXPIRES,
+        )
+        self.consumer = consumer
+        self.sent = 0
+        self.confirmation = ""
+        self.asked = -math.inf
+        self._shared = inbox
+
+    def start(self) -> None:
+        """Begin, once. Nothing is requested yet."""
+        inbox = self._shared.join(self)
+        self.confirmation = f"{inbox}.{_CONFIRMATION}"
+        self.begin(inbox)
+
+    def end(self) -> None:
+        """Pass over whatever still comes. Idempotent."""
+        self._shared.leave(self, self._inbox)
+
+    def brought(self, token: str) -> bool:
+        """Whether a delivery is of this consumer, and not of one before it."""
+        return f".{self.consumer}." in token
+
+    def said(self, message: Msg) -> None:
+        """A status, or the confirmation of an acknowledgement."""
+        headers = message.headers or {}
+        if message.subject != self.confirmation:
+            super().said(message)
+            last = headers.get("Nats-Last-Consumer", "")
+            if self.caught_up and last.isascii() and last.isdigit() and len(last) <= 20:
+                self.sent = int(last)
+        elif headers.get("Status") == "503":
+            if self.broken is None:
+                self.breaks("unanswered", "no responders")
+            self._shared.wake.set()
+
+
+class Turns:
+    """The turns of a member, ``name`` in logs, of a cohort of so many ``partitions``."""
+
+    def __init__(self, name: str, partitions: int) -> None:
+        self._name = name
+        self._partitions = partitions
+        self._most = 0
+        self._warned = False
+
+    async def pull(
+        self, pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, now: float
+    ) -> None:
+        """See ``pull_in_turns``; says so once where there is never room for a request of each."""
+        self._most = max(self._most, room.messages)
+        if self._most < len(pulls) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: max_in_flight=%d is less than the %d partitions this member has: they are asked in turns, and "
+                "what comes for one that was idle waits for a second or more; raise it",
+                self._name,
+                self._most,
+                len(pulls),
+            )
+        await pull_in_turns(pulls, busy, room, self._partitions, now)
+
+
+async def pull_in_turns(
+    pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int, now: float
+) -> None:
+    """Request what there is room for: all of it together fits into ``room``.
+
+    ``partitions``: of the whole cohort. Each has an idle share set aside, those that are not pulled too, because they
+    may be on their way here, up to a quarter of the room; what is left goes to the ``busy`` ones evenly. ``now``:
+    seconds of the monotonic clock.
+
+    Where not every partition can have a request, none waits at the server for long: all are asked in turn, an idle one
+    every ``AGAIN`` seconds. So a message is asked for that long after it came, and ``BRIEF`` seconds more for each time
+    that the idle ones are as many as the messages that there is room for.
+    """
+    left = room.messages - sum(each.taken for each in pulls)
+    without = sum(not each.taken for each in pulls)
+    size = max(1, room.bytes // max(1, len(pulls)))
+    turns = sorted(pulls, key=lambda each: (each.taken > 0, each.asked))
+    if left < without:
+        share = max(1, left // (2 * max(1, len(busy))))
+        for each in turns:
+            if left > 0 and (each in busy or (not each.taken and now - each.asked >= AGAIN)):
+                part = min(share, each.taken + left) if each in busy else 1
+                left -= await _pull(each, room._replace(messages=part, bytes=size), BRIEF, now)
+        return
+    small = room.messages
+    if partitions > 1:
+        small = max(1, min(room.messages // (_IDLE_SHARE * partitions), left // max(1, without)))
+    elsewhere = min(small * (partitions - len(pulls)), room.messages // 4)
+    large = max(small, (room.messages - elsewhere - small * (len(pulls) - len(busy))) // max(1, len(busy)))
+    aside = elsewhere + sum(max(0, small - each.taken) for each in pulls)
+    for each in turns:
+        taken = each.taken
+        own = max(0, small - taken)
+        share = (
+            min(large, taken + max(min(own, left), left - aside + own)) if each in busy else min(small, taken + left)
+        )
+        if share > 0:
+            asked = await _pull(each, room._replace(messages=share, bytes=size), EXPIRES, now)
+            left -= asked
+            aside -= min(own, asked)
+
+
+async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
+    """Request what fits into the room, and say how many messages that was."""
+    taken = pulls.taken
+    pulls.expires = expires
+    await pulls.pull(room)
+    asked = pulls.taken - taken
+    if asked:
+        pulls.asked = now
+    return asked

@@ -1,0 +1,151 @@
+"""Where a cohort is: its stream, how that is divided, its bucket, and what of both may never change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from lanes.cohort.roster import patience_of
+from lanes.core.cohort.records import CohortConfig
+from lanes.errors import ConfigError
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
+from lanes_jetstream.cohort.member import Cohort, bucket_name
+from lanes_jetstream.cohort.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Partitioning
+from lanes_jetstream.cohort.stream import ensure_stream
+from lanes_jetstream.wire.api_codes import MESSAGE_NOT_FOUND
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.keys import KeyFunction, whole_subject
+from lanes_jetstream.wire.start import Start, start_fields
+
+__all__ = ["FoundPlace", "find_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlace:
+    """What ``find_place`` has found. ``watched``: each key has to be seen in one partition. ``start``: a sequence."""
+
+    partitioning: Partitioning
+    config: CohortConfig
+    store: JetStreamLeaseStore
+    start: int | None
+    watched: bool
+
+
+async def find_place(
+    connection: Connection, stream: str, cohort: Cohort, *, key: KeyFunction | None, start: Start
+) -> FoundPlace:
+    """Find the stream and the bucket, or create them, and check that they fit.
+
+    Raises ``ConfigError`` for what does not, and ``SourceError`` where nothing answers.
+    """
+    try:
+        partitioning, info = await ensure_stream(
+            connection, stream, cohort.create, cohort.partitions or DEFAULT_PARTITIONS
+        )
+        watched = partitioning.check_key(key, refines=cohort.key_refines_partition)
+        _check_count(stream, cohort, partitioning, info["config"])
+        _check_start(stream, start, info["config"])
+        await _check_first_message(connection, stream, partitioning, info)
+        sequence = await _first_sequence(connection, stream, start, info)
+    except (ApiError, NoAnswer) as error:
+        raise connection.failed(f"stream {stream!r}", error) from None
+    store = JetStreamLeaseStore(
+        connection,
+        bucket_name(stream, cohort.namespace),
+        replicas=int(info["config"].get("num_replicas") or 1),
+        timeout=patience_of(cohort.lease),
+    )
+    await store.open()
+    config = CohortConfig(
+        cohort=cohort.name,
+        partitions=partitioning.partitions,
+        choice=partitioning.choice,
+        detail=f"{partitioning.detail}; key {_described(key)}",
+        tokens=tuple(sorted({token for rule in partitioning.rules for token in rule.hashed or ()})),
+        incarnation=str(info["created"]),
+        retention=str(info["config"]["retention"]),
+        start=start.astimezone(UTC).isoformat() if isinstance(start, datetime) else str(start),
+        stream=stream,
+        namespace=cohort.namespace,
+    )
+    return FoundPlace(partitioning, config, store, sequence, watched)
+
+
+def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config: Mapping[str, Any]) -> None:
+    count = partitioning.partitions
+    if cohort.partitions is not None and cohort.partitions != count:
+        raise ConfigError(
+            f"partitions={cohort.partitions}: stream {stream!r} is divided into {count} ({partitioning.detail}), "
+            "and what is stored stays so: leave the setting out, or use another stream"
+        )
+    if count > MOST_PARTITIONS and not cohort.many_partitions:
+        raise ConfigError(
+            f"stream {stream!r} is divided into {count} partitions: more than {MOST_PARTITIONS} consumers cost "
+            "the server more than they bring; pass many_partitions=True where that is meant"
+        )
+    most = int(config.get("max_consumers") or -1)
+    if 0 < most <= count:
+        raise ConfigError(
+            f"stream {stream!r} allows max_consumers={most}: a cohort of {count} partitions needs one for each, "
+            "and more while they move: raise it"
+        )
+
+
+def _check_start(stream: str, start: Start, config: Mapping[str, Any]) -> None:
+    if config["retention"] == "workqueue" and start != "beginning":
+        raise ConfigError(
+            f"start={start!r}: stream {stream!r} is a work queue, whose consumers begin with what is "
+            'there: use "beginning"'
+        )
+
+
+async def _check_first_message(
+    connection: Connection, stream: str, partitioning: Partitioning, info: Mapping[str, Any]
+) -> None:
+    """Messages stored before there was a transform are in no partition, and would be handled by nobody."""
+    state = info["state"]
+    if not state["messages"]:
+        return
+    try:
+        answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"seq": int(state["first_seq"])})
+    except ApiError as error:
+        if error.err_code != MESSAGE_NOT_FOUND:
+            raise
+        return  # It went meanwhile.
+    tokens = str(answer["message"]["subject"]).split(".")
+    places = {rule.place for rule in partitioning.rules}
+    if not any(_is_partition(tokens, place, partitioning.partitions) for place in places):
+        raise ConfigError(
+            f"stream {stream!r}: the message at sequence {state['first_seq']} has no partition in its subject, so it "
+            "was stored before the transform; nobody would handle such messages: remove them, or pass "
+            "create=CohortStream(…) to have another stream source this one"
+        )
+
+
+def _is_partition(tokens: list[str], place: int, partitions: int) -> bool:
+    token = tokens[place] if place < len(tokens) else ""
+    return token.isascii() and token.isdigit() and len(token) <= 10 and int(token) < partitions
+
+
+async def _first_sequence(connection: Connection, stream: str, start: Start, info: Mapping[str, Any]) -> int | None:
+    """Where a cohort begins that is set up now; None = with everything."""
+    if start == "beginning":
+        return None
+    if start == "next":
+        return int(info["state"]["last_seq"]) + 1
+    if isinstance(start, int):
+        return start
+    # A consumer that is asked for the time says where that is, and goes by itself.
+    config = {**start_fields(start), "ack_policy": "none", "inactive_threshold": 1_000_000_000, "mem_storage": True}
+    answer = await connection.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    await connection.api(f"CONSUMER.DELETE.{stream}.{answer['name']}")
+    return int(answer["delivered"]["stream_seq"]) + 1
+
+
+def _described(key: KeyFunction | None) -> str:
+    if key is None or key is whole_subject:
+        return "none" if key is None else "whole_subject"
+    tokens = getattr(key, "tokens", None)
+    return f"subject_token{tuple(tokens)}" if tokens is not None else "of the user's own"

@@ -1,0 +1,380 @@
+"""A member of an exclusive cohort as a source: the cohort partitions that the plan gives it, each on its own durable.
+
+``lanes.cohort.membership`` owns and gives up, and ``lanes.cohort.owned`` says what that means for a source; this file
+pulls what is owned, and acknowledges it. Whatever shakes a delivery (a reconnect, a missing one, a pull that nobody
+answers) makes it take the partition over from itself: the next consumer delivers in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Final
+
+import nats.errors
+
+from lanes.clock import monotonic
+from lanes.cohort.membership import Membership
+from lanes.cohort.owned import Holdings
+from lanes.core.cohort.actions import Owned
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import SourceEvent, SourceTraits
+from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
+from lanes_jetstream.cohort.member import Cohort, bucket_name
+from lanes_jetstream.cohort.partitioning import KeyWatch
+from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
+from lanes_jetstream.cohort.setup import find_place
+from lanes_jetstream.cohort.tenancy import PulledTenancy
+from lanes_jetstream.cohort.watch import CohortWatch
+from lanes_jetstream.durable.watch import OutOfRange
+from lanes_jetstream.wire.acks import ACK, keep_alive, send_all, sending
+from lanes_jetstream.wire.connection import Connection, Denials
+from lanes_jetstream.wire.keys import KeyFunction
+from lanes_jetstream.wire.messages import READER
+from lanes_jetstream.wire.start import Start
+
+__all__ = ["CohortSource"]
+
+log = logging.getLogger("lanes.jetstream")
+
+_LOOK: Final = 0.25
+"""Seconds between two looks at the connection while nothing arrives."""
+
+_BUSY: Final = 1.0
+"""Seconds since its last message for which a partition counts as busy."""
+
+_CONFIRM: Final = 0.5
+"""Seconds between two acknowledgements of a partition whose confirmation is asked for, so that one that nobody reads
+is noticed."""
+
+_FLUSH: Final = 1.0
+"""Seconds a release waits for its acknowledgements to be read: what is not is in the ledger all the same."""
+
+_LEAVING: Final = 4.0
+"""Seconds the last requests of a member that leaves may take."""
+
+_JOINING: Final = 10.0
+"""Seconds beyond a lease in which a member has joined, or the bucket does not answer."""
+
+
+class CohortSource:
+    """See ``JetStreamSource``, which checks the arguments. asyncio only."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        cohort: Cohort,
+        *,
+        key: KeyFunction | None,
+        start: Start,
+        ack_wait: float,
+        max_ack_pending: int,
+        out_of_range: OutOfRange = "fail",
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._cohort = cohort
+        self._key = key
+        self._start: Start = start
+        self._ack_wait = ack_wait
+        self._max_ack_pending = max_ack_pending
+        self._out_of_range: OutOfRange = out_of_range
+        self._name = f"jetstream {stream}/{cohort.namespace}, member {cohort.member_id}"
+        self._watch: KeyWatch | None = None
+        self._store: JetStreamLeaseStore
+        self._consumers: JetStreamEpochConsumers
+        self._inbox: Inbox
+        self._running: asyncio.Task[None] | None = None
+        self._opened = AsyncExitStack()
+        self._bucket = bucket_name(stream, cohort.namespace)
+        self._holdings: Holdings[PulledTenancy]
+        self._turns: Turns
+        self._looks: CohortWatch
+        self._denials: Denials
+
+    def __repr__(self) -> str:
+        return f"<CohortSource {self._name}>"
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Connect, find the stream, and join the cohort; see ``lanes.source.Source.open``."""
+        connection, stream, cohort = self._connection, self._stream, self._cohort
+        await connection.open()
+        found = await find_place(connection, stream, cohort, key=self._key, start=self._start)
+        client = connection.client
+        self._watch = KeyWatch() if found.watched else None
+        self._turns = Turns(self._name, found.partitioning.partitions)
+        self._inbox = Inbox(client)
+        self._denials = Denials(client, self._is_needed)
+        self._opened.push_async_callback(self._closed, self._inbox.close)
+        await self._inbox.open()
+        self._store = found.store
+        self._opened.push_async_callback(self._closed, self._store.aclose)
+        self._consumers = JetStreamEpochConsumers(
+            connection,
+            stream,
+            cohort.namespace,
+            incarnation=found.config.incarnation,
+            filters=found.partitioning.filters,
+            highest=self._highest,
+            check=partial(found.partitioning.check_unchanged, stream, found.config.retention),
+            lease=cohort.lease,
+            ack_wait=self._ack_wait,
+            max_ack_pending=self._max_ack_pending,
+        )
+        self._holdings = Holdings(
+            stream,
+            READER,
+            found.config.incarnation,
+            membership=partial(
+                Membership,
+                self._store,
+                self._consumers,
+                found.config,
+                member=cohort.member_id,
+                settings=cohort.settings,
+                start=found.start,
+            ),
+            make=PulledTenancy,
+            follow=self._follow,
+            wake=self._inbox.wake.set,
+        )
+        self._looks = CohortWatch(
+            connection,
+            stream,
+            self._name,
+            holdings=self._holdings,
+            out_of_range=self._out_of_range,
+            wake=self._inbox.wake.set,
+        )
+        membership = self._holdings.membership
+        await self._store.watch(membership.hint)
+        self._opened.push_async_callback(self._looks.stop)
+        self._running = asyncio.create_task(membership.run())
+        self._opened.push_async_callback(self._end, self._running)
+        self._running.add_done_callback(lambda _: self._inbox.wake.set())
+        await self._until_joined(membership)
+        self._looks.start()
+        return SourceTraits(
+            name=self._name,
+            system="nats",
+            extend_interval=self._ack_wait / 3,
+            max_in_flight=self._max_ack_pending,
+            remembers=True,
+            partitions=found.partitioning.partitions,
+            plans=True,
+        )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for messages and for what becomes of partitions; see ``lanes.source.Source.receive``."""
+        holdings = self._holdings
+        holdings.in_flight = max(holdings.in_flight, room.messages)
+        while True:
+            self._raise_failure()
+            self._inbox.wake.clear()
+            holdings.step()
+            for tenancy in list(holdings.tenancies.values()):
+                self._look(tenancy)
+            events = holdings.next_events() or self._take(room)
+            if events:
+                return events
+            try:
+                await self._acknowledge_again()
+                await self._pull(room)
+            except (nats.errors.Error, OSError) as error:
+                log.debug("%s: nothing requested: %s", self._name, type(error).__name__)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._inbox.wake.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages of what is owned; see ``lanes.source.Source.settle``.
+
+        Of what is not owned any more nothing is sent. What cannot be sent now is acknowledged when it comes again.
+        """
+        client, now = self._connection.client, monotonic()
+        tokens: list[str] = []
+        confirmed: list[tuple[str, str]] = []
+        for settlement in settlements:
+            tenancy = self._holdings.settled(settlement)
+            if tenancy is None:
+                continue
+            tokens += [str(message.token) for message in settlement.messages]
+            if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.brought(tokens[-1]):
+                tenancy.confirm_at = now + _CONFIRM
+                confirmed.append((tokens.pop(), tenancy.pulls.confirmation))
+        if not client.is_connected:
+            return
+        with sending(self._name):
+            await send_all(client, tokens, ACK)
+            for token, reply in confirmed:
+                await client.publish(token, ACK, reply=reply)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Tell the server that these are still in progress. Best effort."""
+        owned = self._holdings.owned
+        tokens = [str(message.token) for message in messages if owned(message.partition) is not None]
+        await keep_alive(self._connection.client, tokens, self._name)
+
+    async def release(self, partition: Partition) -> None:
+        """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled.
+
+        Where something of it still runs, the lease is left to run out, and nobody waits for that here.
+        """
+        await self._holdings.release(partition, self._flush)
+
+    async def aclose(self) -> None:
+        """Leave the cohort and close what was opened here. Idempotent.
+
+        With messages that are neither settled nor released it does not leave: its leases run out, as after a crash.
+        """
+        try:
+            await self._opened.aclose()
+        finally:
+            await self._connection.close()
+
+    def lag(self, partition: Partition) -> int | None:
+        """See ``lanes.source.Lagging``: what was delivered and not finished, and what was not delivered yet."""
+        tenancy = self._holdings.of(partition)
+        return None if tenancy is None else tenancy.lag
+
+    # --- membership
+
+    def _highest(self) -> int:
+        """What the consumers have to know before they ask the server: they are made first."""
+        return self._holdings.highest
+
+    def _follow(self, tenancy: PulledTenancy, owned: Owned) -> None:
+        self._consumers.check_end(self._holdings.read_up_to(owned.done.highest))
+        consumer = self._consumers.name(tenancy.number, owned.epoch, owned.sub)
+        tenancy.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))
+
+    async def _flush(self) -> None:
+        with suppress(SourceError):
+            await self._connection.flush(_FLUSH)
+
+    async def _closed(self, close: Callable[[], Awaitable[None]]) -> None:
+        # The user's own client may have been closed, or be away: there is nothing to end then.
+        with suppress(nats.errors.Error, OSError):
+            await close()
+
+    async def _end(self, running: asyncio.Task[None]) -> None:
+        """Leave, or be gone as after a crash."""
+        self._holdings.membership.stop()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING):
+                    await self._leave(running)
+        finally:
+            # However that ended: nobody else would ever end it, and its leases would be renewed for nobody.
+            running.cancel()
+        await asyncio.wait([running])
+
+    async def _leave(self, running: asyncio.Task[None]) -> None:
+        """Wait until everything is given up, unless something of it may still run."""
+        while not running.done():
+            self._inbox.wake.clear()
+            if not self._holdings.leave():
+                return
+            await self._inbox.wake.wait()
+
+    async def _until_joined(self, membership: Membership) -> None:
+        running, joined = self._running, asyncio.ensure_future(membership.joined.wait())
+        assert running is not None, "it joins once it runs"
+        await asyncio.wait(
+            [running, joined], timeout=self._cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED
+        )
+        joined.cancel()
+        self._raise_failure()
+        if not membership.joined.is_set():
+            raise SourceError(
+                f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s: {self._connection.servers} "
+                f"does not answer for the bucket {self._bucket!r}; see that it has a leader, and that this "
+                f'client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
+                retryable=True,
+            )
+
+    def _raise_failure(self) -> None:
+        running = self._running
+        if running is not None and running.done() and not running.cancelled():
+            error = running.exception()
+            if error is not None:
+                raise error
+        failure = self._holdings.failure or self._looks.failure
+        if failure is not None:
+            raise failure
+        denied = self._denials.new()
+        if denied is not None:
+            raise SourceError(f"{self._name}: {denied}, then start again")
+        if self._connection.client.is_closed:
+            raise SourceError(f"{self._name}: the connection is closed and does not come back: start again")
+
+    def _is_needed(self, subject: str) -> bool:
+        needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
+        return subject.startswith(tuple(each.casefold() for each in needed))
+
+    # --- messages
+
+    def _look(self, tenancy: PulledTenancy) -> None:
+        """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
+        pulls = tenancy.pulls
+        if pulls is None:
+            return
+        if pulls.failure is not None:
+            if not pulls.deleted:
+                raise pulls.failure
+            self._holdings.lose(tenancy, f"its consumer {pulls.consumer} was deleted")
+            return
+        broken = pulls.check()
+        if broken is None or not self._connection.client.is_connected:
+            return
+        if broken.kind == "unanswered":
+            # No leader now, or no consumer any more: the server knows.
+            tenancy.rest()
+            self._looks.ask_for(tenancy, pulls.consumer)
+            return
+        log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
+        self._holdings.take_over(tenancy)
+
+    def _take(self, room: Room) -> list[SourceEvent]:
+        """What has arrived and is not paused.
+
+        Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
+        """
+        events: list[SourceEvent] = []
+        for tenancy in self._holdings.tenancies.values():
+            if tenancy.partition not in room.paused:
+                delivered = tenancy.take(self._key, self._watch)
+                if delivered is not None:
+                    events.append(delivered)
+        return events
+
+    async def _acknowledge_again(self) -> None:
+        """Of what is owned, as ``settle`` does."""
+        client = self._connection.client
+        for tenancy in list(self._holdings.tenancies.values()):
+            # The one before may have taken its time.
+            if tenancy.again and client.is_connected and self._holdings.owned(tenancy.partition) is not None:
+                tokens, tenancy.again = tenancy.again, []
+                await send_all(client, tokens, ACK)
+
+    async def _pull(self, room: Room) -> None:
+        """Request what there is room for, in turns; a busy partition gets what idle ones leave."""
+        now = monotonic()
+        since = now - _BUSY
+        pulling: list[ConsumerPulls] = []
+        busy: set[ConsumerPulls] = set()
+        for tenancy in self._holdings.tenancies.values():
+            if tenancy.announced and tenancy.pulls is not None and tenancy.partition not in room.paused:
+                pulling.append(tenancy.pulls)
+                if tenancy.seen > since:
+                    busy.add(tenancy.pulls)
+        if pulling and room.messages > 0:
+            await self._turns.pull(pulling, busy, room, now)

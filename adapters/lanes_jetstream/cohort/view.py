@@ -1,0 +1,347 @@
+"""A cohort from outside: what its bucket and its durables say. Changes nothing, but for the wish of an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from lanes.cohort.leases import Conflict, UnknownResult
+from lanes.cohort.roster import GONE, GONE_TTL
+from lanes.core.cohort.records import (
+    CONFIG_KEY,
+    DRAIN_PREFIX,
+    LEASE_PREFIX,
+    MEMBER_PREFIX,
+    PLAN_KEY,
+    CohortConfig,
+    Drain,
+    Heartbeat,
+    Lease,
+    PlanRecord,
+    decode,
+    drain_key,
+    encode,
+    member_key,
+)
+from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.cohort.epoch_consumers import floor_of
+from lanes_jetstream.cohort.epoch_names import EpochName
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
+from lanes_jetstream.cohort.member import bucket_name, namespace_of
+from lanes_jetstream.wire.api_codes import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, pages, seconds_of
+
+__all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
+
+_R = TypeVar("_R", CohortConfig, Drain, Heartbeat, Lease, PlanRecord)
+
+
+_ASKED: Final = 16
+"""Questions under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableView:
+    """The newest durable of a cohort partition. ``pending``: not delivered yet; ``floor``: acknowledged up to there;
+    ``subject``: the first of those it gets."""
+
+    epoch: int
+    sub: int
+    pending: int
+    unacknowledged: int
+    floor: int
+    subject: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """One cohort partition. ``owner``: who holds its lease; ``planned``: who is to; ``epoch``: of its newest durable.
+    ``lag``: messages that are not finished. ``oldest``: seconds since the first of them was stored. None = there is
+    none, or nobody knows."""
+
+    number: int
+    owner: str | None
+    planned: str | None
+    epoch: int | None
+    lag: int | None
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One member. ``live``: it has a heartbeat. ``partitions``: how many leases it holds; ``planned``: how many it is
+    to have. ``since``: when it joined, seconds since 1970 by its own clock."""
+
+    name: str
+    live: bool
+    partitions: int
+    planned: int
+    weight: int | None
+    standby: bool
+    draining: bool
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortStatus:
+    """A cohort: who is in it, or is to be, and how far it is. ``generation``: 0 = there is no plan yet."""
+
+    stream: str
+    namespace: str
+    cohort: str
+    generation: int
+    target: int | None
+    under_provisioned: bool
+    members: Sequence[MemberView]
+    partitions: Sequence[PartitionView]
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not finished, as far as is known."""
+        return sum(one.lag or 0 for one in self.partitions)
+
+    @property
+    def oldest(self) -> float | None:
+        """Seconds since the first of them was stored; None = there is none."""
+        return max((one.oldest for one in self.partitions if one.oldest is not None), default=None)
+
+
+class CohortView:
+    """The cohort in ``namespace`` of ``stream``; asyncio only. Nothing here makes or changes a stream.
+
+    Every call raises ``SourceError`` when the server does not answer, or the bucket holds what no member has written,
+    and ``ConfigError`` where there is no such cohort.
+    """
+
+    def __init__(self, connection: Connection, stream: str, namespace: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._namespace = namespace
+        self._bucket = bucket_name(stream, namespace)
+        self._store = JetStreamLeaseStore(connection, self._bucket)
+
+    def __repr__(self) -> str:
+        return f"<CohortView {self._stream}/{self._namespace}>"
+
+    async def check(self) -> None:
+        """Whether there is a bucket: reading one that is gone would make it."""
+        try:
+            await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
+        except (ApiError, NoAnswer) as error:
+            if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
+                raise ConfigError(
+                    f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
+                    f"{self._bucket!r}): name another one, or start a member"
+                ) from None
+            raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
+
+    async def config(self) -> CohortConfig:
+        """What the cohort never changes."""
+        found = await self._one(CohortConfig, CONFIG_KEY)
+        if found is None:
+            raise ConfigError(
+                f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting; look again"
+            )
+        if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
+            raise ConfigError(
+                f"bucket {self._bucket!r} is of the cohort {found.cohort!r} on stream {found.stream!r} in namespace "
+                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}: correct STREAM or --namespace"
+            )
+        return found
+
+    async def plan(self) -> PlanRecord | None:
+        """The plan in force; None before the first one."""
+        return await self._one(PlanRecord, PLAN_KEY)
+
+    async def heartbeats(self) -> dict[str, Heartbeat]:
+        """The members that live."""
+        return await self._all(Heartbeat, MEMBER_PREFIX)
+
+    async def leases(self) -> dict[int, Lease]:
+        """The leases that somebody holds, by cohort partition."""
+        found = await self._all(Lease, LEASE_PREFIX)
+        return {int(number): lease for number, lease in found.items() if number.isdecimal() and not lease.released}
+
+    async def drains(self) -> dict[str, Drain]:
+        """The members that are to have nothing."""
+        return await self._all(Drain, DRAIN_PREFIX)
+
+    async def durables(self) -> dict[int, DurableView]:
+        """The newest durable of each cohort partition."""
+        found: dict[int, DurableView] = {}
+
+        async def ask(offset: int) -> dict[str, Any]:
+            return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
+
+        for info in await pages(ask, lambda page: page.get("consumers") or []):
+            name = EpochName.parse(self._namespace, info.get("name"))
+            if name is None:
+                continue
+            newest = found.get(name.partition)
+            if newest is None or (newest.epoch, newest.sub) < (name.epoch, name.sub):
+                found[name.partition] = _durable(name, info)
+        return found
+
+    async def status(self) -> CohortStatus:
+        """All of it. Not one snapshot: each part is as new as its own answer."""
+        config, plan, durables = await self.config(), await self.plan(), await self.durables()
+        heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
+        owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
+        turns = asyncio.Semaphore(_ASKED)
+
+        async def partition(number: int) -> PartitionView:
+            lease, durable = leases.get(number), durables.get(number)
+            lag = None if durable is None else durable.pending + durable.unacknowledged
+            oldest = None
+            if durable is not None and lag:
+                async with turns:
+                    oldest = await self._age(durable.subject, durable.floor + 1)
+            return PartitionView(
+                number=number,
+                owner=None if lease is None else lease.member,
+                planned=owners[number] if owners else None,
+                epoch=None if durable is None else durable.epoch,
+                lag=lag,
+                oldest=oldest,
+            )
+
+        def member(name: str) -> MemberView:
+            heartbeat = heartbeats.get(name)
+            return MemberView(
+                name=name,
+                live=heartbeat is not None,
+                partitions=sum(lease.member == name for lease in leases.values()),
+                planned=owners.count(name),
+                weight=None if heartbeat is None else heartbeat.weight,
+                standby=plan is not None and name in plan.standbys,
+                draining=name in drains,
+                since=None if heartbeat is None else heartbeat.session / 1000,
+            )
+
+        holders = (lease.member for lease in leases.values())
+        names = {*heartbeats, *holders, *(owner for owner in owners if owner), *drains}
+        return CohortStatus(
+            stream=self._stream,
+            namespace=self._namespace,
+            cohort=config.cohort,
+            generation=0 if plan is None else plan.generation,
+            target=None if plan is None else plan.target,
+            under_provisioned=plan is not None and plan.under_provisioned,
+            members=[member(name) for name in sorted(names)],
+            partitions=list(await asyncio.gather(*map(partition, range(config.partitions)))),
+        )
+
+    async def drain(self, member: str) -> bool:
+        """Wish that a member gets nothing while another one lives; False = that was wished before.
+
+        Raises ``ConfigError`` for one that is not there.
+        """
+        wish = _key_of(member, drain_key)
+        if await self._one(Heartbeat, _key_of(member, member_key)) is None:
+            names = ", ".join(sorted(await self.heartbeats())) or "nobody"
+            raise ConfigError(f"{member!a} is no member that lives: name one that does, there is {names}")
+        return await self._wish(wish, encode(Drain(int(time.time() * 1000))))
+
+    async def undrain(self, member: str) -> bool:
+        """Take such a wish back, also that for a member that is not there; False = there is none.
+
+        Raises ``ConfigError`` for a name that no member can have.
+        """
+        return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
+
+    # --- inside
+
+    async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
+        """Have it so; False = it is so already, or somebody else has just changed it."""
+        with _answered():
+            entry = await self._store.read(key)
+            if bool(entry.value) == bool(value):
+                return False
+            try:
+                await self._store.write(key, value, revision=entry.revision, ttl=ttl)
+            except Conflict:
+                return False
+        return True
+
+    async def _one(self, kind: type[_R], key: str) -> _R | None:
+        with _answered():
+            value = (await self._store.read(key)).value
+        return self._decoded(kind, key, value) if value else None
+
+    async def _all(self, kind: type[_R], prefix: str) -> dict[str, _R]:
+        with _answered():
+            entries = await self._store.entries(prefix)
+        found = {key: entry.value for key, entry in entries.items() if entry.value}
+        return {key.removeprefix(prefix): self._decoded(kind, key, value) for key, value in found.items()}
+
+    def _decoded(self, kind: type[_R], key: str, value: bytes) -> _R:
+        try:
+            return decode(kind, key, value)
+        except ValueError as error:
+            raise SourceError(f"bucket {self._bucket!r}: {error}") from None
+
+    async def _age(self, subject: str, sequence: int) -> float | None:
+        """Seconds since the first message of a subject from a sequence on was stored; None = there is none any more."""
+        try:
+            answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
+        except ApiError:
+            return None
+        return max(0.0, time.time() - seconds_of((answer.get("message") or {}).get("time")))
+
+    async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
+        """One request. Raises ``ApiError`` for a message that is not there, and for nothing else."""
+        try:
+            return await self._connection.api(subject, request)
+        except (ApiError, NoAnswer) as error:
+            code = error.err_code if isinstance(error, ApiError) else None
+            if code == MESSAGE_NOT_FOUND:
+                raise
+            if code == STREAM_NOT_FOUND:
+                raise ConfigError(
+                    f"there is no stream {self._stream!r} on {self._connection.servers}: correct STREAM or --server"
+                ) from None
+            raise self._connection.failed(f"stream {self._stream!r}", error) from None
+
+
+async def read_namespaces(connection: Connection, stream: str) -> list[str]:
+    """The namespaces of a stream that have a cohort, as its buckets are called.
+
+    Raises ``SourceError`` when the server does not answer.
+    """
+
+    async def ask(offset: int) -> dict[str, Any]:
+        return await connection.api("STREAM.NAMES", {"offset": offset})
+
+    try:
+        names = await pages(ask, lambda page: page.get("streams") or [])
+    except (ApiError, NoAnswer) as error:
+        raise connection.failed(f"the buckets of stream {stream!r}", error) from None
+    buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
+    return sorted(namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None)
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """What the bucket does not answer in the block has failed: nothing depends on what became of it."""
+    try:
+        yield
+    except UnknownResult as error:
+        raise SourceError(f"{error}: see that the bucket has a leader, and ask again", retryable=True) from None
+
+
+def _key_of(member: str, key: Callable[[str], str]) -> str:
+    try:
+        return key(member)
+    except ValueError as error:
+        raise ConfigError(f"MEMBER {member!a}: {error}") from None
+
+
+def _durable(name: EpochName, info: Mapping[str, Any]) -> DurableView:
+    config = info.get("config") or {}
+    subjects = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    pending, unacknowledged = int(info.get("num_pending", 0)), int(info.get("num_ack_pending", 0))
+    return DurableView(name.epoch, name.sub, pending, unacknowledged, floor_of(info), str(subjects[0]))

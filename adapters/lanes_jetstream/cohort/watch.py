@@ -1,0 +1,167 @@
+"""A look at a member's durables every few seconds, beside the messages: what no message tells.
+
+It finds messages that were dropped before they were delivered, and durables that are there no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+import nats.errors
+
+from lanes.cohort.owned import Holdings
+from lanes.errors import LanesError, SourceError
+from lanes_jetstream.cohort.tenancy import PulledTenancy
+from lanes_jetstream.durable.watch import OutOfRange
+from lanes_jetstream.wire.api_codes import CONSUMER_NOT_FOUND
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.stream_state import read_stream
+
+__all__ = ["CohortWatch"]
+
+log = logging.getLogger("lanes.jetstream")
+
+LOOK: Final = 2.0
+"""Seconds between two looks."""
+
+_ASK: Final = 0.25
+"""Seconds until a durable is asked for again that has no leader."""
+
+
+class CohortWatch:
+    """The looks of one member, which has ``holdings``. asyncio only.
+
+    ``out_of_range``: see ``JetStreamSource``. ``wake`` is called when there is a ``failure``: why the source cannot
+    go on.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        name: str,
+        *,
+        holdings: Holdings[PulledTenancy],
+        out_of_range: OutOfRange,
+        wake: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._name = name
+        self._holdings = holdings
+        self._out_of_range = out_of_range
+        self._wake = wake
+        self._looked: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failure: SourceError | None = None
+
+    def __repr__(self) -> str:
+        return f"<CohortWatch of {self._name}>"
+
+    def start(self) -> None:
+        """Begin to look. Does not block."""
+        self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Look no more, and ask for nothing. Idempotent."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
+        """Nobody answers for its consumer: give the partition up, or take it over. Does not block."""
+        self._spawn(self._ask_for(tenancy, consumer))
+
+    # --- what was dropped
+
+    async def _run(self) -> None:
+        while self.failure is None:
+            await asyncio.sleep(LOOK)
+            try:
+                await self._look()
+            except (LanesError, NoAnswer, nats.errors.Error, OSError, KeyError, TypeError, ValueError) as error:
+                # Whether the stream is there, may be asked, and answers as it should, the membership finds out.
+                log.debug("%s: not looked at: %s", self._name, error)
+
+    async def _look(self) -> None:
+        for tenancy in list(self._holdings.tenancies.values()):
+            try:
+                await self._look_at(tenancy)
+            except ApiError as error:
+                # It has gone, or has no leader: the others have.
+                log.debug("%s: partition %d not looked at: %s", self._name, tenancy.number, error)
+        missed = [tenancy for tenancy in self._holdings.tenancies.values() if tenancy.backlog.missed]
+        if missed:
+            await self._judge(missed)
+
+    async def _look_at(self, tenancy: PulledTenancy) -> None:
+        """Ask a durable for its backlog that does not tell by what it delivers."""
+        pulls, backlog = tenancy.pulls, tenancy.backlog
+        if pulls is None:
+            return
+        known = pulls.consumer, backlog.delivery
+        before, self._looked[tenancy.number] = self._looked.get(tenancy.number), known
+        # One that had nothing left and has a request open would have delivered what came.
+        if before != known or (backlog.left == 0 and pulls.taken and not backlog.doubted):
+            return
+        highest = tenancy.ledger.highest
+        info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{pulls.consumer}")
+        if tenancy.pulls is pulls:
+            backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
+
+    async def _judge(self, tenancies: list[PulledTenancy]) -> None:
+        """Whether what was not delivered was dropped from the stream's beginning, and what to do then."""
+        state = await read_stream(self._connection, self._stream)
+        for tenancy in tenancies:
+            missed, tenancy.backlog.missed = tenancy.backlog.missed, 0
+            if state.thins:
+                continue
+            what = f"{missed} messages of cohort partition {tenancy.number} were"
+            if state.first <= tenancy.backlog.reached + 1:
+                log.warning(
+                    "%s: %s deleted before they were delivered, by their subject or one by one; going on without them",
+                    self._name,
+                    what,
+                )
+                continue
+            begin = f"stream {self._stream!r} begins at sequence {state.first}"
+            where = f"{begin}: {what} dropped before they were delivered"
+            why = "it was purged, or its limits are below what is left to do"
+            if self._out_of_range == "fail" and self.failure is None:
+                self.failure = SourceError(
+                    f"{where}: {why}; raise its limits, and start again to go on with what there is, or set "
+                    'out_of_range="earliest" to go on always'
+                )
+                self._wake()
+            log.warning("%s: %s: %s", self._name, where, why)
+
+    # --- nobody answers
+
+    async def _ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
+        while self._holdings.tenancies.get(tenancy.number) is tenancy:
+            try:
+                await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
+            except NoAnswer:
+                await asyncio.sleep(_ASK)
+                continue
+            except ApiError as error:
+                if error.temporary:
+                    await asyncio.sleep(_ASK)
+                    continue
+                if error.err_code == CONSUMER_NOT_FOUND:
+                    self._holdings.lose(tenancy, f"consumer {consumer}: {error}")
+                    return
+            except SourceError as error:
+                log.debug("%s: consumer %s: %s", self._name, consumer, error)
+            # Whatever else is wrong, the takeover meets it, and says so.
+            self._holdings.take_over(tenancy)
+            return
+
+    def _spawn(self, looking: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(looking)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,4 @@
+"""Dead letters in a JetStream subject: written, read back, disposed of.
+
+Reading order: ``wire``, ``writer``, ``box``.
+"""

@@ -1,0 +1,303 @@
+"""One durable consumer as a source: the whole of what it delivers is one partition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from lanes.clock import monotonic
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.errors import ConfigError, SourceError
+from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
+from lanes_jetstream.durable.consumer import Durable
+from lanes_jetstream.durable.takeover import Takeover
+from lanes_jetstream.durable.watch import OutOfRange, Reading, Watch
+from lanes_jetstream.wire.acks import AckMode, Acks, keep_alive, sending
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.keys import KeyFunction
+from lanes_jetstream.wire.messages import READER, message_of
+from lanes_jetstream.wire.requests import PULL_EXPIRES
+from lanes_jetstream.wire.transport import Pulls, sequences
+
+log = logging.getLogger("lanes.jetstream")
+
+_LOOK: Final = 0.25
+"""Seconds between two looks at the connection while nothing arrives."""
+
+_RETRY: Final = 0.5
+"""Seconds before a start that found no leader is tried again."""
+
+_OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
+"""Seconds that pull requests of another process may stay open at the start before this one refuses to run: those of
+a machine that was lost are gone by then."""
+
+
+class DurableSource:
+    """See ``JetStreamSource``, which checks the arguments. ``shared``: other processes pull the consumer too."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        durable: Durable,
+        next_subject: str,
+        *,
+        stream: str,
+        key: KeyFunction | None,
+        acks: AckMode,
+        out_of_range: OutOfRange,
+        shared: bool,
+        start_timeout: float,
+    ) -> None:
+        self._connection = connection
+        self._durable = durable
+        self._next_subject = next_subject
+        self._stream = stream
+        self._name = f"jetstream {durable}"
+        self._key = key
+        self._ack_mode: AckMode = acks
+        self._shared = shared
+        self._start_timeout = start_timeout
+        self._watch = Watch(connection, durable, self._name, out_of_range=out_of_range, alone=not shared)
+        self._takeover: Takeover
+        self._pulls: Pulls
+        self._acks: Acks
+        self._partition: Partition | None = None
+        self._assigned = False
+        self._expected: int | None = None
+        self._highest = 0
+        self._extend_at = 0.0
+        self._waited = False
+        self._taken_over = False
+        self._opened = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<DurableSource {self._name}>"
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Connect, find or make the consumer, and check it; see ``lanes.source.Source.open``."""
+        await self._connection.open()
+        self._connection.check_server()
+        await self._find()
+        client = self._connection.client
+        self._pulls = Pulls(client, self._next_subject, self._name)
+        self._acks = Acks(client, self._ack_mode, self._name, lambda: self._takeover.count)
+        self._takeover = Takeover(
+            self._connection,
+            self._durable,
+            self._pulls,
+            self._name,
+            self._acks.resend,
+            self._watch.judge,
+            shared=self._shared,
+        )
+        self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.state.incarnation)
+        self._opened.push_async_callback(self._close_inboxes)
+        self._watch.start(self._reading, self._is_ours)
+        self._opened.push_async_callback(self._watch.stop)
+        shortest, _ = self._durable.ack_waits
+        return SourceTraits(
+            name=self._name,
+            system="nats",
+            extend_interval=shortest / 3,
+            max_in_flight=self._durable.max_ack_pending,
+            partitions=1,
+            ordered=not self._shared,
+        )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for messages; see ``lanes.source.Source.receive``."""
+        partition = self._partition
+        assert partition is not None, "open() comes first"
+        if not self._assigned:
+            self._assigned = True
+            return [Assigned(partition)]
+        while True:
+            if self._watch.failure is not None or self._pulls.failure is not None:
+                raise await self._failure()
+            if partition in room.paused:
+                await self._rest()
+                continue
+            if not self._taken_over or self._pulls.check() is not None:
+                # A state of its own: a cancelled takeover is started again, whatever the connection says then.
+                self._taken_over = False
+                self._expected = None
+                collected = await self._takeover.run(room, self._highest)
+                self._taken_over = True
+                if collected:
+                    # By sequence, so not in the order of their deliveries; these end at the highest.
+                    self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
+                    return self._delivered(partition, collected, in_turn=False)
+            arrived = self._pulls.take()
+            if arrived:
+                events = self._delivered(partition, arrived, in_turn=not self._shared)
+                if events:
+                    return events
+                continue
+            try:
+                await self._pulls.pull(room)
+            except (nats.errors.Error, OSError) as error:
+                self._pulls.breaks("unsent", f"pull not sent ({type(error).__name__})")
+            await self._pulls.wait(_LOOK)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages; see ``lanes.source.Source.settle``.
+
+        One that is lost on the way makes the server deliver the message again, and the engine settles it again without
+        running it.
+        """
+        with sending(self._name):
+            for settlement in settlements:
+                await self._acks.send([str(message.token) for message in settlement.messages])
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Tell the server that these are still in progress. Best effort."""
+        # After a reconnect the takeover sorts out what was redelivered meanwhile.
+        await keep_alive(self._connection.client, [str(message.token) for message in messages], self._name)
+
+    async def release(self, partition: Partition) -> None:
+        """Stop pulling and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
+        try:
+            await self._pulls.close()
+            await self._acks.resend()
+            await self._connection.flush()
+            await self._acks.finish(forgets=self._durable.forgets)
+        except (nats.errors.Error, OSError) as error:
+            raise SourceError(f"{self._name}: not flushed: {type(error).__name__}", retryable=True) from error
+
+    async def aclose(self) -> None:
+        """Close the inboxes, and the connection if it was opened here. Idempotent."""
+        try:
+            await self._opened.aclose()
+        finally:
+            await self._connection.close()
+
+    def lag(self, partition: Partition) -> int | None:
+        """See ``lanes.source.Lagging``: what was delivered and not acknowledged, and what was not delivered yet."""
+        return self._watch.lag
+
+    # --- messages
+
+    async def _close_inboxes(self) -> None:
+        if not self._connection.client.is_closed:
+            try:
+                await self._pulls.close()
+                await self._acks.close()
+            except (nats.errors.Error, OSError) as error:
+                log.debug("%s: inbox not closed: %s", self._name, error)
+
+    async def _rest(self) -> None:
+        """Ask for nothing, begin no takeover, and keep what still comes alive until it may be delivered."""
+        self._takeover.check_connection()
+        now = monotonic()
+        if now >= self._extend_at and self._pulls.waiting and self._pulls.check() is None:
+            shortest, _ = self._durable.ack_waits
+            self._extend_at = now + shortest / 3
+            await keep_alive(self._connection.client, [raw.reply for raw in self._pulls.waiting], self._name)
+        await asyncio.sleep(_LOOK)
+
+    def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
+        """One run of messages, up to the first sign that a delivery was lost on the way.
+
+        ``in_turn``: they come in the order of their deliveries, without a gap: not what a takeover has collected, and
+        not where others take some of them. A message whose key cannot be had has none, and is ``broken``.
+        """
+        run: list[Message] = []
+        size, highest, key = 0, self._highest, self._key
+        expected = self._expected if in_turn else None
+        for raw in arrived:
+            position, delivery = sequences(raw.reply)
+            if in_turn:
+                if expected is not None and delivery != expected:
+                    # Something the server counts as delivered did not arrive and will come back behind newer ones.
+                    # Everything from here on is dropped: the takeover brings it back in order.
+                    self._pulls.breaks("gap", f"delivery {expected} missing, got {delivery}")
+                    break
+                expected = delivery + 1
+            message = message_of(partition, raw, position, key)
+            run.append(message)
+            size += message.size
+            if position > highest:
+                highest = position
+        self._highest = highest
+        if in_turn:
+            self._expected = expected
+        if not run:
+            return []
+        self._pulls.learn(len(run), size)
+        return [Delivered(partition, run, size)]
+
+    def _reading(self) -> Reading:
+        return Reading(
+            active=self._taken_over,
+            takeovers=self._takeover.count,
+            highest=self._highest,
+            delivery=None if self._expected is None else self._expected - 1,
+            outstanding=self._pulls.outstanding,
+            open_requests=self._pulls.open_requests,
+        )
+
+    async def _failure(self) -> SourceError:
+        """Why it cannot go on: a consumer that the server has ended may have gone with its stream."""
+        if self._watch.failure is not None:
+            return self._watch.failure
+        try:
+            await self._durable.check_stream(self._highest)
+        except SourceError as error:
+            if not error.retryable:
+                return error
+        except NoAnswer as error:
+            log.debug("%s: %s", self._name, error)
+        assert self._pulls.failure is not None
+        return self._pulls.failure
+
+    def _is_ours(self, subject: str) -> bool:
+        """Whether it is one that this source cannot do without; in small letters."""
+        if subject.startswith("$js.ack."):
+            return f".{self._durable.tokens}.".casefold() in subject
+        inbox = self._pulls.inbox.casefold()
+        return subject == self._next_subject.casefold() or (inbox != "" and subject.startswith(inbox))
+
+    # --- start
+
+    async def _find(self) -> None:
+        """Find or make the consumer, and see that nobody else has it. Waits for a leader, for so long."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._start_timeout
+        while True:
+            try:
+                await self._durable.ensure()
+                if not self._shared:
+                    await self._refuse_other_pullers()
+                return
+            except (ApiError, NoAnswer) as error:
+                failure = self._connection.failed(f"consumer {self._durable}", error)
+            except SourceError as error:
+                failure = error
+            if not failure.retryable or loop.time() > give_up:
+                raise failure
+            log.warning("%s: %s; waiting for it", self._name, failure)
+            await asyncio.sleep(_RETRY)
+
+    async def _refuse_other_pullers(self) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        while (await self._durable.refresh()).waiting_pulls:
+            if loop.time() - started > _OTHER_PULLER_WAIT:
+                raise ConfigError(
+                    f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
+                    'other one, use a durable of its own, or give the order up: shared=True and order="none"'
+                )
+            if not self._waited:
+                self._waited = True
+                log.warning(
+                    "%s: somebody pulls already; waiting up to %.0f s for that to end", self._name, _OTHER_PULLER_WAIT
+                )
+            await asyncio.sleep(_LOOK)

@@ -1,0 +1,4 @@
+"""The Kafka commands of ``lanes``.
+
+Reading order: ``commands``, ``config_file``, ``doctor``.
+"""

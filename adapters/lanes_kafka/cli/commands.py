@@ -1,0 +1,139 @@
+"""The commands ``lanes kafka …`` and ``lanes doctor kafka``, for ``lanes.cli.app``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lanes.cli.app import command_group
+from lanes.cli.doctor import conclude
+from lanes.core.types import key_bytes
+from lanes.errors import ConfigError
+from lanes_kafka.cli.config_file import read_config
+from lanes_kafka.cli.doctor import examine
+from lanes_kafka.config import ClientConfig, client_config
+from lanes_kafka.partitioners import crc32_partition, murmur2_partition
+
+_DIGITS: Final = re.compile(r"[0-9]{1,39}")
+
+
+def kafka() -> typer.Typer:
+    """``lanes kafka …``. A ``ConfigError`` of a command is for the caller to show."""
+    commands = command_group()
+
+    @commands.callback()
+    def root() -> None:
+        """Kafka: what its clients do with a key."""
+
+    @commands.command()
+    def partition(
+        keys: list[str] = typer.Argument(
+            help="Keys; one that starts with a dash goes behind `--`.", metavar="KEY", show_default=False
+        ),
+        partitions: int = typer.Option(..., help="How many the topic has."),
+        as_int: bool = typer.Option(
+            False, "--int", help="The keys are decimal numbers, 0 … 2**128-1, as lanes writes them: 16 bytes."
+        ),
+        as_hex: bool = typer.Option(
+            False, "--hex", help="The keys are bytes in hex: 000000000000002a is the number 42 of a Java Long."
+        ),
+    ) -> None:
+        """Show where producers put keys. By murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
+        if as_int and as_hex:
+            raise ConfigError("--int and --hex: a key is one or the other; leave one out")
+        if partitions < 1:
+            raise ConfigError(f"--partitions {partitions}: a key needs one to go to; use 1 or more")
+        table = Table()
+        table.add_column("key", overflow="fold")
+        for heading in ("murmur2", "CRC-32"):
+            table.add_column(heading, justify="right")
+        for text in keys:
+            key = _int_key(text) if as_int else _hex_key(text) if as_hex else _text_key(text)
+            shown = text if as_int or as_hex else ascii(text)
+            table.add_row(shown, str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions)))
+        _console().print(table)
+
+    return commands
+
+
+def doctor() -> typer.Typer:
+    """``lanes doctor kafka``. A ``ConfigError`` of the command is for the caller to show."""
+    commands = command_group()
+
+    @commands.command()
+    def kafka(
+        config: Path | None = typer.Option(
+            None, help="The client's settings: name=value lines, or .json, or .toml.", metavar="FILE"
+        ),
+        settings: list[str] = typer.Option(
+            [],
+            "-X",
+            help="A setting as name=value; wins over the file's. Others see it: leave passwords in the file.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+        topics: list[str] = typer.Option(
+            [], "--topic", help="A topic to be read; may be repeated.", metavar="NAME", show_default=False
+        ),
+        as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    ) -> None:
+        """Check a client's settings, and what the broker says to them. Exit 0 usable, 3 not.
+
+        Joins no group and writes nothing. Each question takes 5 seconds at most.
+        """
+        read = client_config(read_config(config, settings))
+        checks = examine(read, topics)
+        conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
+
+    return commands
+
+
+def _facts(config: ClientConfig) -> dict[str, object]:
+    return {
+        "group": config.group,
+        "protocol": config.protocol,
+        "start": str(config.start),
+        "out_of_range": config.out_of_range,
+        "settings": [chosen._asdict() for chosen in config.chosen],
+    }
+
+
+def _chosen(config: ClientConfig) -> Table:
+    chosen = Table(title="set by lanes", title_justify="left")
+    for heading in ("setting", "value", "why"):
+        chosen.add_column(heading, overflow="fold")
+    for name, value, reason in config.chosen:
+        chosen.add_row(name, str(value), reason)
+    return chosen
+
+
+def _console() -> Console:
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def _text_key(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"KEY {text!a}: {error.reason}; give its bytes with --hex") from None
+
+
+def _int_key(text: str) -> bytes:
+    if _DIGITS.fullmatch(text) is None:
+        raise ConfigError(f"KEY {text!a}: must be a decimal number of up to 39 digits with --int")
+    try:
+        return key_bytes(int(text))
+    except ValueError as error:
+        raise ConfigError(f"KEY {text}: {error}") from None
+
+
+def _hex_key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError(f"KEY {text!a}: must be bytes in hex with --hex, two digits each") from None

@@ -1,0 +1,289 @@
+"""What a broker says to a configuration before a consumer is started with it. All calls block, each with a deadline.
+
+Nothing joins the group, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, ResourceType
+
+from lanes.cli.doctor import Check
+from lanes.errors import SourceError
+from lanes_kafka.admin.broker import DEADLINE, METADATA_LIMIT, broker_settings
+from lanes_kafka.admin.producing import addresses
+from lanes_kafka.admin.questions import NOT_ALLOWED, answer, cause, is_login, is_refused, settings_of
+from lanes_kafka.config import ClientConfig
+from lanes_kafka.errors import named
+from lanes_kafka.setting_names import redacted
+
+_PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
+_RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
+
+_LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+"""What a broker says of a partition that was made just now, or goes to another one."""
+
+_AGAIN: Final = 0.2
+"""Seconds until it is asked again."""
+
+_SHOWN: Final = 5  # brokers by their addresses
+# Its log would stand between the lines; what it says of errors is asked for.
+_QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
+
+
+def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = DEADLINE) -> list[Check]:
+    """Look at everything a consumer of these topics needs; what cannot be reached ends the list.
+
+    Blocks for up to ``timeout`` seconds a question, and 10 s more where a token is fetched. Raises nothing of the
+    client's: an error is a ``Check`` that is not ok.
+    """
+    try:
+        # Made and closed, without a subscription: it checks every setting and talks to nobody.
+        Consumer({**_QUIET, **config.client}).close()
+        errors: list[KafkaError] = []
+        connecting: dict[str, Any] = {**_QUIET, **config.admin, "error_cb": errors.append}
+        admin = AdminClient(connecting)
+    except (KafkaException, TypeError, ValueError) as failure:
+        told = failure.args[0]
+        text = named(told, config.client) if isinstance(told, KafkaError) else redacted(str(failure), config.client)
+        return [Check("client", False, text, "correct the setting it names")]
+    doctor = _Doctor(config, admin, errors, timeout)
+    checks = [doctor.reachable()]
+    if checks[0].ok is False:
+        return checks
+    for topic in topics:
+        checks += doctor.topic(topic)
+    checks.append(doctor.group())
+    checks += doctor.broker()
+    return checks
+
+
+class _Doctor:
+    def __init__(self, config: ClientConfig, admin: AdminClient, errors: list[KafkaError], timeout: float) -> None:
+        self._config = config
+        self._admin = admin
+        self._errors = errors
+        self._timeout = timeout
+
+    def reachable(self) -> Check:
+        deadline = time.monotonic() + self._timeout
+        future = self._admin.describe_cluster(request_timeout=self._timeout)
+        try:
+            cluster = answer(self._admin, future, deadline, lambda: is_refused(self._errors))
+        except KafkaException as failure:
+            error = cause(failure.args[0], self._errors)
+            where = addresses(self._config.admin)
+            return Check("broker", False, f"{where}: {named(error, self._config.admin)}", _remedy_of_reaching(error))
+        nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
+        more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
+        return Check("broker", True, f"{nodes}{more}, cluster {cluster.cluster_id}")
+
+    def topic(self, name: str) -> list[Check]:
+        what = f"topic {name}"
+        try:
+            asked = self._admin.describe_topics(
+                TopicCollection([name]), include_authorized_operations=True, request_timeout=self._timeout
+            )
+            found = self._ask(asked[name])
+        except (KafkaException, ValueError, TypeError) as failure:
+            return [self._failed(what, failure, f"allow Describe and Read on topic {name}", f"create topic {name}")]
+        partitions = f"partitions={len(found.partitions)}, id {found.topic_id}"
+        leaderless = [each.id for each in found.partitions if each.leader is None or each.leader.id < 0]
+        if not _allowed(found, AclOperation.READ):
+            return [Check(what, False, f"{partitions}; it may not be read", f"allow Read on topic {name}")]
+        if leaderless:
+            return [
+                Check(
+                    what, False, f"{partitions}; {leaderless} have no leader", "wait for their brokers, or start them"
+                )
+            ]
+        numbers = [each.id for each in found.partitions]
+        return [Check(what, True, partitions), self._retention(name), self._transactions(name, numbers)]
+
+    def _retention(self, topic: str) -> Check:
+        what = f"retention of {topic}"
+        try:
+            found = settings_of(self._admin, ResourceType.TOPIC, topic, self._deadline())
+        except KafkaException as failure:
+            return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see it")
+        return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
+
+    def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
+        """What open transactions hold back: between the last stable offset and the end."""
+        what = f"transactions on {topic}"
+        try:
+            stable, ends = (
+                self._ends(topic, numbers, level)
+                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+            )
+        except KafkaException as failure:
+            return self._unknown(what, failure, f"allow Describe on topic {topic} to see them")
+        level = self._config.client.get("isolation.level", "read_committed")
+        held = {number: ends[number] - stable[number] for number in numbers if ends[number] > stable[number]}
+        if not held:
+            return Check(what, True, f"isolation.level={level}; no open transaction holds anything back")
+        most = max(held, key=lambda number: held[number])
+        return Check(
+            what,
+            None,
+            f"isolation.level={level}; open transactions hold back {sum(held.values())} messages in {len(held)} "
+            f"partitions, most in partition {most}: {held[most]}",
+            "it passes when the producer commits; where it lasts, a producer hangs or died",
+        )
+
+    def _ends(self, topic: str, numbers: Sequence[int], level: IsolationLevel) -> dict[int, int]:
+        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = {TopicPartition(topic, number): latest for number in numbers}
+        deadline = self._deadline()
+        while True:
+            asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout)
+            try:
+                return {
+                    where.partition: answer(self._admin, future, deadline).offset for where, future in asked.items()
+                }
+            except KafkaException as failure:
+                if failure.args[0].code() not in _LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
+                    raise
+            time.sleep(_AGAIN)
+
+    def group(self) -> Check:
+        group = self._config.group
+        what = f"group {group}"
+        allow = f"allow Read on group {group}"
+        try:
+            asked = self._admin.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=self._timeout
+            )
+            found = self._ask(asked[group])
+        except (KafkaException, ValueError, TypeError) as failure:
+            return self._failed(what, failure, allow, "start a first member", absent=True)
+        if not _allowed(found, AclOperation.READ):
+            return Check(what, False, "it may be seen, and not joined", allow)
+        kind, state = found.type.name.lower(), found.state.name.lower()
+        if not found.members and state == "dead" and self._is_of_another_kind():
+            return Check(
+                what,
+                False,
+                "it is there, and no consumer group: a share group, as it seems, which has no order",
+                "use a group.id of its own",
+            )
+        if not found.members:
+            return Check(what, True, "no members" + ("" if state == "dead" else f", {state}, {kind}"))
+        instances = sorted(str(one.group_instance_id) for one in found.members if one.group_instance_id)
+        static = f", static: {', '.join(instances)}" if instances else ""
+        detail = f"{state}, {kind}, assignor {found.partition_assignor}, members={len(found.members)}{static}"
+        return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
+
+    def _is_of_another_kind(self) -> bool:
+        """Whether the broker lists the group, which it describes as none."""
+        with warnings.catch_warnings():
+            # The call that is to be used instead lists consumer groups alone.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                listed = self._admin.list_groups(timeout=self._timeout)
+            except KafkaException:
+                return False
+        return any(each.id == self._config.group for each in listed)
+
+    def _joinable(self, found: Check, kind: str, assignor: str, instances: Sequence[str]) -> Check:
+        protocol, instance = self._config.protocol, self._config.instance
+        if (kind == "consumer") != (protocol == "848"):
+            return found._replace(
+                ok=None,
+                detail=f"{found.detail}; this configuration has the other protocol",
+                remedy="stop every member before the protocol changes, or see group.consumer.migration.policy",
+            )
+        if protocol != "848" and (assignor == "cooperative-sticky") != (protocol == "cooperative"):
+            return found._replace(
+                ok=False,
+                detail=f"{found.detail}; this configuration has the other kind of assignor",
+                remedy="set the group's partition.assignment.strategy, or stop every member before it changes",
+            )
+        if instance in instances:
+            return found._replace(
+                ok=None,
+                detail=f"{found.detail}; {instance} is there already",
+                remedy="give each process a group.instance.id of its own, unless that one is this service, running",
+            )
+        return found
+
+    def broker(self) -> list[Check]:
+        """What the settings of a broker say about commit metadata, and about KIP-848 where that is asked for."""
+        what = "commit metadata"
+        try:
+            found = broker_settings(self._admin, timeout=self._timeout)
+        except SourceError as failure:
+            return [Check(what, None, str(failure), "look again")]
+        if not found:
+            unknown = "this user may not read a broker's settings"
+            remedy = "allow DescribeConfigs on the cluster to see it; lanes finds out when it commits"
+            checks = [Check(what, None, unknown, remedy)]
+            return [*checks, Check("KIP-848", None, unknown, remedy)] if self._config.protocol == "848" else checks
+        checks = [_carries(what, found.get(METADATA_LIMIT))]
+        if self._config.protocol == "848":
+            checks.append(_supports_848(found))
+        return checks
+
+    def _ask(self, future: Future[Any]) -> Any:
+        return answer(self._admin, future, self._deadline())
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
+        """``absent``: it may not be there yet."""
+        error = failure.args[0]
+        if not isinstance(error, KafkaError):
+            return Check(what, False, str(failure), "correct the name")
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
+            return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
+        remedy = allow if error.code() in NOT_ALLOWED else "look again; correct what it names"
+        return Check(what, False, named(error, self._config.admin), remedy)
+
+    def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
+        return Check(what, None, named(failure.args[0], self._config.admin), remedy)
+
+
+def _carries(what: str, limit: str | None) -> Check:
+    if limit is None:
+        return Check(what, None, f"the broker does not say its {METADATA_LIMIT}", "lanes finds out when it commits")
+    if int(limit) > 0:
+        return Check(what, True, f"{METADATA_LIMIT}={limit}")
+    return Check(
+        what,
+        None,
+        f"{METADATA_LIMIT}={limit}: what is completed above the floor cannot be handed over",
+        "raise it to 4096 at the broker, or pass commit_metadata=False: a drain then takes longer",
+    )
+
+
+def _supports_848(settings: Mapping[str, str]) -> Check:
+    protocols = settings.get(_PROTOCOLS)
+    if protocols is not None and "consumer" in protocols.split(","):
+        return Check("KIP-848", True, f"{_PROTOCOLS}={protocols}")
+    found = "the broker has no such setting" if protocols is None else f"the broker has {protocols!r}"
+    return Check(
+        "KIP-848",
+        False,
+        f"group.protocol='consumer' needs 'consumer' in {_PROTOCOLS}: {found}",
+        "use Kafka 4.0 or newer, or leave group.protocol out",
+    )
+
+
+def _allowed(found: Any, operation: AclOperation) -> bool:
+    """A broker that is too old to say what is allowed counts as allowing it."""
+    return found.authorized_operations is None or operation in found.authorized_operations
+
+
+def _remedy_of_reaching(error: KafkaError) -> str:
+    if is_login(error):
+        return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
+    if error.code() == KafkaError._SSL or "SSL" in error.str():
+        return "correct security.protocol and the ssl settings"
+    return "correct bootstrap.servers, security.protocol, or the way there: a firewall, an advertised listener"

@@ -1,0 +1,119 @@
+"""A topic read from one end to the other by a consumer that joins no group. Blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from lanes.errors import SourceError
+from lanes_kafka.admin.producing import addresses, client_failure
+from lanes_kafka.errors import is_permanent, named
+
+SILENCE: Final = 15.0
+"""Seconds without an answer of the broker after which reading has failed."""
+
+_WAIT: Final = 0.2
+_BATCH: Final = 500
+
+_OURS: Final[Mapping[str, Any]] = {
+    # The client wants a name; nothing joins this group, and nothing is committed.
+    "group.id": "lanes-dead-letters",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.queue.backoff.ms": 5,
+    # At the end of one range the broker holds a request so long, and the next range waits for it.
+    "fetch.wait.max.ms": 20,
+}
+
+
+class Range(NamedTuple):
+    """Offsets of a partition: the first, and the one after the last."""
+
+    begin: int
+    end: int
+
+
+class LogReader:
+    """Reads ``topic`` with a client made of ``settings``. All calls are those of one thread."""
+
+    def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
+        """Raises ``ConfigError`` for settings that the client refuses."""
+        self._settings = settings
+        self._topic = topic
+        try:
+            self._consumer = Consumer({**settings, **_OURS})
+        except (KafkaException, TypeError, ValueError) as failure:
+            raise client_failure(failure.args[0], settings) from None
+
+    def close(self) -> None:
+        """Close the client. Idempotent."""
+        self._consumer.close()
+
+    def ranges(self) -> dict[int, Range]:
+        """What each partition holds. Raises ``SourceError``."""
+        try:
+            found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return {
+                number: Range(
+                    *self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=SILENCE)
+                )
+                for number in found.partitions
+            }
+        except KafkaException as failure:
+            raise self._failure(failure.args[0]) from None
+
+    def read(self, ranges: Mapping[int, Range], wanted: Callable[[], bool]) -> Iterator[Message]:
+        """The records in these ranges, in the order of each partition, until they end or ``wanted`` says False.
+
+        Raises ``SourceError``.
+        """
+        ends = {number: end for number, (begin, end) in ranges.items() if begin < end}
+        if not ends:
+            return
+        self._consumer.assign([TopicPartition(self._topic, number, ranges[number].begin) for number in ends])
+        try:
+            heard = time.monotonic()
+            while ends and wanted():
+                # A call that asks for a batch waits for all of it, so one first.
+                batch = self._consumer.consume(1, _WAIT)
+                if batch:
+                    batch += self._consumer.consume(_BATCH - 1, 0.0)
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > SILENCE:
+                    raise self._failure(KafkaError(KafkaError._TIMED_OUT, f"no answer for {SILENCE:g} s"))
+                for message in batch:
+                    yield from self._within(message, ends)
+        finally:
+            self._consumer.unassign()
+
+    def _within(self, message: Message, ends: dict[int, int]) -> Iterator[Message]:
+        """A record that is still wanted; strikes its partition out of ``ends`` when that is read."""
+        error, number, offset = message.error(), message.partition(), message.offset()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            # The client looks for its group although it joins none: whether it may does not matter.
+            if is_permanent(error) and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise self._failure(error)
+            return
+        # A record and an end of a partition have both.
+        assert number is not None and offset is not None
+        if error is None and offset < ends.get(number, 0):
+            yield message
+        # The last offsets may hold a marker of a transaction, or nothing any more: then the end is all that comes.
+        if error is not None or offset + 1 >= ends.get(number, 0):
+            ends.pop(number, None)
+
+    def _failure(self, error: KafkaError) -> SourceError:
+        return SourceError(
+            f"topic {self._topic!r} at {addresses(self._settings)} cannot be read "
+            f"({named(error, self._settings)}): see that the broker runs, and that this user "
+            "may read the topic",
+            retryable=not is_permanent(error),
+        )

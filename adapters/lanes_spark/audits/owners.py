@@ -1,0 +1,148 @@
+"""Who owned a partition, and what became of the others, judged over the rows of a journal. DataFrames only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lanes_spark.audits.order import finding
+from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["exclusive_owner"]
+
+_PARTITION: Final = ("history", "partition")
+_TENURE: Final = (*ASSIGNMENT, "since")
+
+
+def exclusive_owner(known: Known) -> DataFrame:
+    """The findings. Where nobody had a partition at the same time as somebody else, only few rows are looked at."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    events = _events(known)
+    tenures = _tenures(events)
+    same = Window.partitionBy(*SEGMENT, "partition").orderBy("since").rowsBetween(Window.unboundedPreceding, -1)
+    twice = tenures.withColumn("held", F.max("until").over(same)).where(F.col("held") > F.col("since"))
+    return finding(twice, "ExclusiveOwner", "assigned while the process had it already").unionByName(
+        _rivals(known, events, tenures)
+    )
+
+
+def _events(known: Known) -> DataFrame:
+    """The rows about ownership of whole processes, in one order: ``ts``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    processes = known.segments.where(~F.col("gappy")).select(
+        *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
+    )
+    apart = known.partitions.select(*_PARTITION, F.lit(True).alias("apart"))
+    used = known.owned.where(F.col("event").isin("assigned", "drained", "revoked", "lost"))
+    time = F.col("mono") + F.col("shift")
+    return (
+        used.join(F.broadcast(processes), list(SEGMENT))
+        .join(F.broadcast(apart), list(_PARTITION), "left")
+        .withColumns(
+            {
+                "ts": F.struct(time.alias("time"), "process", "n"),
+                "rival": F.col("whole") & F.col("apart").isNull() & ~F.col("shares"),
+                "position": F.lit(-1).cast("bigint"),
+                "key": F.lit(None).cast("string"),
+            }
+        )
+    )
+
+
+def _tenures(events: DataFrame) -> DataFrame:
+    """From ``since`` to ``until``, when it was given up, or its process gone; ``revoked``: when it was handed over."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event, ts = F.col("event"), F.col("ts")
+    backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
+    gone = F.struct(F.col("gone_at").alias("time"), "process", F.lit(2**62).alias("n"))
+
+    def following(*names: str) -> Column:
+        return F.min(F.when(event.isin(*names), ts)).over(backwards)
+
+    ends = events.withColumns(
+        {
+            "until": F.coalesce(following("drained", "revoked", "lost"), gone),
+            "revoked": following("revoked"),
+            "lost": following("lost"),
+            "again": following("assigned"),
+        }
+    )
+    return ends.where(event == "assigned").withColumn("since", ts)
+
+
+def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
+    """Who acted while another process had it, and then handed it over as if it had been its own."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # Of a tenure that another one of its assignment follows, only the latter is known then.
+    revoked = F.col("revoked")
+    own = tenures.where(
+        F.col("rival")
+        & revoked.isNotNull()
+        & (F.col("again").isNull() | (F.col("again") > revoked))
+        & (F.col("lost").isNull() | (F.col("lost") > revoked))
+    )
+    behind = Window.partitionBy(*_PARTITION).orderBy(F.desc("since")).rowsBetween(Window.unboundedPreceding, -1)
+    # The next one of all is nearly always behind its end.
+    crowded = (
+        tenures.where("rival")
+        .withColumn("nearest", F.min("since").over(behind))
+        .where(F.col("nearest") < F.col("until"))
+        .select(*ASSIGNMENT, "since")
+    )
+    contested = own.join(crowded, [*ASSIGNMENT, "since"], "left_semi").select(
+        *ASSIGNMENT, "since", "until", "revoked", "process", "member"
+    )
+    others = events.where(F.col("rival") & F.col("event").isin("assigned", "lost")).select(
+        *_PARTITION, F.col("process").alias("other"), F.col("assignment").alias("its"), F.col("ts").alias("at"), "event"
+    )
+    near = contested.join(others, list(_PARTITION)).where(
+        (F.col("other") != F.col("process"))
+        & (F.col("since") < F.col("at"))
+        & (F.col("at") < F.col("revoked"))
+        & ((F.col("event") == "lost") | (F.col("at") < F.col("until")))
+    )
+    told = near.groupBy(*ASSIGNMENT, "since", "revoked").agg(
+        F.array_sort(F.collect_list(F.struct("at", "event", "other", "its"))).alias("told")
+    )
+
+    nobody = F.struct(
+        F.expr("CAST(NULL AS struct<time:double,process:int,n:bigint>)").alias("at"),
+        F.expr("CAST(NULL AS int)").alias("other"),
+        F.expr("CAST(NULL AS bigint)").alias("its"),
+    )
+
+    def turn(state: Column, one: Column) -> Column:
+        # The first rival stays it, until it has lost the partition.
+        lost = (one["event"] == "lost") & (state["other"] == one["other"]) & (state["its"] == one["its"])
+        taken = (one["event"] == "assigned") & state["at"].isNull()
+        return (
+            F.when(lost, nobody)
+            .when(taken, F.struct(*(one[name].alias(name) for name in ("at", "other", "its"))))
+            .otherwise(state)
+        )
+
+    rival = told.withColumn("rival", F.aggregate("told", nobody, turn)["at"]).where(F.col("rival").isNotNull())
+    acts = known.rows.where(F.col("event").isin("started", "commit_sent")).join(
+        F.broadcast(known.segments.select(*SEGMENT, "process", "shift")), list(SEGMENT)
+    )
+    acting = (
+        acts.join(F.broadcast(rival), list(ASSIGNMENT))
+        .withColumn("ts", F.struct((F.col("mono") + F.col("shift")).alias("time"), "process", "n"))
+        # Of rows of two processes at the same moment nobody knows which came first.
+        .where((F.col("ts.time") > F.col("rival.time")) & (F.col("n") < F.col("revoked.n")))
+    )
+    first = acting.groupBy(*_TENURE).agg(F.min(F.struct("n", "member", "position", "key")).alias("act"))
+    return finding(
+        first.select(*ASSIGNMENT, "act.*"),
+        "ExclusiveOwner",
+        "acted while it was another process's, then handed it over",
+    )

@@ -1,0 +1,344 @@
+"""The rows of a journal, and what is known of the processes that wrote them. DataFrames only.
+
+Everything is told apart by a column ``history``, so that several can be judged at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lanes_spark.tables.journal_columns import check_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "ASSIGNMENT",
+    "COLUMNS",
+    "MESSAGES",
+    "SEGMENT",
+    "Known",
+    "any_of",
+    "assignment_number",
+    "check_columns",
+    "computed",
+    "know",
+    "never",
+    "partition_number",
+    "without_copies",
+]
+
+SEGMENT: Final = ("history", "run")
+"""Names a process."""
+
+ASSIGNMENT: Final = (*SEGMENT, "partition", "assignment")
+"""Names a partition at a process."""
+
+COLUMNS: Final = {
+    "run": "string",
+    "member": "string",
+    "n": "bigint",
+    "event": "string",
+    "mono": "double",
+    "wall": "double",
+    "partition": "string",
+    "assignment": "bigint",
+    "position": "bigint",
+    "key": "string",
+    "cause": "string",
+    "result": "string",
+    "incarnation": "string",
+    "floor": "bigint",
+    "deadline": "double",
+    "detail": "string",
+}
+"""Those of a journal that are read, with their types."""
+
+MESSAGES: Final = (
+    "delivered",
+    "redelivered",
+    "started",
+    "ended",
+    "retry",
+    "dlq_sent",
+    "dlq_confirmed",
+    "archived",
+    "blocked",
+    "ack",
+    "abandoned",
+    "zombie",
+)
+"""The events of one message at a process."""
+
+_FENCES: Final = ("drained", "revoked", "lost")
+_COMMITS: Final = ("commit_sent", "commit_ok", "commit_failed")
+_OWNED: Final = ("assigned", "leased", "revoking", "hastened", "drained", "revoked", "lost", *_COMMITS)
+
+_STRETCH: Final = 64
+"""Rows of a process that are looked at together: as many as a number has bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known before any message is looked at.
+
+    ``rows``: all of them, with ``COLUMNS`` and ``history``. ``segments``: the processes; ``process``: their number, by
+    their begin; ``shift``: what makes their clocks comparable; ``slack``: seconds by which a row's clock may be behind
+    one of a row before it, at most; ``gap``: what is missing, or null. ``owned``: the rows about ownership and commits.
+    ``assignments``: with ``number``. ``partitions``: those of which nothing can be said across processes, with ``why``
+    and ``recreated``. ``produced``: whether any row says that a message was. ``committing`` and ``leased``: whether any
+    assignment is that.
+    """
+
+    rows: DataFrame
+    segments: DataFrame
+    owned: DataFrame
+    assignments: DataFrame
+    partitions: DataFrame
+    produced: bool
+    committing: bool
+    leased: bool
+
+
+def check_columns(table: DataFrame) -> None:
+    """Raises ``ConfigError`` where this is no journal."""
+    check_kinds(table, COLUMNS, "no journal")
+
+
+def without_copies(table: DataFrame) -> DataFrame:
+    """The rows of the files of a journal; those of a copy of a file are left out. Blocks: it reads two columns."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    file = F.col("_metadata.file_path")
+    files = table.groupBy("run", file.alias("file")).agg(F.min("n").alias("first"), F.count("*").alias("rows"))
+    same = Window.partitionBy("run", "first", "rows").orderBy("file")
+    copies = files.withColumn("which", F.row_number().over(same)).where(F.col("which") > 1).select("file")
+    found = [row["file"] for row in copies.collect()]
+    return table.where(~file.isin(found)) if found else table
+
+
+def any_of(condition: Column) -> Column:
+    """An aggregate: whether it holds for any row."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.coalesce(F.max(condition), F.lit(False))
+
+
+def never() -> Column:
+    """A ``ts`` behind all others."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    end = F.lit(float("inf")), F.lit(0), F.lit(0).cast("bigint")
+    return F.struct(*(value.alias(name) for value, name in zip(end, ("time", "process", "n"), strict=True)))
+
+
+def computed(frame: DataFrame) -> DataFrame:
+    """The same, computed now: the plans of what is made of it do not begin anew with the files. Blocks."""
+    return frame.localCheckpoint()
+
+
+def partition_number() -> Column:
+    """A number for the partition of a row, in its history."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.xxhash64("history", "partition")
+
+
+def assignment_number() -> Column:
+    """A number for the assignment of a row that has ``process``. Those of two may be the same, which is allowed for:
+    whatever is of both is then looked at closely."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.xxhash64("process", "partition_number", "assignment")
+
+
+def know(raw: DataFrame) -> Known:
+    """``raw``: the columns ``COLUMNS``, and ``history``. Blocks: two passes over the rows, which move none of them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
+    stretches = _stretches(rows)
+    segments = computed(_ordered(_segments(rows, stretches)))
+    owned = rows.where(F.col("event").isin(*_OWNED) & F.col("partition").isNotNull() & F.col("assignment").isNotNull())
+    owned = computed(owned.select(*ASSIGNMENT, "n", "event", "mono", "incarnation", "floor", "deadline"))
+    assignments = computed(_assignments(owned, segments))
+    figures = segments.agg(any_of(F.col("produced") > 0).alias("produced"), any_of(F.col("several")).alias("several"))
+    told = figures.crossJoin(
+        assignments.agg(any_of(F.col("committing")).alias("committing"), any_of(F.col("leased")).alias("leased"))
+    ).first()
+    assert told is not None
+    partitions = computed(_incomparable(rows, owned, segments, several=told["several"]))
+    return Known(
+        rows=rows,
+        segments=segments,
+        owned=owned,
+        assignments=assignments,
+        partitions=partitions,
+        produced=told["produced"],
+        committing=told["committing"],
+        leased=told["leased"],
+    )
+
+
+def _stretches(rows: DataFrame) -> DataFrame:
+    """What is in each stretch of each process: little, whatever the number of rows, and without moving them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event, n = F.col("event"), F.col("n")
+    places = event.isin(*MESSAGES) & (
+        F.col("assignment").isNull() | F.col("position").isNull() | F.col("partition").isNull()
+    )
+    owners = event.isin(*_OWNED) & (F.col("assignment").isNull() | F.col("partition").isNull())
+    commits = event.isin(*_COMMITS) & F.col("floor").isNull()
+    results = (event == "ended") & F.col("result").isNull() | (event == "redelivered") & F.col("cause").isNull()
+    nameless = event.isNull() | n.isNull() | F.col("mono").isNull() | F.col("wall").isNull()
+    bad = F.coalesce(functools.reduce(operator.or_, (nameless, places, owners, commits, results)), F.lit(True))
+    return rows.groupBy(*SEGMENT, "member", F.floor(n / _STRETCH).alias("stretch")).agg(
+        F.count("*").alias("rows"),
+        F.bit_or(F.expr(f"shiftleft(1L, cast(pmod(n, {_STRETCH}) AS int))")).alias("seen"),
+        F.min("n").alias("first"),
+        F.max("n").alias("last"),
+        F.min_by("mono", "n").alias("mono_first"),
+        F.min("mono").alias("mono_least"),
+        F.max("mono").alias("mono_most"),
+        F.min("wall").alias("wall_first"),
+        F.max("wall").alias("wall_last"),
+        F.count_if(bad).alias("bad"),
+        F.count_if(event == "end").alias("ended"),
+        F.count_if(event == "dropped").alias("dropped"),
+        F.count_if(event == "produced").alias("produced"),
+    )
+
+
+def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
+    """One row for each process."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    so_far = Window.partitionBy(*SEGMENT).orderBy("stretch").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    facts = (
+        stretches.withColumn("slack", F.max("mono_most").over(so_far) - F.col("mono_least"))
+        .groupBy(*SEGMENT)
+        .agg(
+            F.max("member").alias("member"),
+            (F.min("member") != F.max("member")).alias("members"),
+            *(F.sum(name).alias(name) for name in ("rows", "bad", "ended", "dropped", "produced")),
+            F.sum(F.bit_count("seen")).alias("distinct"),
+            F.min("first").alias("first"),
+            F.max("last").alias("last_n"),
+            F.min_by("mono_first", "first").alias("mono_first"),
+            F.min("wall_first").alias("wall_first"),
+            F.max("wall_last").alias("wall_last"),
+            F.max("mono_most").alias("last"),
+            F.max("slack").alias("slack"),
+        )
+    )
+    begins = rows.where((F.col("n") == 1) & (F.col("event") == "begin"))
+    facts = facts.join(begins.groupBy(*SEGMENT).agg(F.max("detail").alias("begin")), list(SEGMENT), "left")
+    boot = F.get_json_object("begin", "$.boot")
+    incomplete = F.coalesce(F.get_json_object("begin", "$.incomplete") == "1", F.lit(False))
+    missing = F.col("last_n") - F.col("first") + 1 > F.col("distinct")
+    unreadable = (F.col("bad") > 0) | F.col("members") | (F.col("rows") > F.col("distinct"))
+    gap = (
+        F.when(F.col("begin").isNull(), "no begin row: the first rows are missing")
+        .when(missing | (incomplete & (F.col("dropped") > 0)), "rows are missing in between: dropped, or a file")
+        .when(unreadable, "rows that cannot be read")
+        .when(incomplete & (F.col("ended") == 0), "no end row: the last rows may be missing")
+    )
+    return facts.select(
+        *SEGMENT,
+        "member",
+        F.when(boot != "", boot).otherwise(F.col("run")).alias("boot"),
+        (F.coalesce(F.get_json_object("begin", "$.order"), F.lit("")) != "none").alias("ordered"),
+        (F.coalesce(F.get_json_object("begin", "$.exclusive"), F.lit("true")) == "false").alias("shares"),
+        gap.alias("gap"),
+        *("rows", "produced", "mono_first", "wall_first", "wall_last", "last", "last_n", "slack"),
+    )
+
+
+def _ordered(segments: DataFrame) -> DataFrame:
+    """With ``shift``, ``process``, ``whole``: nothing is missing in the history, and ``several`` boots."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    all_of = Window.partitionBy("history")
+    first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
+    way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)
+    several = F.min("boot").over(all_of) != F.max("boot").over(all_of)
+    shifted = segments.withColumns(
+        {
+            "several": several,
+            "shift": F.when(several, way).otherwise(F.lit(0.0)),
+            "gappy": F.col("gap").isNotNull(),
+            "whole": F.max("gap").over(all_of).isNull(),
+        }
+    )
+    # The number says the same as one in each history would.
+    begun = Window.orderBy(F.col("mono_first") + F.col("shift"), "member", *SEGMENT)
+    return shifted.withColumn("process", F.row_number().over(begun))
+
+
+def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event, n, floor = F.col("event"), F.col("n"), F.col("floor")
+    told = event.isin("leased", "lost") & (F.col("deadline") != 0)
+    facts = owned.groupBy(*ASSIGNMENT).agg(
+        F.min(F.when(event.isin(*_FENCES), n)).alias("fence_n"),
+        F.max(F.when(event == "lost", n)).alias("lost_n"),
+        F.max_by("deadline", F.when(told, n)).alias("deadline"),
+        any_of(floor >= 0).alias("committing"),
+        F.max_by(floor, F.when((event == "assigned") & floor.isNotNull(), n)).alias("begun"),
+        F.max(F.when(event == "commit_sent", floor)).alias("committed"),
+    )
+    processes = segments.select(*SEGMENT, "process")
+    numbered = facts.join(F.broadcast(processes), list(SEGMENT)).withColumn("partition_number", partition_number())
+    return numbered.withColumns({"number": assignment_number(), "leased": F.col("deadline").isNotNull()})
+
+
+def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, several: bool) -> DataFrame:
+    """Partitions in overlapping processes of different boots, and those whose positions began anew."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    assigned = owned.where(F.col("event") == "assigned")
+    names = F.count_distinct(F.coalesce("incarnation", F.lit("")))
+    recreated = (
+        assigned.groupBy("history", "partition").agg(names.alias("names")).where(F.col("names") > 1).drop("names")
+    )
+    found = recreated.withColumn("recreated", F.lit(True))
+    if several:
+        found = found.unionByName(_overlapping(rows, segments).withColumn("recreated", F.lit(False)))
+    why = F.when(F.col("recreated"), "recreated: its positions began anew").otherwise(
+        "in overlapping processes of different boots"
+    )
+    both = found.groupBy("history", "partition").agg(F.max("recreated").alias("recreated"))
+    return both.withColumn("why", why)
+
+
+def _overlapping(rows: DataFrame, segments: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # What a producer notes holds whenever it was noted, so it needs no order.
+    seen = rows.where((F.col("event") != "produced") & (F.col("partition") != ""))
+    held = seen.select("history", "partition", "run").distinct()
+    spans = held.join(F.broadcast(segments), list(SEGMENT)).select(
+        *("history", "partition", "run", "boot", "wall_first", "wall_last"),
+        (F.col("mono_first") + F.col("shift")).alias("begin"),
+        (F.col("last") + F.col("shift")).alias("end"),
+    )
+    one, other = spans.alias("one"), spans.alias("other")
+    first = F.struct("one.wall_first", "one.run") < F.struct("other.wall_first", "other.run")
+    together = (F.col("other.wall_first") <= F.col("one.wall_last")) | (F.col("other.begin") <= F.col("one.end"))
+    pairs = one.join(
+        other,
+        (F.col("one.history") == F.col("other.history"))
+        & (F.col("one.partition") == F.col("other.partition"))
+        & (F.col("one.boot") != F.col("other.boot"))
+        & first
+        & together,
+    )
+    return pairs.select("one.history", "one.partition").distinct()

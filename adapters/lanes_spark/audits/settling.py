@@ -1,0 +1,216 @@
+"""What was settled, and what had come before it, judged over the rows of a journal. DataFrames only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lanes_spark.audits.order import finding, intervals, passing
+from lanes_spark.audits.rows import ASSIGNMENT, Known, any_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["LEFT", "at_least_once", "dead_letter_before_settle", "duplicates", "no_commit_past_unfinished", "passed"]
+
+LEFT: Final = "messages were left at the broker: neither settled nor handled"
+
+_MESSAGE: Final = (*ASSIGNMENT, "position")
+_PLACE: Final = ("member", "run", "n", "partition", "assignment", "position", "key")
+
+
+def passed(committed: DataFrame) -> DataFrame:
+    """Of these rows, what a commit passed at the wrong time: ``what`` it was then, ``unfinished`` or ``unconfirmed``,
+    and by which commit.
+
+    A commit passes what was delivered when it is the first one of the assignment that is above it, and above whatever
+    was delivered there before it, because a source that commits goes only onwards.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = F.col("event")
+    rows = committed.where(F.col("committing") & ~F.col("gappy"))
+    ends = F.col("final") | (event == "redelivered") & (F.col("cause") == "settled")
+    handled = rows.where(ends | (event == "delivered"))
+    # What is delivered anew is unfinished anew, as nobody knows why it was.
+    unfinished = intervals(handled, _MESSAGE, event == "delivered", F.when(ends, "R"))
+    told = event.isin("dlq_confirmed", "archived")
+    unconfirmed = intervals(rows.where(told | (event == "dlq_sent")), _MESSAGE, event == "dlq_sent", F.when(told, "R"))
+    wrong = unfinished.withColumn("what", F.lit("unfinished")).unionByName(
+        unconfirmed.withColumn("what", F.lit("unconfirmed"))
+    )
+    commits = rows.where(event == "commit_sent").select(
+        *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
+    )
+    named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
+    # Nearly always nothing: only what it concerns is looked at closely.
+    pairs = passing(named, wrong, ASSIGNMENT)
+    suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
+    concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())
+    in_time = Window.partitionBy(*ASSIGNMENT).orderBy("ts")
+    so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    deliveries = (
+        rows.where(event == "delivered")
+        .join(concerned, list(ASSIGNMENT), "left_semi")
+        .select(*ASSIGNMENT, "ts", "position", "key", F.max("position").over(so_far).alias("level"))
+    )
+    both = deliveries.unionByName(
+        commits.withColumnRenamed("position", "level").join(concerned, list(ASSIGNMENT), "left_semi"),
+        allowMissingColumns=True,
+    )
+    # A frame that ends at the end would be computed anew for each row.
+    behind = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
+    above = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("level")).rangeBetween(Window.unboundedPreceding, -1)
+    following = both.withColumns({"following": F.min("commit").over(behind), "higher": F.min("commit").over(above)})
+    later = F.when(F.col("higher") >= F.col("following"), F.col("higher")).when(
+        F.col("higher") < F.col("following"), F.col("following")
+    )
+    last = (
+        following.where(F.col("commit").isNull())
+        .withColumn("by", later)
+        .select(*_MESSAGE, "key", "ts", "level", "by")
+        .join(suspects, list(_MESSAGE), "left_semi")
+    )
+    # Where a floor fell it may be neither of the two.
+    fell = (
+        last.where(F.col("by.floor") <= F.col("level")).drop("by").join(commits.drop("ts", "position"), [*ASSIGNMENT])
+    )
+    risen = fell.where((F.col("commit.ts") > F.col("ts")) & (F.col("commit.floor") > F.col("level")))
+    passes = (
+        last.where(F.col("by.floor") > F.col("level"))
+        .select(*_MESSAGE, "ts", "key", "by")
+        .unionByName(risen.groupBy(*_MESSAGE, "ts", "key").agg(F.min("commit").alias("by")))
+        .drop("ts")
+    )
+    at = F.col("by.ts")
+    then = passes.join(wrong, list(_MESSAGE)).where((F.col("open") < at) & (at < F.col("close")))
+    return then.select(*_MESSAGE, "what", "key", "by.ts", "by.member", "by.n")
+
+
+def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
+    """The findings."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    what = "a position above it was committed before it had finished"
+    return finding(passes.where(F.col("what") == "unfinished"), "NoCommitPastUnfinished", what)
+
+
+def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> DataFrame:
+    """The findings among these rows, and those that ``passed`` has found."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = F.col("event")
+    used = rows.where(event.isin("dlq_sent", "dlq_confirmed", "archived", "ack") & ~F.col("gappy"))
+    before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
+    latest = F.last(F.when(event != "ack", event), ignorenulls=True).over(before)
+    settled = used.withColumn("latest", latest).where((event == "ack") & (F.col("latest") == "dlq_sent"))
+    what = "settled while its dead letter was not confirmed"
+    found = finding(settled, "DeadLetterBeforeSettle", what)
+    if passes is None:
+        return found
+    committed = passes.where(F.col("what") == "unconfirmed")
+    return found.unionByName(finding(committed, "DeadLetterBeforeSettle", what))
+
+
+def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:
+    """The findings among these rows, and the messages that are neither settled nor handled."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = F.col("event")
+    acked = (event == "ack") | (event == "redelivered") & (F.col("cause") == "settled") & F.col("committing")
+    used = rows.where(event.isin("produced", "delivered", "started") | F.col("final") | acked)
+    place = ("history", "partition", "position")
+    whole = known.segments.select("history", "whole").distinct()
+    unhandled = (
+        used.groupBy(*place)
+        .agg(
+            any_of(F.col("final")).alias("handled"),
+            F.min(F.when(acked, F.struct("ts", *_PLACE))).alias("acked"),
+        )
+        .where(~F.col("handled"))
+    )
+    if known.committing:
+        named = _settled(known, unhandled, passes, place)
+    else:
+        judged = unhandled.withColumn("by", F.col("acked")).withColumn("settled", F.col("by").isNotNull())
+        by = ("member", "run", "n", "assignment", "key")
+        named = judged.select(*place, "settled", *(f"by.{name}" for name in by))
+    told = named.join(F.broadcast(whole), "history")
+    lost = told.where(F.col("settled") & F.col("whole"))
+    return finding(lost, "AtLeastOnce", "settled, and never handled"), told.where(~F.col("settled"))
+
+
+def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
+    """Which of the unhandled was settled, by an acknowledgement or by a commit, and by which.
+
+    A commit settles what its assignment never saw, too: then ``passed`` has found nothing of it.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if passes is None:
+        marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))
+    else:
+        unfinished = passes.where(F.col("what") == "unfinished")
+        by_commit = unfinished.groupBy(*place).agg(F.min(F.struct("ts", *_PLACE)).alias("passed"))
+        marked = unhandled.join(by_commit, list(place), "left")
+    members = known.segments.select("history", "run", "member", "last_n")
+    spans = (
+        known.assignments.where(F.col("begun") < F.col("committed"))
+        .join(F.broadcast(members), ["history", "run"])
+        .select(
+            F.col("history").alias("of"),
+            F.col("partition").alias("at"),
+            *("begun", "committed", "member", "run", "last_n", "assignment"),
+        )
+    )
+    covers = (
+        (F.col("of") == F.col("history"))
+        & (F.col("at") == F.col("partition"))
+        & (F.col("begun") <= F.col("position"))
+        & (F.col("position") < F.col("committed"))
+    )
+    covered = (
+        marked.join(F.broadcast(spans), covers, "left")
+        .groupBy(*place, "acked", "passed")
+        .agg(F.min(F.struct("member", "run", "last_n", "assignment")).alias("span"), any_of(covers).alias("spanned"))
+    )
+    by = F.coalesce("acked", "passed")
+    span = F.when(F.col("spanned"), F.col("span"))
+    return covered.select(
+        *place,
+        (by.isNotNull() | F.col("spanned")).alias("settled"),
+        F.coalesce(by["member"], span["member"]).alias("member"),
+        F.coalesce(by["run"], span["run"]).alias("run"),
+        F.coalesce(by["n"], span["last_n"]).alias("n"),
+        F.coalesce(by["assignment"], span["assignment"]).alias("assignment"),
+        by["key"].alias("key"),
+    )
+
+
+def duplicates(rows: DataFrame) -> DataFrame:
+    """How often what was delivered or started before came again: ``what`` is the cause.
+
+    ``held``, ``settled`` and ``late``: as the source said. Of starts: ``retry`` in the same assignment; in another one
+    ``takeover`` of what nobody had finished before, and ``repeat`` of what somebody had.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = F.col("event")
+    in_time = Window.partitionBy("history", "partition", "position").orderBy("ts")
+    so_far = in_time.rowsBetween(Window.unboundedPreceding, -1)
+    owner = F.struct("run", "assignment")
+    starts = (
+        rows.where((event == "started") | F.col("final"))
+        .withColumns(
+            {
+                "before": F.last(F.when(event == "started", owner), ignorenulls=True).over(so_far),
+                "finished": F.coalesce(F.max("final").over(so_far), F.lit(False)),
+            }
+        )
+        .where((event == "started") & F.col("before").isNotNull())
+    )
+    cause = F.when(F.col("before") == owner, "retry").when(F.col("finished"), "repeat").otherwise("takeover")
+    again = rows.where(event == "redelivered").groupBy("history", F.col("cause").alias("what")).count()
+    return again.unionByName(starts.groupBy("history", cause.alias("what")).count())

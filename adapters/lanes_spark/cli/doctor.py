@@ -1,0 +1,375 @@
+"""What a replay would find on this machine, looked at before one is begun. Nothing is left behind, and no session is
+begun: of Java only the version is asked, of the workers' Python what it can import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from lanes.cli.doctor import Check
+from lanes.errors import ConfigError
+from lanes_spark.cli.connector import CONNECTOR, coordinates, find_jars, spark_jar
+from lanes_spark.cli.machine import (
+    MIB,
+    ask,
+    cores_of,
+    find_java,
+    is_local,
+    java_says,
+    memory_limit,
+    size,
+    spark_conf,
+    spark_home,
+    worker_environment,
+)
+from lanes_spark.plan import CHECKED, Effects, check_conf
+
+__all__ = ["JAVA", "PACKAGES", "examine", "java_check"]
+
+JAVA: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+
+PACKAGES: Final[Mapping[str, tuple[int, int]]] = {"pyspark": (4, 2), "pyarrow": (18, 0), "pandas": (2, 2)}
+"""The oldest versions of what the extra ``spark`` installs."""
+
+WORKER: Final = 200 * MIB
+"""What a Python worker takes with two Arrow batches, about, and without what the handler has."""
+
+_BESIDE: Final = 384 * MIB
+"""What a JVM takes beside its heap at least, as Spark counts it."""
+
+_INCUBATING: Final = "--add-modules=jdk.incubator.vector"
+"""What Spark 4.3 starts every JVM with. Smaller Javas do without that module."""
+
+_PROBE: Final = """
+import importlib.metadata, importlib.util, json, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+print("lanes:" + json.dumps({
+    "python": list(sys.version_info[:3]),
+    "missing": [name for name in ("lanes", "lanes_spark", "pyarrow") if importlib.util.find_spec(name) is None],
+    "lanes": version("lanes-runtime"),
+}))
+"""
+
+
+def examine(
+    *,
+    master: str = "",
+    conf: Mapping[str, str] | None = None,
+    effects: Effects = "unfenced",
+    kafka: bool = False,
+    checkpoint: str = "",
+    env: Mapping[str, str] | None = None,
+) -> list[Check]:
+    """Look at what a session of this ``master`` and these settings would find here, and a replay in it.
+
+    ``kafka``: a topic is to be read. ``checkpoint``: the folder that a replay is to use, "" = none. ``env``: the
+    environment of the session, None = that of this process. Blocks for some seconds: Java and the workers' Python are
+    asked, each with a deadline. Raises nothing of theirs: an error is a ``Check`` that is not ok.
+    """
+    env = dict(os.environ if env is None else env)
+    home = spark_home(env)
+    unread = ""
+    try:
+        settings = spark_conf(home, env, conf or {})
+    except (OSError, ValueError) as error:
+        settings, unread = dict(conf or {}), str(error)
+    master = master or settings.get("spark.master", "")
+    checks = [
+        *_packages(home),
+        java_check(env),
+        _connector(home, settings, wanted=kafka),
+        _python(master, settings, env),
+        _memory(master, settings),
+        _settings(settings, effects, unread),
+    ]
+    if checkpoint:
+        checks.append(_checkpoint(checkpoint))
+    return checks
+
+
+# --- Python's packages, and Spark's own files
+
+
+def _packages(home: Path) -> list[Check]:
+    checks = []
+    for name, least in PACKAGES.items():
+        needed = ".".join(map(str, least))
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            checks.append(Check(name, False, "it is not installed", "pip install 'lanes-runtime[spark]'"))
+            continue
+        if _numbers(version) < least:
+            checks.append(Check(name, False, f"{version}, and {needed} is needed", f"pip install '{name}>={needed}'"))
+        else:
+            checks.append(Check(name, True, version))
+    return [*checks, _home(home)]
+
+
+def _home(home: Path) -> Check:
+    jar = spark_jar(home)
+    if jar is None:
+        return Check(
+            "Spark", False, f"{home}/jars has no spark-core", "unset SPARK_HOME, or let it name a folder of Spark"
+        )
+    scala, version = jar
+    try:
+        ours = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        ours = version
+    detail = f"{version}, Scala {scala}, in {home}"
+    if _numbers(version)[:2] != _numbers(ours)[:2]:
+        return Check(
+            "Spark", False, f"{detail}, and pyspark is {ours}", f"unset SPARK_HOME, or pip install 'pyspark=={version}'"
+        )
+    return Check("Spark", True, detail)
+
+
+def java_check(env: Mapping[str, str]) -> Check:
+    """The Java that Spark would start: whether it is there, new enough, and has the modules that Spark names."""
+    java, where = find_java(env)
+    remedy = f"install Java {JAVA} or newer, such as default-jre-headless, and let JAVA_HOME name its folder"
+    if java is None:
+        what = f"{where} has no bin/java that runs" if where != "PATH" else "there is none: PATH has no java"
+        return Check("Java", False, what, remedy if where == "PATH" else f"unset JAVA_HOME, or {remedy}")
+    said = java_says(java, env)
+    detail = f"{said.text}, {java} by {where}"
+    if said.version is None:
+        return Check("Java", False, f"{java} by {where}: {said.text}", remedy)
+    if said.version < JAVA:
+        return Check("Java", False, f"{detail}: Spark needs {JAVA} or newer", remedy)
+    full = java_says(java, env, [_INCUBATING])
+    if full.version is None:
+        return Check(
+            "Java",
+            False,
+            f"{detail}: it lacks a module that Spark starts it with: {full.text}",
+            "install a whole Java: that of a system's packages is one",
+        )
+    return Check("Java", True, detail)
+
+
+def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
+    what = "Kafka connector"
+    scala, version = spark_jar(home) or ("2.13", importlib.metadata.version("pyspark"))
+    jars = find_jars(home, conf)
+    get = (
+        f"--conf spark.jars.packages={coordinates(scala, version)} lets Spark fetch it from Maven Central; without a "
+        "way there, name the jars by --conf spark.jars=PATH,…"
+    )
+    if CONNECTOR in jars.found:
+        of, found, path = jars.found[CONNECTOR]
+        if jars.missing:
+            return Check(what, False, f"{path} is there, and {', '.join(jars.missing)} is not", get)
+        return _fits(what, f"{path}", (of, found), (scala, version), get)
+    if jars.package is not None:
+        detail = f"spark.jars.packages: Spark fetches {':'.join(jars.package)} when a session begins"
+        return _fits(what, detail, jars.package, (scala, version), get)
+    if jars.unseen:
+        return Check(what, None, f"spark.jars names {', '.join(jars.unseen)}, which is not seen from here", get)
+    where = f"{home}/jars, spark.jars and spark.jars.packages have none"
+    if wanted:
+        return Check(what, False, where, get)
+    return Check(what, None, f"{where}: a Kafka topic cannot be replayed, tables can", get)
+
+
+def _fits(what: str, detail: str, found: tuple[str, str], spark: tuple[str, str], get: str) -> Check:
+    if found[0] != spark[0]:
+        return Check(what, False, f"{detail}: it is of Scala {found[0]}, and Spark of {spark[0]}", get)
+    if _numbers(found[1])[:2] != _numbers(spark[1])[:2]:
+        return Check(what, None, f"{detail}: it is of Spark {found[1]}, and this is {spark[1]}", get)
+    return Check(what, True, detail)
+
+
+# --- workers
+
+
+def _python(master: str, conf: Mapping[str, str], env: Mapping[str, str]) -> Check:
+    what = "Python of the workers"
+    if "spark.pyspark.python" in conf and "PYSPARK_PYTHON" not in env:
+        return Check(
+            what,
+            False,
+            f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit looks at it",
+            "set PYSPARK_PYTHON in the environment",
+        )
+    if not is_local(master):
+        named = env.get("PYSPARK_PYTHON", "")
+        detail = f"PYSPARK_PYTHON={named}" if named else "PYSPARK_PYTHON is not set: python3 of each worker's PATH"
+        here = ".".join(map(str, sys.version_info[:2]))
+        return Check(
+            what,
+            None,
+            f"{detail}; that of {master} is not seen from here",
+            f"it has to be a Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules",
+        )
+    added = worker_environment(master, env, os.getcwd())
+    python = added["PYSPARK_PYTHON"]
+    found = _asked(python, {**env, **added})
+    if isinstance(found, str):
+        return Check(what, False, f"PYSPARK_PYTHON={python}: {found}", f"PYSPARK_PYTHON={sys.executable}")
+    return _worker(what, python, found)
+
+
+def _worker(what: str, python: str, found: Mapping[str, Any]) -> Check:
+    version = ".".join(map(str, found["python"]))
+    detail = f"{version}, {python}"
+    if tuple(found["python"][:2]) != sys.version_info[:2]:
+        ours = ".".join(map(str, sys.version_info[:3]))
+        return Check(
+            what,
+            False,
+            f"{detail}: this process has {ours}, and both must be of one minor version",
+            f"PYSPARK_PYTHON={sys.executable}",
+        )
+    if found["missing"]:
+        return Check(
+            what,
+            False,
+            f"{detail} has no {', '.join(found['missing'])}",
+            f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'",
+        )
+    if found["lanes"] != _lanes():
+        return Check(
+            what,
+            None,
+            f"{detail} has lanes-runtime {found['lanes']}, and this process {_lanes()}",
+            f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'",
+        )
+    return Check(what, True, f"{detail}, lanes-runtime {found['lanes']}")
+
+
+def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
+    """What a Python said of itself, or why it did not."""
+    if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
+        return "there is no such program"
+    done = ask([python, "-c", _PROBE], env)
+    if isinstance(done, str):
+        return done
+    # What runs when it starts may print before.
+    answer = re.search(r"^lanes:(\{.*\})$", done.stdout, re.MULTILINE)
+    if answer is None:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return f"it ended with status {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+    found: Mapping[str, Any] = json.loads(answer[1])
+    return found
+
+
+def _memory(master: str, conf: Mapping[str, str]) -> Check:
+    what = "memory"
+    driver = size(conf.get("spark.driver.memory", "1g"))
+    executor = size(conf.get("spark.executor.memory", "1g"))
+    if driver is None or executor is None:
+        name = "spark.driver.memory" if driver is None else "spark.executor.memory"
+        return Check(what, False, f"{name}={conf[name]}", "write it as 2g or 512m")
+    if not is_local(master):
+        return _executor_memory(what, master, conf, executor)
+    cores = cores_of(master)
+    needed = driver + max(_BESIDE, driver // 10) + cores * WORKER
+    limit, bound = memory_limit()
+    detail = (
+        f"driver {_gib(driver)} of heap, {cores} Python workers of about {_gib(WORKER)} and what the handler has: "
+        f"{_gib(needed)}"
+    )
+    if limit is None:
+        return Check(what, None, detail, "what this machine has could not be told")
+    detail += f" of the {_gib(limit)} of {bound}"
+    if driver > limit:
+        return Check(what, False, detail, "--conf spark.driver.memory=… below that")
+    if needed > limit:
+        return Check(
+            what,
+            None,
+            detail,
+            "--master 'local[N]' with fewer cores, or less spark.driver.memory: who is out of it is killed",
+        )
+    return Check(what, True, detail)
+
+
+def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
+    text = conf.get("spark.executor.cores", "1").strip()
+    # Other scripts have digits too, and a number may be too long to be one.
+    cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not cores:
+        return Check(what, False, f"spark.executor.cores={text}", "write it as a whole number, 1 or more")
+    beside = size(conf.get("spark.executor.memoryOverhead", "")) or max(_BESIDE, heap // 10)
+    python = size(conf.get("spark.executor.pyspark.memory", "")) or 0
+    detail = (
+        f"executor {_gib(heap)} of heap and {_gib(beside + python)} beside it, for {cores} Python workers of about "
+        f"{_gib(WORKER)} and what the handler has"
+    )
+    # Only these bound a container by the sum.
+    if master.startswith(("yarn", "k8s")) and cores * WORKER > beside + python:
+        return Check(
+            what,
+            None,
+            detail,
+            f"--conf spark.executor.memoryOverhead={(cores * WORKER + _BESIDE) // MIB}m: who is out of it is killed",
+        )
+    return Check(what, True, detail)
+
+
+# --- what a replay is given
+
+
+def _settings(conf: Mapping[str, str], effects: Effects, unread: str) -> Check:
+    what = "settings of Spark"
+    if unread:
+        return Check(what, False, unread, "mend spark-defaults.conf, or PYSPARK_SUBMIT_ARGS")
+    try:
+        check_conf({name: conf.get(name) for name in CHECKED}, effects)
+    except ConfigError as error:
+        return Check(what, False, str(error))
+    return Check(what, True, f"order can be kept, and nothing is left out without a word, with effects={effects}")
+
+
+def _checkpoint(named: str) -> Check:
+    what = "checkpoint"
+    place = urlsplit(named)
+    if place.scheme not in ("", "file"):
+        return Check(what, None, f"{named}: only a session can tell", "see that the driver may write there")
+    folder = Path(unquote(place.path) if place.scheme == "file" else named)
+    remedy = "name a folder that this user may write to"
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        return Check(what, False, f"{named}: {there} is no folder", remedy)
+    try:
+        # It is gone when it is closed, and on most systems it never has a name.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Check(what, False, f"{named}: nothing can be written to {there}: {error.strerror}", remedy)
+    if there != folder:
+        return Check(what, True, f"{named}: it would be created")
+    batches = [path for path in folder.glob("commits/*") if path.name.isdecimal()]
+    if (folder / "metadata").exists() or batches:
+        return Check(what, True, f"{named}: of a replay that is begun, {len(batches)} batches done")
+    return Check(what, True, f"{named}: it is a folder without a replay")
+
+
+def _lanes() -> str:
+    return importlib.metadata.version("lanes-runtime")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _gib(count: int) -> str:
+    return f"{count / 1024**3:.1f} GiB"

@@ -1,0 +1,173 @@
+"""The questions that a selection asks of a journal. DataFrames only: nothing is done by Python for a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from lanes.errors import ConfigError, SourceError
+from lanes_spark.tables.journal_columns import check_kinds
+from lanes_spark.tables.journal_files import read_journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["check_journal", "doubts_of", "selected_positions"]
+
+COLUMNS: Final = {
+    "run": "string",
+    "member": "string",
+    "n": "bigint",
+    "event": "string",
+    "partition": "string",
+    "assignment": "bigint",
+    "position": "bigint",
+    "result": "string",
+    "incarnation": "string",
+    "floor": "bigint",
+    "count": "bigint",
+}
+"""Those of a journal that are read, with their types."""
+
+_FENCES: Final = ("drained", "revoked", "lost")
+_DEAD: Final = ("dlq_confirmed", "archived")
+_GIVEN_UP: Final = ("abandoned", "blocked")
+_MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq_sent", *_DEAD, "ack", *_GIVEN_UP)
+
+_TOPICS: Final = 5
+"""Names of other topics that an error has, at most."""
+
+
+def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
+    """The rows. Raises ``ConfigError`` where that is no journal."""
+    table = read_journal(spark, paths, hidden)
+    check_kinds(table, COLUMNS, f"journal {', '.join(paths)}")
+    return table.select(*COLUMNS)
+
+
+def doubts_of(
+    table: DataFrame, topic: str, paths: Sequence[str], hidden: int, incarnation: str = ""
+) -> tuple[int, tuple[str, ...]]:
+    """How many runs speak of the topic, and why the journal may not say everything. Blocks.
+
+    ``incarnation``: of the source, "" = any. Raises ``ConfigError`` where no run does, ``SourceError`` where positions
+    of the topic began anew.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event, n = F.col("event"), F.col("n")
+    dropped = event == "dropped"
+    facts = table.groupBy("run").agg(
+        F.max("member").alias("member"),
+        F.max(_of_topic(topic)).alias("speaks"),
+        F.max((n == 1) & (event == "begin")).alias("begun"),
+        F.max(event == "end").alias("ended"),
+        F.sum(F.when(dropped, F.coalesce("count", F.lit(1))).otherwise(0)).alias("dropped"),
+        # A row that says so stands for the last of those that it counts.
+        (F.max("n") - F.count(F.when(~dropped, n))).alias("missing"),
+        F.sum(F.when(event.isNull() | n.isNull(), 1).otherwise(0)).alias("odd"),
+    )
+    reasons = {
+        "rows": F.col("missing") > F.col("dropped"),
+        "dropped": F.col("dropped") > 0,
+        "end": ~F.coalesce("ended", F.lit(False)),
+        "begin": ~F.coalesce("begun", F.lit(False)),
+        "odd": F.col("odd") > 0,
+    }
+    told = facts.agg(
+        F.sum(F.when(F.col("speaks"), 1).otherwise(0)).alias("speaking"),
+        F.sum("dropped").alias("dropped_rows"),
+        F.sum(F.greatest(F.col("missing") - F.col("dropped"), F.lit(0))).alias("missing_rows"),
+        F.sum("odd").alias("odd_rows"),
+        *[F.sum(F.when(reason, 1).otherwise(0)).alias(name) for name, reason in reasons.items()],
+        *[F.min(F.when(reason, F.col("member"))).alias(f"{name}_as") for name, reason in reasons.items()],
+    ).collect()[0]
+    where = f"journal {', '.join(paths)}"
+    if not told["speaking"]:
+        raise ConfigError(f"{where}: it does not speak of {topic!r}{_others(table)}")
+    _check_incarnations(table, topic, where, incarnation)
+    texts = {
+        "end": "{end} run(s) have no end, as one of {end_as}: their last rows may be missing",
+        "dropped": "{dropped} run(s) have dropped {dropped_rows} rows, as one of {dropped_as}",
+        "rows": "{rows} run(s) lack {missing_rows} rows in between, as one of {rows_as}: files are missing",
+        "begin": "{begin} run(s) have no begin, as one of {begin_as}: files are missing",
+        "odd": "{odd_rows} rows cannot be read, as of {odd_as}",
+    }
+    doubts = [text.format(**told.asDict()) for name, text in texts.items() if told[name]]
+    if hidden:
+        doubts.append(f"{hidden} file(s) are not written to the end (.tmp), and not read")
+    return told["speaking"], tuple(doubts)
+
+
+def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
+    """The columns partition and offset, each position once. Reads nothing yet."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    event = F.col("event")
+    number = F.substring_index("partition", "/", -1).cast("int").alias("partition")
+    mine = table.where(_of_topic(topic))
+    place = (number, F.col("position").alias("offset"))
+    if of == "dead_lettered":
+        return mine.where(event.isin(*_DEAD) & F.col("position").isNotNull()).select(*place).distinct()
+    assignment = ["run", "partition", "assignment"]
+    fences = mine.where(event.isin(*_FENCES)).groupBy(*assignment).agg(F.min("n").alias("fence"))
+    counts = F.col("fence").isNull() | (F.col("n") < F.col("fence"))
+    well = (event == "dlq_confirmed") | ((event == "ended") & (F.col("result") == "ok"))
+    finished = F.coalesce((event == "ack") | (counts & well), F.lit(False))
+    floors = mine.where(event == "commit_ok").groupBy("partition").agg(F.max("floor").alias("committed"))
+    left = (
+        mine.where(event.isin(*_MESSAGES) & F.col("position").isNotNull())
+        .join(F.broadcast(fences), assignment, "left")
+        .groupBy("partition", "position")
+        .agg(F.max(finished).alias("finished"), F.max(event.isin(*_GIVEN_UP)).alias("given_up"))
+        .join(F.broadcast(floors), ["partition"], "left")
+        .where(~F.col("finished") & (F.col("committed").isNull() | (F.col("position") >= F.col("committed"))))
+    )
+    if of == "abandoned":
+        left = left.where("given_up")
+    return left.select(*place)
+
+
+def _of_topic(topic: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    name = F.col("partition")
+    # The number is what follows the last stroke, of which a topic may have more.
+    mine = name.startswith(f"{topic}/") & F.substring(name, len(topic) + 2, 10).rlike("^[0-9]{1,9}$")
+    return F.coalesce(mine, F.lit(False))
+
+
+def _others(table: DataFrame) -> str:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    name = F.regexp_replace("partition", "/[0-9]+$", "").alias("topic")
+    rows = table.where(F.col("partition").contains("/")).select(name).distinct().orderBy("topic").limit(_TOPICS)
+    topics = [repr(row["topic"]) for row in rows.collect()]
+    if not topics:
+        return ", nor of any other topic: it is of runs that had nothing"
+    return f", but of {', '.join(topics)}: say topic=… if that is what it is called there"
+
+
+def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: str) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    assigned = table.where(_of_topic(topic) & (F.col("event") == "assigned") & (F.col("incarnation") != ""))
+    names = (
+        assigned.groupBy("partition")
+        .agg(F.count_distinct("incarnation").alias("names"))
+        .where("names > 1")
+        .orderBy("partition")
+        .first()
+    )
+    if names is not None:
+        raise SourceError(
+            f"{where}: {names['partition']} was made anew {names['names'] - 1} time(s), and its positions began again: "
+            "give only the files of the runs since"
+        )
+    # The ids of topics are written in either alphabet of base 64.
+    former = assigned.where(F.translate("incarnation", "+/", "-_") != incarnation) if incarnation else assigned.limit(0)
+    if not former.isEmpty():
+        raise SourceError(
+            f"{where}: it is of a former {topic}, which was deleted and made anew since: at its positions are other "
+            f"messages now; where they are the same ones, as in a mirror, say topic={topic!r} of the journal"
+        )

@@ -1,0 +1,276 @@
+"""A finite source over Arrow batches: what ``lanes`` consumes inside one task of Spark.
+
+The batches come from the task's own thread, one call each; their rows become messages as there is room for them. What
+a row belongs to is told by its columns: a topic partition is assigned when its first row comes, and stays assigned.
+
+Two things that only a wrong plan brings about are found here, and stop the task: a position that does not rise within
+its partition, and an era that falls. Rows of the next era wait until everything before them is settled: the same key
+may live in another partition there, and lanes keep no order across partitions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import repeat
+from operator import lt
+from typing import Any, Final
+
+import anyio
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits
+from lanes_spark.task.rows import ERA, OFFSET, PARTITION, Row, RowReader, Window, windows
+
+__all__ = ["ArrowSource"]
+
+_AT_ONCE: Final = 4_096
+"""Messages that one ``receive`` returns at most."""
+
+
+class _Place:
+    """Where a topic partition is. ``run``: what is about to be delivered of it, ``size`` bytes."""
+
+    __slots__ = ("highest", "partition", "run", "size")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.highest = -1
+        self.run: list[Message] = []
+        self.size = 0
+
+
+class ArrowSource:
+    """The rows of Arrow batches as a source. ``topic``: what they are of.
+
+    ``taken`` is called whenever all rows of a batch have been delivered, ``settled`` with messages that are finished,
+    each once; both on the event loop. ``pace``, where it is set, is awaited before each delivery.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        taken: Callable[[], None] = lambda: None,
+        settled: Callable[[Sequence[Message]], None] = lambda messages: None,
+    ) -> None:
+        self.delivered = 0
+        self.pace: Callable[[], Awaitable[None]] | None = None
+        self._topic = topic
+        self._taken = taken
+        self._settled = settled
+        self._reader = RowReader(topic)
+        self._places: dict[int, _Place] = {}
+        self._batches: deque[Any] = deque()
+        self._windows: Iterator[Window] | None = None  # of the batch in front, which is still in ``_batches``
+        self._window: Window
+        self._rows = self._next_row = self._next_run = 0  # of the window
+        self._announced: list[SourceEvent] = []
+        self._unsettled: set[Message] = set()
+        self._era: int | None = None
+        self._finite = False
+        self._exhausted = False
+        self._wake = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ArrowSource {self._topic}: {self.delivered} delivered, {len(self._unsettled)} unsettled>"
+
+    # --- what the task calls
+
+    @property
+    def left(self) -> bool:
+        """Whether there are rows that were not delivered, or not settled."""
+        return bool(self._batches or self._unsettled) or not self._exhausted
+
+    def offer(self, batch: Any) -> None:
+        """Rows that follow those offered before. Does not block."""
+        self._batches.append(batch)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """No more rows follow. Does not block. Idempotent."""
+        self._finite = True
+        self._wake.set()
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """See ``lanes.source.Source.open``."""
+        return SourceTraits(name=f"{self._topic} on Spark", system="spark", remembers=True, exclusive=False)
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """See ``lanes.source.Source.receive``. Raises ``SourceError`` for rows in an order that cannot be kept."""
+        if self.pace is not None:
+            await self.pace()
+        while True:
+            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
+            self._wake = anyio.Event()
+            events = self._next(room)
+            if events:
+                return events
+            await self._wake.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """See ``lanes.source.Source.settle``."""
+        unsettled = self._unsettled
+        for settlement in settlements:
+            messages = [message for message in settlement.messages if message in unsettled]
+            unsettled.difference_update(messages)
+            self._settled(messages)
+        if not unsettled:
+            # The next era may be waiting for it.
+            self._wake.set()
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Nothing has to be kept alive; see ``lanes.source.Source.extend``."""
+
+    async def release(self, partition: Partition) -> None:
+        """Nobody waits for a partition; see ``lanes.source.Source.release``."""
+
+    async def aclose(self) -> None:
+        """See ``lanes.source.Source.aclose``."""
+        self._batches.clear()
+        self._windows = None
+        self._rows = self._next_row = 0
+        self._unsettled.clear()
+
+    # --- in
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        if self._announced or self._more():
+            # The partitions of a batch, alone: no message comes before the event that its partition begins with.
+            announced, self._announced = self._announced, []
+            if announced:
+                return announced
+        if room.messages <= 0:
+            return []
+        events = self._deliver(room)
+        if not events and self._finite and not self._exhausted and not self._more():
+            self._exhausted = True
+            events.append(Exhausted())
+        return events
+
+    def _more(self) -> bool:
+        """Whether there is a row, which is then in the window; begins the next batch where one is over."""
+        while self._next_row >= self._rows:
+            if self._windows is not None:
+                window = next(self._windows, None)
+                if window is not None:
+                    self._window, self._rows = window, len(window.rows)
+                    self._next_row = self._next_run = 0
+                    continue
+                self._windows = None
+                self._batches.popleft()
+                self._taken()
+            if not self._batches:
+                return False
+            self._windows = windows(self._batches[0])
+            self._announce(self._batches[0])
+        return True
+
+    def _announce(self, batch: Any) -> None:
+        for number in pc.unique(batch.column("partition")).to_pylist():
+            if number is not None and number not in self._places:
+                place = self._places[number] = _Place(Partition(PartitionId(self._topic, number), self._reader))
+                self._announced.append(Assigned(place.partition))
+
+    def _deliver(self, room: Room) -> list[SourceEvent]:
+        begun: list[_Place] = []
+        left, size = min(room.messages, _AT_ONCE), 0
+        # Runs of a batch that is begun now wait for its partitions to be announced.
+        while left > 0 and self._more() and not self._announced:
+            # A run at a time: of every row this is the work, so what can be is done for all of them at once.
+            window, first = self._window, self._next_row
+            number, era, end = window.runs[self._next_run]
+            place = None if number is None else self._places[number]
+            if place is None:
+                raise self._disorder(window.rows[first])
+            if place.partition in room.paused or (era != self._era and not self._era_begun(window.rows[first], begun)):
+                break
+            last = min(end, first + left)
+            more = sum(window.sizes[first:last])
+            if size + more > room.bytes:
+                # One that is larger than the bound goes alone.
+                last, more = self._fitting(window, first, last, room.bytes - size, alone=not size)
+                left = last - first
+                if not left:
+                    break
+            self._check_rising(place, window, first, last)
+            if not place.run:
+                begun.append(place)
+            place.run += map(
+                Message,
+                repeat(place.partition),
+                window.offsets[first:last],
+                window.keys[first:last],
+                window.sizes[first:last],
+                window.rows[first:last],
+                repeat(None),
+            )
+            place.size += more
+            size += more
+            left -= last - first
+            self._next_row = last
+            if last == end:
+                self._next_run += 1
+        return [self._delivered(place) for place in begun]
+
+    def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
+        """How far the rows fit into ``room`` bytes, and how many bytes these have. ``alone``: the first one does."""
+        size = 0
+        for index in range(first, last):
+            more = window.sizes[index]
+            if size + more > room and not (alone and index == first):
+                return index, size
+            size += more
+        return last, size
+
+    def _check_rising(self, place: _Place, window: Window, first: int, last: int) -> None:
+        """Raise ``SourceError`` where positions do not rise."""
+        offsets = window.offsets[first:last]
+        try:
+            rising = offsets[0] > place.highest and all(map(lt, offsets, offsets[1:]))
+        except TypeError:
+            # One of them is null.
+            rising = False
+        if not rising:
+            for row, offset in zip(window.rows[first:last], offsets, strict=True):
+                if offset is None or offset <= place.highest:
+                    raise self._disorder(row)
+                place.highest = offset
+        place.highest = offsets[-1]
+
+    def _delivered(self, place: _Place) -> Delivered:
+        run, size = place.run, place.size
+        place.run, place.size = [], 0
+        self._unsettled.update(run)
+        self.delivered += len(run)
+        return Delivered(place.partition, run, size)
+
+    def _disorder(self, row: Row) -> SourceError:
+        number, offset = row[PARTITION], row[OFFSET]
+        if number is None or offset is None or offset < 0:
+            return SourceError(
+                f"{self._topic}: a row has partition {number} and offset {offset}: both must be known and 0 or more, "
+                "or no order can be kept; leave such rows out"
+            )
+        highest = self._places[number].highest
+        what = "comes twice" if offset == highest else f"comes behind {highest}"
+        return SourceError(
+            f"{self._topic}/{number}: position {offset} {what}: the rows of a task must rise within a partition; "
+            "leave out aligned=True, and remove rows that are in the table twice"
+        )
+
+    def _era_begun(self, row: Row, begun: Sequence[_Place]) -> bool:
+        era = row[ERA]
+        if era is None or (self._era is not None and era < self._era):
+            raise SourceError(
+                f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and comes behind era "
+                f"{self._era}: the rows of a task must be sorted by era first"
+            )
+        if self._unsettled or begun:
+            return False
+        self._era = era
+        return True

@@ -1,0 +1,240 @@
+"""The inside of one task of Spark: Arrow batches in, Arrow batches out, between them a consumer of ``lanes``.
+
+A plain generator, as ``mapInArrow`` wants it, that needs neither Spark nor a JVM. The consumer runs on an event loop in
+a thread of its own, so timers and heartbeats go on while Spark makes the generator wait, at either end. A batch crosses
+to that thread by one call; rows come back a few thousand at a time.
+
+Bounds: ``Settings.max_in_flight`` and ``max_in_flight_bytes`` for messages, and ``AHEAD`` Arrow batches whose rows are
+not all delivered yet. Before the generator ends, everything is handled, settled and closed; when it is closed early, or
+anything fails, handlers are cancelled, and loop, thread and clients are closed all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final, cast
+
+import anyio
+
+from lanes.consumer import Consumer
+from lanes.core.types import Message
+from lanes.errors import LanesError
+from lanes.handlers import is_async
+from lanes_spark.task.collector import collecting_seldom
+from lanes_spark.task.job import TaskJob
+from lanes_spark.task.journal import Pace, task_journal
+from lanes_spark.task.loop_watch import LoopWatch
+from lanes_spark.task.progress import Tell, telling
+from lanes_spark.task.results import Result, Returns, rows_batch, summary_batch
+from lanes_spark.task.source import ArrowSource
+
+__all__ = ["AHEAD", "run_task"]
+
+log = logging.getLogger("lanes")
+
+AHEAD: Final = 2
+"""Arrow batches that the consumer has got and not delivered to the end, at most."""
+
+_ROWS_AT_ONCE: Final = 4_096
+"""Rows of handlers that cross to the generator together."""
+
+_HOOK_TIMEOUT: Final = 30.0
+"""Seconds that an async ``teardown`` may take."""
+
+_JOIN_TIMEOUT: Final = 60.0
+"""Seconds beyond the drain's own limits that a cancelled task waits for its event loop."""
+
+
+class _Ready:
+    """The loop runs: it may be called."""
+
+
+class _Taken:
+    """All rows of one more batch have been delivered."""
+
+
+class _Ended:
+    """The loop is closed; ``error`` is why, None = everything is done."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+_Event = _Ready | _Taken | _Ended | list[Result]
+
+
+def run_task(
+    batches: Iterable[Any], job: TaskJob, *, member: str | None = None, tell: Tell | None = None
+) -> Iterator[Any]:
+    """Handle the rows of these Arrow batches, in their order within a key; see ``task_rows.COLUMNS`` for the columns.
+
+    Yields batches of ``output_schema(job.results)``: the rows that handlers returned, in the order in which their
+    messages were settled, and at the end one row with the counts. Raises what ``Consumer.run`` raises, what ``setup``
+    raised, and what ``batches`` raised; ``LanesError`` for a returned row that does not fit. Not to be called on an
+    event loop: it blocks. ``member`` names this attempt in its journal, where ``job`` has one; None = made up.
+    ``tell`` is called about once a second with counts, on the event loop.
+    """
+    return _Task(job, member, tell).run(batches)
+
+
+class _Task:
+    def __init__(self, job: TaskJob, member: str | None, tell: Tell | None) -> None:
+        self._job = job
+        self._tell = tell
+        self._journal = task_journal(job.journal, member)
+        self._inbox: SimpleQueue[_Event] = SimpleQueue()
+        self._results: list[Result] = []
+        self._returns = Returns()
+        self._source = ArrowSource(job.topic, taken=self._batch_taken, settled=self._settled)
+        if self._journal is not None:
+            self._source.pace = Pace(self._journal).wait
+        self._finished = self._dead_lettered = 0
+        self._ended: _Ended | None = None
+        self._waiting = 0  # batches that are not delivered to the end
+        self._ready = False
+        self._consumer: Consumer
+        self._misfit: LanesError | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._scope: anyio.CancelScope
+        self._thread = threading.Thread(target=self._main, name=f"lanes-task-{job.topic}", daemon=True)
+        self._watch = LoopWatch(job.topic, self._thread, self._call)
+
+    # --- in the thread of the task
+
+    def run(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        self._thread.start()
+        try:
+            yield from self._next(block=True)  # _Ready, or why there is no loop
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                self._waiting += 1
+                self._call(self._source.offer, batch)
+                yield from self._next(block=False)
+                while self._waiting >= AHEAD:
+                    yield from self._next(block=True)
+            self._call(self._source.finish)
+            while self._ended is None:
+                yield from self._next(block=True)
+            yield summary_batch(
+                self._job.results,
+                {
+                    "delivered": self._source.delivered,
+                    "finished": self._finished,
+                    "dead_lettered": self._dead_lettered,
+                },
+            )
+        finally:
+            self._close()
+
+    def _next(self, *, block: bool) -> Iterator[Any]:
+        """What the loop has said meanwhile; with ``block`` at least one event of it. Raises why it has ended."""
+        while True:
+            try:
+                event = self._watch.get(self._inbox) if block and self._ready else self._inbox.get(block=block)
+            except Empty:
+                return
+            block = False
+            self._ready = True
+            if isinstance(event, _Ended):
+                self._ended = event
+                if event.error is not None:
+                    raise event.error
+                if self._source.left:
+                    raise LanesError(f"{self._source!r}: the consumer has ended before its rows: please report it")
+                return
+            if isinstance(event, _Taken):
+                self._waiting -= 1
+            elif isinstance(event, list):
+                yield rows_batch(self._job.results, event)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            # The loop is closed: why, is the last event of the inbox.
+            pass
+
+    def _close(self) -> None:
+        """Have the loop end, whatever it is at, and wait for its thread."""
+        if self._ended is None:
+            while not self._ready:
+                # There is nothing to cancel before the loop runs, or has ended.
+                self._ready = isinstance(self._inbox.get(), _Ready | _Ended)
+            if hasattr(self, "_scope"):
+                self._call(self._scope.cancel)
+        settings = self._job.settings
+        self._thread.join(settings.drain_timeout + settings.grace + _HOOK_TIMEOUT + _JOIN_TIMEOUT)
+        if self._thread.is_alive():
+            log.error(
+                "%s on Spark: an event loop was left behind: a handler, setup or teardown neither ends nor reacts to "
+                "its cancellation, and holds a thread until the worker process ends",
+                self._job.topic,
+            )
+
+    # --- in the thread of the loop
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            with collecting_seldom():
+                anyio.run(self._consume, backend="asyncio")
+        except BaseException as failure:
+            error = failure
+        self._inbox.put(_Ended(error))
+
+    async def _consume(self) -> None:
+        job = self._job
+        self._loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as self._scope:
+            self._inbox.put(_Ready())
+            try:
+                if job.setup is not None and is_async(job.setup):
+                    await cast(Callable[[], Awaitable[object]], job.setup)()
+                await self._run()
+            finally:
+                if job.teardown is not None and is_async(job.teardown):
+                    with anyio.move_on_after(_HOOK_TIMEOUT, shield=True):
+                        await cast(Callable[[], Awaitable[object]], job.teardown)()
+        if self._results:
+            self._inbox.put(self._results)
+
+    async def _run(self) -> None:
+        job = self._job
+        handler = job.handler
+        if job.results is not None:
+            handler = self._returns.recording(handler, batch=job.settings.batch is not None)
+        self._consumer = Consumer(
+            self._source,
+            handler,
+            settings=job.settings,
+            dead_letters=None if job.dead_letters is None else job.dead_letters(),
+            decode=job.decode,
+            journal=self._journal,
+        )
+        with telling(self._tell, lambda: self._source.delivered, lambda: self._finished, self._consumer.status):
+            await self._consumer.run()
+        if self._misfit is not None:
+            raise self._misfit
+        self._dead_lettered = self._consumer.status().dead_lettered
+
+    def _batch_taken(self) -> None:
+        self._inbox.put(_Taken())
+
+    def _settled(self, messages: Sequence[Message]) -> None:
+        self._finished += len(messages)
+        if self._job.results is None:
+            return
+        try:
+            self._results += self._returns.take(messages)
+        except LanesError as error:
+            # Nothing fails at the source: the rest is drained, and the task raises this.
+            self._misfit = self._misfit or error
+            self._consumer.stop()
+        if len(self._results) >= _ROWS_AT_ONCE:
+            results, self._results = self._results, []
+            self._inbox.put(results)

@@ -1,0 +1,16 @@
+"""The demo: a real log through a real server, with a crash in the middle, and a report that can fail.
+
+A parent process owns everything that must survive: the ledger, the approval service, the streams. A worker
+process runs the handler under ``lanes`` and is killed with -9 on purpose.
+"""
+
+from __future__ import annotations
+
+from demo.config import DemoConfig
+from demo.errors import DemoError
+from demo.faults import Faults
+from demo.progress import Progress
+from demo.report import Report
+from demo.run import run
+
+__all__ = ["DemoConfig", "DemoError", "Faults", "Progress", "Report", "run"]

@@ -1,0 +1,64 @@
+"""What is done to the group of the demo, each act with a part of the log behind it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from demo.members import Members
+
+_INTO: Final = 0.1
+"""How much of an act's part is done when the act begins: the members then have hundreds of messages in flight."""
+
+
+async def acts(group: Members) -> None:
+    """Nothing; kill one; add one; freeze one until it has lost what it had; stop one in order."""
+    await _begin(group, "settling", 0.0)
+    await group.until(group.settled)
+    await group.handled(await _begin(group, "undisturbed", 0.2, into=1.0))
+    await _killed(group)
+    await _added(group)
+    await _frozen(group)
+    await _stopped(group)
+
+
+async def _killed(group: Members) -> None:
+    count = await _begin(group, "one killed with -9", 0.4)
+    group.kill(group.busiest())
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _added(group: Members) -> None:
+    count = await _begin(group, "one more joins", 0.55)
+    await group.join()
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _frozen(group: Members) -> None:
+    await _begin(group, "one frozen until it has lost all", 0.75)
+    thaw = group.freeze(group.busiest())
+    # The others own all it had: it does not know.
+    await group.until(group.settled)
+    # And have work of the same keys while it goes on with what it holds.
+    count = await group.feed(0.85)
+    thaw()
+    group.progress.phase = "the frozen one goes on"
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _stopped(group: Members) -> None:
+    count = await _begin(group, "one stopped in order", 1.0)
+    await group.stop(group.running[-1])
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
+    """Publish up to this share, and wait until the group is some way into it; how many events are published."""
+    group.progress.phase = phase
+    before = group.progress.published
+    count = await group.feed(share)
+    await group.handled(before + int((count - before) * into))
+    return count

@@ -1,0 +1,71 @@
+"""What every process started by the demo has in common: it ends with its parent, reads what that told it, and knows
+its own memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final, TypeVar
+
+from demo.errors import DemoError
+
+EXIT_ORPHANED: Final = 6
+"""The parent is gone."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+_T = TypeVar("_T")
+
+
+def end_with_parent() -> None:
+    """End this process as soon as stdin does: the parent holds the other end and never writes."""
+    killed_with_parent()
+    # A thread, because the event loop may be busy or stuck.
+    threading.Thread(target=_watch_stdin, daemon=True).start()
+
+
+def killed_with_parent() -> None:
+    """Have the system kill this process when the thread ends that started it, even while it is frozen.
+
+    Does nothing on systems other than Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_stdin() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(EXIT_ORPHANED)
+
+
+def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
+    """The configuration that the parent put into this variable as a JSON object: an instance of ``kind``.
+
+    ``process``: what this one is; ``command``: what starts it. Raises ``DemoError`` when there is none.
+    """
+    try:
+        return kind(**json.loads(os.environ.get(variable, "")))
+    except (ValueError, TypeError):
+        raise DemoError(
+            f"{variable} holds no configuration of a {process}: start `{command}`, it starts each {process} itself"
+        ) from None
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process ever held, in MiB."""
+    # getrusage counts what the parent held before exec as well; where there is /proc, it tells better.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024

@@ -1,0 +1,101 @@
+"""The demo's streams for a cohort: divided into partitions, with the cohort's own word for who owns what."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from demo.broker import Left
+from demo.config import Retention
+from demo.errors import DemoError, NoAnswer
+from demo.jetstream import JetStreamBroker
+from demo.membership import NONE, Member, Snapshot
+from lanes.clock import monotonic
+from lanes.core.cohort.records import Heartbeat, Lease, PlanRecord
+from lanes.core.types import PartitionId
+from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.partitioning import partition_of
+from lanes_jetstream.cohort.view import CohortView
+
+NAMESPACE: Final = "lanes"
+"""Of the demo's cohort: what a cohort is in unless it says otherwise."""
+
+LEASES_EVERY: Final = 0.5
+"""Seconds between two looks at all leases, while they may still change."""
+
+
+class CohortBroker(JetStreamBroker):
+    """See ``GroupBroker``; on JetStream. ``stream`` stores ``<partition>.declarations.<name>.<case>``."""
+
+    def __init__(self, server: str, name: str, partitions: int, retention: Retention) -> None:
+        super().__init__(server, name, retention=retention, transform=_transform(partitions))
+        self.partitions = partitions
+        self._view = CohortView(self._connection, self.stream, NAMESPACE)
+        self._there = False
+        self._latest = NONE
+        self._looked = 0.0
+
+    async def open(self) -> None:
+        """See ``Broker.open``; the bucket is made by the first member, and removed with the streams."""
+        await super().open()
+        self._made.append(f"KV_{bucket_name(self.stream, NAMESPACE)}")
+
+    def _place(self, case: str) -> PartitionId:
+        return PartitionId(self.stream, partition_of([case], self.partitions))
+
+    async def left(self) -> Left | None:
+        """See ``Broker.left``: of all partitions."""
+        try:
+            durables = (await self._view.durables()).values()
+        except SourceError as error:
+            raise NoAnswer(str(error)) from None
+        except ConfigError as error:
+            raise DemoError(str(error)) from None
+        if not durables:
+            return None
+        return Left(
+            pending=sum(one.pending for one in durables),
+            unacknowledged=sum(one.unacknowledged for one in durables),
+            floor=min(one.floor for one in durables) + 1,
+        )
+
+    async def group(self) -> Snapshot:
+        """See ``GroupBroker.group``: who lives, and holds the leases of what."""
+        asked = monotonic()
+        try:
+            if not self._there:
+                await self._view.check()
+                self._there = True
+            plan = await self._view.plan()
+            if plan is None:
+                return NONE
+            if self._latest.generation != plan.generation or asked >= self._looked + LEASES_EVERY:
+                self._looked = asked
+                heartbeats, leases = await self._view.heartbeats(), await self._view.leases()
+                self._latest = _snapshot(self.stream, asked, plan, heartbeats, leases)
+        except ConfigError:
+            # No bucket yet: the first member is only starting.
+            return NONE
+        except SourceError as error:
+            raise NoAnswer(str(error)) from None
+        return self._latest
+
+
+def _snapshot(
+    stream: str, asked: float, plan: PlanRecord, heartbeats: dict[str, Heartbeat], leases: dict[int, Lease]
+) -> Snapshot:
+    held = {number: lease.member for number, lease in leases.items() if lease.member in heartbeats}
+    # Where there is an epoch the takeover is all but over.
+    settled = all(
+        number in held and held[number] == owner and leases[number].epoch is not None
+        for number, owner in enumerate(plan.owners)
+    )
+    members = {
+        name: Member(one.nonce, frozenset((stream, number) for number, owner in held.items() if owner == name))
+        for name, one in heartbeats.items()
+    }
+    return Snapshot(asked, monotonic(), "STABLE" if settled else "MOVING", members, plan.generation, plan.owners)
+
+
+def _transform(partitions: int) -> str:
+    return f"{{{{partition({partitions},1)}}}}"

@@ -1,0 +1,247 @@
+"""What a run of the demo is told, and what it tells its worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from demo.broker import BrokerName
+from demo.child import told
+from demo.errors import DemoError
+from demo.faults import Faults
+from demo.progress import Progress
+from lanes.config import Retry, Settings
+from lanes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from demo.members import Members
+
+ATTEMPTS: Final = 5
+BACKOFF: Final = 0.05
+"""Retries of the demo: quick, so that an event that fails twice does not hold its case up for long."""
+
+HOOK_EVERY: Final = 0.05
+"""Seconds between two looks at where the run is."""
+
+Hook = Callable[[Progress], Awaitable[None]]
+"""Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
+
+Script = Callable[["Members"], Awaitable[None]]
+"""What is done to a group while it runs: it publishes all events, and returns when it is through."""
+
+Protocol = Literal["classic", "cooperative", "consumer"]
+"""How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
+
+Retention = Literal["limits", "workqueue", "interest"]
+"""What a stream keeps: everything, what is not finished, or what somebody waits for and has not finished."""
+
+VARIABLE: Final = "LANES_DEMO_WORKER"
+"""The environment variable that tells a worker its configuration."""
+
+ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_PARTITIONS_LIMIT: Final = 100
+_MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
+_LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
+_PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """One run of the demo. Raises ``DemoError`` for a value that cannot be.
+
+    ``server``: the URL of a NATS server with JetStream, or the addresses of Kafka brokers, as ``broker`` says.
+    ``data``: a log (see ``demo.events``), None = a
+    generated one from ``seed``. ``events``: how many of its events at most, None = all. ``latency``: seconds an
+    approval takes, ± half of it. ``concurrency``, ``max_in_flight``: as in ``lanes.Settings``.
+    ``kill_at``: fractions of the events after whose storing the worker is killed with -9, rising, each between
+    0 and 1. ``serial_seconds``: how long the one-at-a-time sample lasts. ``stall_timeout``: seconds without any
+    progress, while the server answers, after which the run is given up. ``ack_wait``: seconds, of the durable
+    consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
+    streams are called after, None = a random one.
+
+    With ``members``, 2 or more (None = 3 on Kafka, and one process on JetStream), so many processes share
+    ``partitions`` partitions (None = 8 on Kafka, 64 on JetStream): in one Kafka group by ``protocol``, or in one
+    JetStream cohort with a ``lease`` in seconds on a stream of this ``retention``; one of ``"interest"`` gets nothing
+    before they are there. What is done to them is ``script``, None = one is killed, one added, one frozen and one
+    stopped, and ``kill_at`` means nothing. ``route``: the address that a member of this name is told, None =
+    ``server``.
+
+    ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
+    on the run from outside: kill the server, freeze the worker.
+    """
+
+    server: str = field(repr=False)
+    data: Path | None = None
+    events: int | None = None
+    seed: int = 1
+    latency: float = 0.010
+    concurrency: int = 500
+    max_in_flight: int = 2_000
+    kill_at: Sequence[float] = (0.5,)
+    serial_seconds: float = 3.5
+    stall_timeout: float = 45.0
+    ack_wait: float = 30.0
+    keep: Path | None = None
+    name: str | None = None
+    faults: Faults = field(default_factory=Faults)
+    worker_command: Sequence[str] = (sys.executable, "-m", "demo.worker")
+    on_progress: Hook | None = None
+    broker: BrokerName = "jetstream"
+    members: int | None = None
+    partitions: int | None = None
+    protocol: Protocol = "classic"
+    lease: float = 10.0
+    retention: Retention = "limits"
+    route: Callable[[str], str] | None = None
+    script: Script | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many members there are at first."""
+        return self.members or _MEMBERS[self.broker]
+
+    @property
+    def shared(self) -> int:
+        """How many partitions they share."""
+        return self.partitions or _PARTITIONS[self.broker]
+
+    @property
+    def in_group(self) -> bool:
+        """Whether they are a group, or a cohort."""
+        return self.broker == "kafka" or self.processes > 1
+
+    @property
+    def waits_for_members(self) -> bool:
+        """Whether what is published before there are members is nobody's."""
+        return self.broker == "jetstream" and self.in_group and self.retention == "interest"
+
+    def __post_init__(self) -> None:
+        if self.broker not in get_args(BrokerName):
+            raise DemoError(f"broker={self.broker!r}: must be {_choice(BrokerName)}")
+        if self.protocol not in get_args(Protocol):
+            raise DemoError(f"protocol={self.protocol!r}: must be {_choice(Protocol)}")
+        if self.retention not in get_args(Retention):
+            raise DemoError(f"retention={self.retention!r}: must be {_choice(Retention)}")
+        if self.waits_for_members and self.serial_seconds > 0:
+            raise DemoError(
+                f"serial_seconds={self.serial_seconds!r} with retention='interest': there is nothing to handle one "
+                "at a time before the members are there, set it to 0"
+            )
+        if self.partitions is not None and not 1 <= self.partitions <= _PARTITIONS_LIMIT:
+            raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
+        if self.members is not None and not _LEAST[self.broker] <= self.members <= self.shared:
+            raise DemoError(
+                f"members={self.members}: must be {_LEAST[self.broker]} to {self.shared}: one of several is killed, "
+                "and each has a partition"
+            )
+        # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        if self.broker == "kafka" and not all(ADDRESS.fullmatch(one) for one in self.server.split(",")):
+            raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
+        if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
+            raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
+        at_least("latency", self.latency, 0.0)
+        at_least("serial_seconds", self.serial_seconds, 0.0)
+        at_least("stall_timeout", self.stall_timeout, 1.0)
+        at_least("ack_wait", self.ack_wait, 1.0)
+        at_least("lease", self.lease, 3.0)
+        if any(not 0 < at < 1 for at in self.kill_at) or list(self.kill_at) != sorted(set(self.kill_at)):
+            raise DemoError(f"kill_at={list(self.kill_at)}: must be rising fractions between 0 and 1, such as 0.5")
+        if isinstance(self.worker_command, str):
+            raise DemoError(f"worker_command={self.worker_command!r}: must be a sequence of words, not a string")
+        check_run(self.events, self.name, self.concurrency, self.max_in_flight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker process is told, as JSON in its environment: an argument could be read by every user.
+
+    ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
+    ``member`` this worker's name in it, and in a group or cohort, which is ``durable``. ``stream`` is a stream or a
+    topic, ``dead_subject`` a subject or a topic. ``seconds``: how long the one-at-a-time loop runs. ``lease``: seconds,
+    in a cohort; 0 = it is alone.
+    """
+
+    server: str = field(repr=False)
+    stream: str
+    durable: str
+    dead_subject: str
+    service: str
+    token: str = field(repr=False)
+    history: str
+    member: str
+    concurrency: int
+    max_in_flight: int
+    ack_wait: float
+    seconds: float
+    fail_every: int
+    poison_every: int
+    broker: BrokerName = "jetstream"
+    protocol: Protocol = "classic"
+    lease: float = 0.0
+
+    @property
+    def faults(self) -> Faults:
+        """Which events fail."""
+        return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with the configuration added."""
+        return {**os.environ, VARIABLE: json.dumps(asdict(self))}
+
+    @staticmethod
+    def load() -> WorkerConfig:
+        """Back from the environment. Raises ``DemoError`` when it is not there."""
+        return told(WorkerConfig, VARIABLE, "worker", "lanes demo")
+
+
+def settings(concurrency: int, max_in_flight: int) -> Settings:
+    """The settings of the demo's consumer. Raises ``ConfigError``."""
+    return Settings(
+        concurrency=concurrency,
+        max_in_flight=max_in_flight,
+        retry=Retry(attempts=ATTEMPTS, backoff=BACKOFF),
+        drain_timeout=10.0,
+    )
+
+
+def check_run(events: int | None, name: str | None, concurrency: int, max_in_flight: int) -> None:
+    """Raise ``DemoError`` for what no run of the demo can have, on whatever it runs."""
+    if events is not None and events < 1:
+        raise DemoError(f"events={events}: must be 1 or more, or left out for all")
+    if name is not None and not _NAME.fullmatch(name):
+        raise DemoError(
+            f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names what is made on the servers"
+        )
+    try:
+        settings(concurrency, max_in_flight)
+    except ConfigError as error:
+        raise DemoError(str(error)) from None
+
+
+def _choice(kinds: object) -> str:
+    return " or ".join(map(repr, get_args(kinds)))
+
+
+def _is_url(text: str) -> bool:
+    if any(c.isspace() for c in text):
+        return False
+    try:
+        parts = urlsplit(text if "://" in text else f"nats://{text}")
+        return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise ``DemoError`` for a time in seconds that is not finite, or less than ``least``."""
+    if not least <= value < math.inf:
+        raise DemoError(f"{name}={value!r}: must be a finite number of seconds, {least:g} or more")

@@ -1,0 +1,140 @@
+"""What is asked of a group's coordinator, in a process of its own.
+
+The client library aborts its process when the broker goes away during such a question (librdkafka, issue 4605).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from demo.child import killed_with_parent
+from demo.errors import NoAnswer
+from demo.membership import Member, Snapshot
+from demo.supervise import Child
+from lanes.clock import monotonic
+
+COMMAND: Final = (sys.executable, "-m", "demo.coordinator")
+
+_WITHIN: Final = 5.0
+"""Seconds that the coordinator may take."""
+
+_MARGIN: Final = 10.0
+"""Seconds beyond those after which the process counts as stuck; it may have to be started first."""
+
+_SILENT: Final = '{"error": "the process that asks it ended, or is stuck"}'
+
+_GROUP: Final = "group"
+_DELETE: Final = "delete"
+
+
+class Coordinator:
+    """The coordinator of one group. asyncio only; one question after another.
+
+    A process that ends, is stuck or had no answer is replaced at the next question. ``command`` starts one.
+    """
+
+    def __init__(self, server: str, group: str, command: Sequence[str] = COMMAND) -> None:
+        self._server = server
+        self._group = group
+        self._command = command
+        self._child: Child | None = None
+        self._asking = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that asks; 0 before the first question."""
+        return self._child.pid if self._child is not None else 0
+
+    async def group(self) -> Snapshot:
+        """What it knows of the group now. Raises ``NoAnswer``."""
+        said = await self._ask(_GROUP)
+        members = {
+            name: Member(number, frozenset((topic, partition) for topic, partition in places))
+            for name, (number, places) in said["members"].items()
+        }
+        return Snapshot(said["asked"], said["answered"], said["state"], members)
+
+    async def delete(self) -> None:
+        """Delete the group, if there is one. Raises ``NoAnswer``."""
+        await self._ask(_DELETE)
+
+    async def close(self) -> None:
+        """End the process. Waits for the question that is under way. Idempotent."""
+        async with self._asking:
+            self._closed = True
+            if self._child is not None:
+                await self._child.end()
+
+    async def _ask(self, question: str) -> dict[str, Any]:
+        async with self._asking:
+            child = await self._started()
+            try:
+                line = await child.exchange(question, _WITHIN + _MARGIN)
+            except BaseException:
+                # An answer that comes later would be taken for that of the next question.
+                child.kill()
+                raise
+            answer: dict[str, Any] = json.loads(line or _SILENT)
+            if "error" in answer:
+                # A client that has lost its coordinator may never find it again.
+                child.kill()
+                raise NoAnswer(f"{self._server} does not say what it knows of the group ({answer['error']})")
+        return answer
+
+    async def _started(self) -> Child:
+        if self._closed:
+            raise NoAnswer("the run is over")
+        child = self._child
+        if child is None or child.killed or child.status is not None:
+            if child is not None:
+                await child.end()
+            child = self._child = Child(self._command, Path(os.devnull))
+            await child.start()
+            # Not as arguments: those can be read by every user.
+            child.say(json.dumps([self._server, self._group]))
+        return child
+
+
+def main() -> int:
+    """Answer the questions that come on stdin, a line each; returns an exit status when there are no more."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    killed_with_parent()
+    server, group = json.loads(sys.stdin.readline())
+    admin = AdminClient({"bootstrap.servers": server, "log_level": 0, "reconnect.backoff.max.ms": 500})
+    for line in sys.stdin:
+        try:
+            answer = _describe(admin, group) if line.strip() == _GROUP else _delete(admin, group)
+        except KafkaException as failure:
+            error = failure.args[0]
+            answer = {"error": f"{error.name()}: {error.str()}"}
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+def _describe(admin: Any, group: str) -> dict[str, Any]:
+    asked = monotonic()
+    found = admin.describe_consumer_groups([group], request_timeout=_WITHIN)[group].result()
+    members = {
+        one.client_id: (one.member_id, [(each.topic, each.partition) for each in one.assignment.topic_partitions])
+        for one in found.members
+    }
+    return {"asked": asked, "answered": monotonic(), "state": found.state.name, "members": members}
+
+
+def _delete(admin: Any, group: str) -> dict[str, Any]:
+    # A group that never committed anything is none, and one that is left behind ends by itself.
+    admin.delete_consumer_groups([group], request_timeout=_WITHIN)[group].exception()
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The log on its way to the broker, and the history of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from demo.broker import Broker
+from demo.config import HOOK_EVERY, DemoConfig
+from demo.events import Event
+from demo.places import Places
+from demo.progress import Progress
+from lanes.clock import monotonic
+from lanes.history.recorder import Recorder
+
+
+class Feed:
+    """Publishes the log, in one go or in parts. asyncio only; ``publish`` is called by one task at a time."""
+
+    def __init__(
+        self, config: DemoConfig, events: Sequence[Event], broker: Broker, where: Places, progress: Progress
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._broker = broker
+        self._progress = progress
+        self._history = Recorder(where.history, member="publisher")
+        self._hooked = 0.0
+        self.published = 0
+        """Events published so far."""
+
+    def open(self) -> None:
+        """Begin the history."""
+        # A publisher has nothing in flight in the sense of a consumer; the bounds of its segment say so little.
+        self._history.open(
+            source=self._broker.stream, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=monotonic()
+        )
+
+    async def publish(self, share: float = 1.0) -> int:
+        """Publish on, until so large a share of all events is; how many that are. Raises as ``Broker.publish`` does."""
+        begin, end = self.published, round(len(self._events) * share)
+
+        async def published(count: int) -> None:
+            progress = self._progress
+            progress.published = begin + count
+            progress.answering = self._broker.connected
+            # Under way, the main part calls the hook itself.
+            hook = None if progress.starts else self._config.on_progress
+            if hook is not None and monotonic() - self._hooked >= HOOK_EVERY:
+                self._hooked = monotonic()
+                await hook(progress)
+
+        if begin < end:
+            await self._broker.publish(self._events[begin:end], self._history, published)
+            self.published = end
+        return self.published
+
+    def close(self, reason: str) -> None:
+        """End the history; ``reason``: stopped, or failed."""
+        self._history.close(reason, monotonic())

@@ -1,0 +1,340 @@
+"""What the histories of a group say beside the promises: overlaps, repeated runs by cause, how long a fault cost.
+
+A fault in a process may make two processes run one message; no library can help that. These figures keep what may be
+so from what may not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from demo.membership import (
+    Assignment,
+    Moves,
+    Removal,
+    Snapshot,
+    Span,
+    deadlines,
+    handovers,
+    last_owners,
+    moves,
+    rebalances,
+    removals,
+    spans,
+)
+
+if TYPE_CHECKING:
+    from memsource import Row, Segment
+
+FaultKind = Literal["kill", "freeze", "pause", "stop", "join", "broker", "cut"]
+"""``pause`` is a freeze that ends within the session; ``cut``: a member's connections were."""
+
+_AFTERMATH: Final = 15.0
+"""Seconds after a broker has come back in which members may still lose what they held."""
+
+_COMES_BACK: Final = 5.0
+"""Seconds after a broker has come back in which what is handed over may still not be committed."""
+
+_WITNESSES: Final = 3
+
+EXCUSED: Final = ("kill", "freeze", "cut", "broker")
+"""What may make a message run again that had been run."""
+
+
+_CAUSES: Final = ((("freeze", "pause"), "freeze"), (("cut",), "cut"))
+
+
+class Fault(NamedTuple):
+    """Something done to the group: when it was begun and when it was over, in seconds of the engine's clock."""
+
+    kind: FaultKind
+    member: str
+    begun: float
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFindings:
+    """The figures of a run.
+
+    ``duplicates``: runs of a message that had been run, by what caused them: kill, freeze, cut, broker, or ``clean``
+    where nothing excuses it. ``rebalances``: how often partitions moved. ``recovery``: by kind of fault, the most
+    seconds until every partition concerned was begun anew, infinite when one never was. ``overlaps``: two runs
+    of a key at once that nothing excuses, and results that counted after their partition was lost; ``overlaps_at_loss``
+    those that began before the loss, or before their member could hear of it. ``witnesses`` name some overlaps.
+    ``moves``: of a cohort's partitions, by its plans. ``handover``: the median of the seconds from the end of what ran
+    of a partition until its next owner had it, where it was given back; None = none was.
+
+    Under a lease, ``overlaps`` are runs of a key where the later one began before the earlier one's lease had run out,
+    although the process of that was killed, and what began or was settled behind its own.
+    """
+
+    duplicates: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(("kill", "freeze", "clean"), 0))
+    rebalances: int = 0
+    recovery: Mapping[str, float] = field(default_factory=dict)
+    overlaps: int = 0
+    overlaps_at_loss: int = 0
+    witnesses: Sequence[str] = ()
+    moves: Moves | None = None
+    handover: float | None = None
+
+
+class Knowledge:
+    """What is known of a run's assignments: by the members, by the broker, and of the faults. Pure."""
+
+    def __init__(self, segments: Sequence[Segment], snapshots: Sequence[Snapshot], faults: Sequence[Fault]) -> None:
+        self.segments = segments
+        self.faults = faults
+        self.spans: dict[Assignment, Span] = spans(segments)
+        self.deadlines: dict[Assignment, float] = deadlines(segments)
+        # Where there are leases, their deadlines say what a broker cannot: when each assignment was over.
+        self.removals: dict[Assignment, Removal] = {} if self.deadlines else removals(self.spans, snapshots)
+        self.moves = moves(snapshots) if self.deadlines else None
+        self.rebalances = rebalances(snapshots)
+        self.last_owners = last_owners(snapshots)
+
+    @property
+    def taken(self) -> frozenset[Assignment]:
+        """The assignments that the broker took from their members, for the checkers."""
+        return frozenset(self.removals)
+
+    @property
+    def forgotten(self) -> frozenset[Assignment]:
+        """The assignments that ended while the broker was away, or shortly after: it may have forgotten of them what it
+        had been told."""
+        last = {segment.member: segment.rows[-1].mono for segment in self.segments}
+        return frozenset(
+            assignment
+            for assignment, span in self.spans.items()
+            if self._in_outage(min(span.end, last[assignment[0]]), _AFTERMATH)
+        )
+
+    @property
+    def frozen(self) -> float:
+        """The longest time in seconds that a process or the broker was kept from going on."""
+        return max((one.ended - one.begun for one in self.faults), default=0.0)
+
+    def cause(self, assignment: Assignment) -> str:
+        """What ended an assignment."""
+        span = self.spans[assignment]
+        if span.ending == "crashed":
+            return "kill"
+        if span.ending != "lost" and assignment not in self.removals:
+            return "broker" if self._in_outage(span.end, _COMES_BACK) else "clean"
+        removal = self.removals.get(assignment)
+        at = min(span.end, removal.before if removal is not None else inf)
+        for kinds, cause in _CAUSES:
+            if any(one.kind in kinds and one.member == assignment[0] and one.begun <= at for one in self.faults):
+                return cause
+        return "broker" if self._in_outage(at, _AFTERMATH) else "clean"
+
+    def _in_outage(self, at: float, after: float) -> bool:
+        return any(one.kind == "broker" and one.begun <= at <= one.ended + after for one in self.faults)
+
+
+def findings(knowledge: Knowledge) -> GroupFindings:
+    """All figures of a run. Pure; some passes over the rows."""
+    from memsource.history.timeline import Timeline
+
+    overlaps, runs = _Overlaps(knowledge), _Runs(knowledge)
+    times = handovers(knowledge.segments)
+    for event, segment, row in Timeline(knowledge.segments, taken=knowledge.taken):
+        overlaps.see(event, segment, row)
+        runs.see(event, segment, row)
+    return GroupFindings(
+        duplicates=runs.duplicates(),
+        rebalances=knowledge.rebalances,
+        recovery=recovery(knowledge),
+        overlaps=overlaps.count,
+        overlaps_at_loss=overlaps.at_loss,
+        witnesses=overlaps.witnesses,
+        moves=knowledge.moves,
+        handover=median(times) if times else None,
+    )
+
+
+def recovery(knowledge: Knowledge) -> dict[str, float]:
+    """By kind of fault, the most seconds until every partition that the member held was begun anew. Pure.
+
+    Of a join: until the member has its first partition; nothing, when it was killed or stopped without having had one.
+    What another one had begun by then was not held any more, whether the member knew it or not: it may be cut off.
+    Where a run was over before the last owner had begun, it counts that the broker says whose it was.
+    """
+    begun: dict[str, list[float]] = defaultdict(list)
+    for (_, partition, _), span in knowledge.spans.items():
+        begun[partition].append(span.begin)
+    last = knowledge.last_owners
+    found: dict[str, float] = {}
+    for fault in knowledge.faults:
+        if fault.kind == "join":
+            own = [span.begin for (member, _, _), span in knowledge.spans.items() if member == fault.member]
+            ended = any(one.member == fault.member and one.kind in ("kill", "stop") for one in knowledge.faults)
+            given = min((since for name, since in last.values() if name == fault.member), default=inf)
+            times = [] if ended and not own else [min(own, default=given)]
+        elif fault.kind in ("kill", "freeze", "stop"):
+            held = [
+                partition
+                for (member, partition, _), span in knowledge.spans.items()
+                if member == fault.member
+                and span.begin <= fault.begun < span.end
+                and not any(span.begin < at <= fault.begun for at in begun[partition])
+            ]
+            times = [
+                min(
+                    (at for at in begun[partition] if at > fault.begun),
+                    default=last[partition][1] if partition in last and last[partition][1] > fault.begun else inf,
+                )
+                for partition in held
+            ]
+        else:
+            continue
+        if times:
+            found[fault.kind] = max(found.get(fault.kind, 0.0), max(times) - fault.begun)
+    return found
+
+
+class _Overlaps:
+    """Runs of a key at the same time, and results that counted after their partition was lost."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._running: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
+        # Of processes that are gone: what they ran, until the leases of that have run out.
+        self._ghosts: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
+        self._lost: set[Assignment] = set()
+        self._sent: dict[Assignment, float] = {}
+        self.count = 0
+        self.at_loss = 0
+        self.witnesses: list[str] = []
+
+    def see(self, event: str, segment: Segment, row: Row) -> None:
+        assignment = segment.member, row.partition, row.assignment
+        if event == "started":
+            self._started(segment, row, assignment)
+        elif event in ("ended", "zombie"):
+            if row.key is not None:
+                running = self._running[row.partition, row.key]
+                running[:] = [
+                    (other, start)
+                    for other, start in running
+                    if other is not segment or (start.position, start.assignment) != (row.position, row.assignment)
+                ]
+        elif event == "lost":
+            self._lost.add(assignment)
+        elif event in ("ack", "commit_sent"):
+            self._sent[assignment] = row.mono
+            if assignment in self._lost:
+                self._found(segment, row, f"{event} after its partition was lost")
+            elif row.mono >= self._knowledge.deadlines.get(assignment, inf):
+                self._found(segment, row, f"{event} after its lease had run out")
+        elif event == "commit_ok":
+            removal = self._knowledge.removals.get(assignment)
+            if removal is not None and self._sent.get(assignment, 0.0) > removal.before:
+                self._found(segment, row, "its commit was accepted after the broker had removed its member")
+        elif event == "over":
+            for key, running in self._running.items():
+                self._ghosts[key] += [one for one in running if one[0] is segment and segment.crashed]
+                running[:] = [one for one in running if one[0] is not segment]
+
+    def _started(self, segment: Segment, row: Row, assignment: Assignment) -> None:
+        if assignment in self._lost:
+            self._found(segment, row, "started after its member knew that the partition was lost")
+        elif row.mono >= self._knowledge.deadlines.get(assignment, inf):
+            self._found(segment, row, "started after its lease had run out")
+        if row.key is None:
+            return
+        for other, start in self._ghosts[row.partition, row.key]:
+            if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.assignment), 0.0):
+                self._found(segment, row, f"started while the lease held under which {other.label} ran row {start.n}")
+        running = self._running[row.partition, row.key]
+        for other, start in running:
+            earlier = other.member, start.partition, start.assignment
+            if other is not segment and self._excused(row, assignment, earlier):
+                self.at_loss += 1
+            else:
+                self._found(segment, row, f"started while {other.label} row {start.n} ran a message of its key")
+        running.append((segment, row))
+
+    def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
+        """Whether one of the two had been removed by the broker before the later one started."""
+        deadline = self._knowledge.deadlines.get(earlier)
+        if deadline is not None:
+            return deadline <= row.mono
+        for one in (earlier, assignment):
+            removal = self._knowledge.removals.get(one)
+            if removal is not None:
+                return removal.after <= row.mono
+        # It had joined again before the broker was asked; or it gave up what it could not keep.
+        span = self._knowledge.spans.get(earlier)
+        return span is not None and span.ending == "lost"
+
+    def _found(self, segment: Segment, row: Row, what: str) -> None:
+        self.count += 1
+        if len(self.witnesses) < _WITNESSES:
+            self.witnesses.append(f"{row.partition} position {row.position}, {segment.label} row {row.n}: {what}")
+
+
+class _Run:
+    """A message in an assignment: when it was first started, whether it finished there, or was abandoned before."""
+
+    __slots__ = ("abandoned", "begun", "finished")
+
+    def __init__(self, begun: float) -> None:
+        self.begun = begun
+        self.finished = False
+        self.abandoned = False
+
+
+class _Runs:
+    """Who has run each message, in order, and finished it."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._runs: dict[tuple[str, int], dict[Assignment, _Run]] = defaultdict(dict)
+
+    def see(self, event: str, segment: Segment, row: Row) -> None:
+        if event == "started":
+            runs = self._runs[row.partition, row.position]
+            runs.setdefault((segment.member, row.partition, row.assignment), _Run(row.mono))
+        elif event in ("abandoned", "dlq_confirmed") or (event == "ended" and row.text == "ok"):
+            run = self._runs[row.partition, row.position].get((segment.member, row.partition, row.assignment))
+            if run is not None and event == "abandoned":
+                run.abandoned = True
+            elif run is not None and not run.abandoned:
+                # A dead letter that is on its way in a hand-over is not waited for, and does not count then.
+                run.finished = True
+
+    def duplicates(self) -> dict[str, int]:
+        counted = Counter({"kill": 0, "freeze": 0, "clean": 0})
+        for runs in self._runs.values():
+            order = list(runs)
+            for index, assignment in enumerate(order):
+                cause = self._cause(assignment, order[:index], runs)
+                if cause is not None:
+                    counted[cause] += 1
+        return dict(counted)
+
+    def _cause(
+        self, assignment: Assignment, earlier: Sequence[Assignment], runs: Mapping[Assignment, _Run]
+    ) -> str | None:
+        """Why this assignment ran a message that others had run; None when they had not, or not to its end.
+
+        A clean hand-over may leave a message that was held for a retry; a crash and a loss leave what had run, because
+        its result may never have reached the broker.
+        """
+        if not earlier:
+            return None
+        removal = self._knowledge.removals.get(assignment)
+        if removal is not None and runs[assignment].begun > removal.after:
+            # It ran on beside its next owner, until it heard of that.
+            return self._knowledge.cause(assignment)
+        for one in reversed(earlier):
+            cause = self._knowledge.cause(one)
+            if cause != "clean" or runs[one].finished:
+                return cause
+        return None

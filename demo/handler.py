@@ -1,0 +1,45 @@
+"""The handler of the demo: an approval, then an apply. The same one under ``lanes`` and one at a time."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from demo.faults import POISON, Faults
+from lanes.core.types import Message
+
+
+class Declined(Exception):
+    """The approval of this attempt failed."""
+
+
+class Approvals(Protocol):
+    """Who approves a step, and where its effect goes: ``Client``, for one."""
+
+    async def approve(self, case: str, step: int) -> None:
+        """Wait for the approval of a step."""
+
+    async def apply(self, case: str, step: int, epoch: int) -> object:
+        """Have the effect of a step; again is harmless."""
+
+
+class Approve:
+    """Awaits the approval of an event and applies it to the ledger; some events fail as ``faults`` says."""
+
+    def __init__(self, client: Approvals, faults: Faults) -> None:
+        self._client = client
+        self._faults = faults
+
+    async def __call__(self, message: Message) -> None:
+        """Handle a message of ``lanes``."""
+        await self.handle(message.value, message.attempt, message.epoch)
+
+    async def handle(self, payload: bytes, attempt: int, epoch: int) -> None:
+        """Handle one event. Raises ``Declined`` or ``ServiceGone``; doing it again is harmless."""
+        event = json.loads(payload)
+        case, step = event["case"], event["step"]
+        await self._client.approve(case, step)
+        failures = self._faults.failures(case, step)
+        if attempt <= failures:
+            raise Declined("this one is never approved" if failures == POISON else f"attempt {attempt} was declined")
+        await self._client.apply(case, step, epoch)

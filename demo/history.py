@@ -1,0 +1,66 @@
+"""What the histories of a run say: the checkers' verdicts, and why messages came again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from demo.group_findings import Fault, GroupFindings, Knowledge, findings
+from demo.membership import Snapshot
+from lanes.errors import LanesError
+
+
+class Verdict(NamedTuple):
+    """One checker's: ``status`` is passed, violated or unproven, ``detail`` says why in one line."""
+
+    name: str
+    status: str
+    detail: str
+
+
+class Seen(NamedTuple):
+    """What a history cannot tell: what the broker knew of the group, and what was done to it."""
+
+    snapshots: Sequence[Snapshot]
+    faults: Sequence[Fault]
+
+
+class Findings(NamedTuple):
+    """All verdicts, how often messages came again, by cause (restart, held, settled, late), the most in flight, and the
+    figures of a group."""
+
+    verdicts: Sequence[Verdict]
+    redelivered: Mapping[str, int]
+    peak_in_flight: int
+    group: GroupFindings | None = None
+
+
+def examine(directory: Path, seen: Seen | None = None) -> Findings:
+    """Read all segments of a directory and check them. Blocks: reads everything. ``seen``: of a group."""
+    import memsource
+    from memsource.checkers import MARGIN, BoundedRepeats, checkers_within
+
+    try:
+        segments = memsource.read([directory])
+    except LanesError as error:
+        # No history proves nothing, which is not the same as nothing having happened.
+        return Findings([Verdict("history", "unproven", str(error))], {}, 0)
+    knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
+    # A process that we froze ourselves was late by as much, and cannot say why.
+    checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
+    if knowledge is not None and knowledge.deadlines:
+        checkers += (partial(BoundedRepeats, excused=knowledge.forgotten),)
+    verdicts = [
+        Verdict(found.name, found.status, _detail(found.violations, found.witnesses, found.reasons))
+        for found in memsource.check(segments, checkers, taken=knowledge.taken if knowledge is not None else ())
+    ]
+    counts = memsource.counts(segments)
+    group = findings(knowledge) if knowledge is not None else None
+    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight, group)
+
+
+def _detail(violations: int, witnesses: Sequence[str], reasons: Sequence[str]) -> str:
+    first = next(iter((*witnesses, *reasons)), "")
+    return f"{violations} violations, the first: {first}" if violations else first

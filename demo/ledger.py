@@ -1,0 +1,129 @@
+"""The ledger: what became of every event, in SQLite, owned by the parent process alone.
+
+An apply of (case, step) is *applied* when the step is above the last one of its case; each applied step is
+stored in an append-only table without a unique key, so a ledger that let one through twice would show it. A
+refused apply is a *repeat* when that step is stored (harmless: at least once), else an *order violation*.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from demo.errors import DemoError
+
+Verdict = Literal["applied", "repeat", "violation"]
+Step = tuple[str, int]
+"""A case and a step of it."""
+
+_TABLES: Final = """
+CREATE TABLE position (case_id TEXT PRIMARY KEY, step INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE applied (case_id TEXT NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL);
+CREATE INDEX applied_by_step ON applied (case_id, step);
+CREATE TABLE refused (case_id TEXT NOT NULL, step INTEGER NOT NULL, epoch INTEGER NOT NULL, verdict TEXT NOT NULL);
+"""
+_ADVANCE: Final = (
+    "INSERT INTO position VALUES (?, ?) "
+    "ON CONFLICT (case_id) DO UPDATE SET step = excluded.step WHERE excluded.step > position.step"
+)
+
+
+class Apply(NamedTuple):
+    """What a handler asks for: store this step; ``epoch`` is that of the assignment it was delivered in."""
+
+    case: str
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the ledger holds, against what it should. Every list is sorted.
+
+    ``stored``: distinct events that are stored. ``doubled``: those stored more than once. ``lost``: neither
+    stored nor dead-lettered. ``violations``: applies refused out of order. ``foreign``: stored, and no event.
+    ``repeats``: how many applies were refused because they were stored already.
+    """
+
+    stored: int
+    repeats: int
+    doubled: Sequence[Step]
+    lost: Sequence[Step]
+    violations: Sequence[Step]
+    foreign: Sequence[Step]
+
+
+class Ledger:
+    """One ledger in one new file. Not thread-safe; every call blocks for its SQLite work.
+
+    ``stored``, ``repeats`` and ``violations`` count since it was opened. Raises ``DemoError`` when the file
+    cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stored = 0
+        self.repeats = 0
+        self.violations = 0
+        try:
+            # Transactions are begun and ended by hand: one for a whole batch.
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._cursor = self._database.cursor()
+            self._cursor.execute("PRAGMA journal_mode = WAL")
+            # The file need not outlive the machine, and an fsync a batch would be most of the time.
+            self._cursor.execute("PRAGMA synchronous = OFF")
+            self._cursor.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+
+    def apply(self, batch: Iterable[Apply]) -> list[Verdict]:
+        """Apply a batch in one transaction; the verdicts in its order, true once this returns."""
+        cursor = self._cursor
+        verdicts: list[Verdict] = []
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            for case, step, epoch in batch:
+                if cursor.execute(_ADVANCE, (case, step)).rowcount:
+                    cursor.execute("INSERT INTO applied VALUES (?, ?, ?)", (case, step, epoch))
+                    verdicts.append("applied")
+                    continue
+                stored = cursor.execute("SELECT 1 FROM applied WHERE case_id = ? AND step = ?", (case, step))
+                verdict: Verdict = "violation" if stored.fetchone() is None else "repeat"
+                cursor.execute("INSERT INTO refused VALUES (?, ?, ?, ?)", (case, step, epoch, verdict))
+                verdicts.append(verdict)
+            cursor.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+        repeats, violations = verdicts.count("repeat"), verdicts.count("violation")
+        self.stored += len(verdicts) - repeats - violations
+        self.repeats += repeats
+        self.violations += violations
+        return verdicts
+
+    def audit(self, events: Collection[Step], dead_letters: Collection[Step]) -> Audit:
+        """Compare with all events of the log and the dead letters that were written. Blocks: reads everything."""
+        try:
+            rows = self._cursor.execute("SELECT case_id, step, count(*) FROM applied GROUP BY case_id, step").fetchall()
+            refused = self._cursor.execute("SELECT case_id, step, verdict FROM refused").fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+        stored = {(case, step) for case, step, _ in rows}
+        wanted = set(events)
+        return Audit(
+            stored=len(stored),
+            repeats=sum(verdict == "repeat" for _, _, verdict in refused),
+            doubled=sorted((case, step) for case, step, times in rows if times > 1),
+            lost=sorted(wanted - stored - set(dead_letters)),
+            violations=sorted((case, step) for case, step, verdict in refused if verdict == "violation"),
+            foreign=sorted(stored - wanted),
+        )
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._database.close()
+
+    def _failed(self, error: sqlite3.Error) -> DemoError:
+        return DemoError(f"the ledger {self.path} cannot be used ({error}): free space on its disk, or set TMPDIR")

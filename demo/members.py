@@ -1,0 +1,368 @@
+"""The main part with a group: member processes, what is done to them, and what the broker says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+
+from demo.broker import GroupBroker, Left
+from demo.config import HOOK_EVERY, DemoConfig
+from demo.errors import NoAnswer
+from demo.feed import Feed
+from demo.group_findings import Fault, FaultKind
+from demo.ledger import Ledger
+from demo.membership import NONE, Snapshot
+from demo.pace import Pace
+from demo.places import Places
+from demo.progress import Progress
+from demo.sample import worker_config
+from demo.service import Service
+from demo.supervise import Child
+from lanes.clock import monotonic
+from lanes.process import EXIT_DRAINED, EXIT_FAILED
+
+_POLL: Final = 0.25
+"""Seconds between two questions for what is left."""
+
+_LOOK: Final = 0.1
+"""Seconds between two looks at the group."""
+
+_STOP_WITHIN: Final = 30.0
+"""Seconds a member has to end after SIGTERM."""
+
+_WORDS: Final = ("in_flight", "max_in_flight", "running", "ready", "held", "retries", "dead_lettered", "settled")
+
+
+class Stopped(Exception):
+    """The run has failed: nothing more is to be done to it."""
+
+
+class Process:
+    """One member. ``name`` is its in the history and in the group; ``begun``: it has taken a message."""
+
+    def __init__(self, name: str, child: Child) -> None:
+        self.name = name
+        self.child = child
+        self.begun = False
+        self.frozen = False
+        self.leaving = False
+        self.met_outage = False
+        self.status: dict[str, Any] = {}
+
+
+class Members:
+    """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
+
+    A script (``DemoConfig.script``) publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and
+    ``stop``, and waits by ``until``. Afterwards: ``seconds`` from the first start to the last event done, ``kills`` and
+    ``workers`` counted, the highest ``peak_in_flight`` and ``rss_mb`` a member reported, ``failure``: why the run ended
+    before its time, or None; ``faults`` and ``snapshots``, for the report.
+    """
+
+    def __init__(
+        self,
+        config: DemoConfig,
+        broker: GroupBroker,
+        ledger: Ledger,
+        places: Places,
+        progress: Progress,
+        feed: Feed,
+    ) -> None:
+        self._config = config
+        self._broker = broker
+        self._ledger = ledger
+        self._places = places
+        self._feed = feed
+        self._token = secrets.token_hex(16)
+        self._service = Service(
+            ledger, latency=config.latency, token=self._token, on_status=self._on_status, on_commit=self._on_commit
+        )
+        self._processes: dict[str, Process] = {}
+        self._over = False
+        self._left: Left | None = None
+        self._pace = Pace()
+        self._committed = asyncio.Event()
+        self.progress = progress
+        self.snapshot: Snapshot = NONE
+        self.snapshots: list[Snapshot] = []
+        self.faults: list[Fault] = []
+        self.kills = 0
+        self.workers = 0
+        self.peak_in_flight = 0
+        self.rss_mb = 0.0
+        self.failure: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the first member to the last event that was done."""
+        return self._pace.seconds
+
+    @property
+    def running(self) -> list[Process]:
+        """The members that are there to stay, frozen ones excepted, in the order of their starts."""
+        return [one for one in self._processes.values() if not (one.leaving or one.frozen)]
+
+    def busiest(self) -> Process:
+        """The running member that has the most messages in flight, as they said last."""
+        return max(self.running, key=lambda one: int(one.status.get("in_flight", 0)))
+
+    @property
+    def left(self) -> int:
+        """Events published and not yet settled, as far as is known."""
+        return self._left.pending + self._left.unacknowledged if self._left is not None else 0
+
+    # --- the whole
+
+    async def run(self) -> None:
+        """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
+        from demo.acts import acts
+
+        await self._service.start(self._places.sockets)
+        self._pace.begin()
+        self.progress.phase = "starting the members"
+        lookers = [asyncio.create_task(self._poll()), asyncio.create_task(self._look())]
+        script: asyncio.Task[None] | None = None
+        try:
+            for _ in range(self._config.processes):
+                await self.join(fault=False)
+            script = asyncio.create_task(self._play(self._config.script or acts))
+            while not self._finished(script):
+                await self._tick([*lookers, script])
+            if self.failure is None:
+                self.progress.phase = "draining"
+                await asyncio.gather(*(self._end(one) for one in list(self._processes.values())))
+        finally:
+            # A cancellation alone is not enough: one that meets an answer is swallowed by asyncio.wait_for.
+            self._over = True
+            tasks = [*lookers, *([script] if script is not None else [])]
+            for task in tasks:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*(one.child.end() for one in self._processes.values()))
+                await self._service.close()
+
+    async def _play(self, script: Callable[[Members], Any]) -> None:
+        with contextlib.suppress(Stopped):
+            await script(self)
+
+    async def _tick(self, tasks: list[asyncio.Task[None]]) -> None:
+        self.progress.seconds = self._pace.elapsed
+        if self._service.failure is not None:
+            raise self._service.failure
+        for task in tasks:
+            if task.done():
+                task.result()
+        for one in list(self._processes.values()):
+            if one.child.status is not None and not one.leaving:
+                await self._ended(one)
+        if self._config.on_progress is not None:
+            await self._config.on_progress(self.progress)
+        await asyncio.sleep(HOOK_EVERY)
+
+    # --- what a script does
+
+    async def feed(self, share: float) -> int:
+        """Publish on, until so large a share of all events is; how many that are. Waits for their confirmation."""
+        count = await self._feed.publish(share)
+        self._pace.moved()
+        return count
+
+    async def handled(self, count: int) -> None:
+        """Wait until so many events are stored or dead-lettered."""
+        progress = self.progress
+        while self._ledger.stored + progress.dead_letters < count:
+            if self.failure is not None or self._over:
+                raise Stopped
+            self._committed.clear()
+            # Dead letters are only asked for now and then.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL):
+                    await self._committed.wait()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; raises ``Stopped`` when the run has failed, as one that stands still does."""
+        while not condition():
+            if self.failure is not None or self._over:
+                raise Stopped
+            await asyncio.sleep(HOOK_EVERY / 2)
+
+    def settled(self) -> bool:
+        """Whether, as the broker says, the members that run own all partitions among them, and nobody else is there."""
+        snapshot = self.snapshot
+        return (
+            snapshot.stable
+            and set(snapshot.members) == {one.name for one in self.running}
+            and len(snapshot.owners) == self._broker.partitions
+        )
+
+    async def join(self, *, fault: bool = True) -> Process:
+        """Start one more member."""
+        self.workers += 1
+        name = f"member-{self.workers}"
+        route = self._config.route
+        told = worker_config(
+            self._config,
+            self._broker,
+            self._places,
+            self._service,
+            self._token,
+            member=name,
+            server=None if route is None else route(name),
+        )
+        process = Process(name, Child(self._config.worker_command, self._places.log, told.environment()))
+        if fault:
+            self.note("join", name)
+        await process.child.start()
+        self._processes[name] = process
+        self.progress.starts = self.workers
+        return process
+
+    def kill(self, process: Process) -> None:
+        """Kill a member with -9."""
+        process.leaving = True
+        self.kills += 1
+        self.note("kill", process.name)
+        process.child.kill()
+
+    def freeze(self, process: Process) -> Callable[[], None]:
+        """Freeze a member; what is returned has it go on."""
+        begun = monotonic()
+        process.frozen = True
+        process.child.freeze()
+
+        def thaw() -> None:
+            process.child.thaw()
+            process.frozen = False
+            kind: FaultKind = "freeze" if process.name not in self.snapshot.members else "pause"
+            self.faults.append(Fault(kind, process.name, begun, monotonic()))
+
+        return thaw
+
+    async def stop(self, process: Process) -> None:
+        """Have a member leave in order, and wait for that."""
+        self.note("stop", process.name)
+        await self._end(process)
+
+    def note(self, kind: FaultKind, member: str = "", begun: float | None = None) -> None:
+        """Something was done, from ``begun`` (now, without it) until now."""
+        now = monotonic()
+        self.faults.append(Fault(kind, member, now if begun is None else begun, now))
+
+    # --- processes
+
+    async def _end(self, process: Process) -> None:
+        if process.leaving:
+            return
+        process.leaving = True
+        process.child.terminate()
+        status = await process.child.wait(_STOP_WITHIN)
+        words = process.child.last_words
+        if status is None:
+            self._fail(f"{process.name} did not end within {_STOP_WITHIN:g} s of SIGTERM: {words}")
+        elif status != EXIT_DRAINED and (process.begun or status != -signal.SIGTERM):
+            # One that had only begun did not know yet what to do about the signal.
+            self._fail(f"{process.name} ended with status {status} after SIGTERM: {words}")
+
+    async def _ended(self, process: Process) -> None:
+        status = await process.child.wait()
+        process.leaving = True
+        # One that had only begun and found no broker is no failure of anything the demo is about.
+        if status == EXIT_FAILED and not process.begun and process.met_outage:
+            await process.child.end()
+            joined = [one for one in self.faults if one.kind == "join" and one.member == process.name]
+            self.faults = [one for one in self.faults if one not in joined]
+            await self.join(fault=bool(joined))
+        else:
+            words = process.child.last_words or "it said nothing"
+            self._fail(f"{process.name} ended by itself with status {status}: {words}")
+
+    def _fail(self, failure: str) -> None:
+        self.failure = self.failure or failure
+
+    # --- what is heard
+
+    def _on_status(self, status: dict[str, Any]) -> None:
+        process = self._processes.get(status["member"])
+        if process is None:
+            return
+        # What has opened its source may still fail for want of a broker, before it takes anything.
+        process.begun = process.begun or bool(status["in_flight"] or status["settled"])
+        process.status = status
+        self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
+        self.rss_mb = max(self.rss_mb, status["rss_mb"])
+        all_of_them = [one.status for one in self._processes.values() if one.status and not one.leaving]
+        oldest = max(all_of_them, key=lambda one: float(one["oldest_age"]), default=status)
+        self.progress.status = {
+            **{word: sum(one[word] for one in all_of_them) for word in _WORDS},
+            **{word: oldest[word] for word in ("oldest_age", "oldest_key", "oldest_attempt")},
+            "floor": self._left.floor if self._left is not None else 0,
+        }
+
+    def _on_commit(self) -> None:
+        """Behind every commit of the ledger."""
+        ledger, progress = self._ledger, self.progress
+        if ledger.stored != progress.stored:
+            self._pace.done()
+        progress.stored, progress.repeats, progress.violations = ledger.stored, ledger.repeats, ledger.violations
+        self._committed.set()
+
+    async def _poll(self) -> None:
+        """Ask again and again what is left."""
+        progress = self.progress
+        while not self._over:
+            with contextlib.suppress(NoAnswer):
+                self._left = await self._broker.left()
+                letters = await self._broker.count_dead_letters()
+                if letters != progress.dead_letters:
+                    self._pace.done()
+                progress.dead_letters = letters
+            progress.answering = self._broker.connected
+            if not progress.answering:
+                for one in self._processes.values():
+                    one.met_outage = True
+            progress.pending = self.left
+            await asyncio.sleep(_POLL)
+
+    async def _look(self) -> None:
+        """Ask again and again who is in the group, and what is whose."""
+        while not self._over:
+            with contextlib.suppress(NoAnswer):
+                self.snapshot = await self._broker.group()
+                self.snapshots.append(self.snapshot)
+            await asyncio.sleep(_LOOK)
+
+    # --- the end
+
+    def _finished(self, script: asyncio.Task[None]) -> bool:
+        if self.failure is not None:
+            return True
+        progress = self.progress
+        seen = (
+            self._ledger.stored,
+            self._ledger.repeats,
+            progress.dead_letters,
+            progress.pending,
+            self.workers,
+            len(self.faults),
+            self._feed.published,
+        )
+        self._pace.look(seen, answering=progress.answering)
+        missing = progress.events - self._ledger.stored - progress.dead_letters
+        no_more = self._pace.no_more(missing, progress.status.get("in_flight", 0))
+        if script.done() and self._left is not None and not self.left and no_more:
+            return True
+        if self._pace.quiet > self._config.stall_timeout:
+            self._fail(
+                f"no progress for {self._config.stall_timeout:g} s: {missing} of {progress.events} events are missing, "
+                f"the group has {progress.pending} left, {len(self.running)} members run and "
+                f"{progress.status.get('in_flight', 0)} messages are in flight; the broker says {self.snapshot.state}, "
+                f"owners {sorted(set(self.snapshot.owners.values()))}"
+            )
+        return self.failure is not None

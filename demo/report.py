@@ -1,0 +1,209 @@
+"""The report: what a run showed, which promises it broke, as a table and as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from demo.group_findings import EXCUSED, GroupFindings
+from demo.history import Verdict
+from demo.ledger import Step
+from demo.membership import Moves
+
+NAMED_LIMIT: Final = 3
+"""Events that one line of the report names at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a run of the demo showed.
+
+    ``events`` and ``keys`` are those of the log, ``done`` the events that are stored or dead-lettered.
+    ``seconds`` run from the start of the first worker to the last event done, crashes and restarts included.
+    ``serial_rate``: events/s one at a time, 0.0 when not measured. ``redelivered``: by cause. ``missing_letters``:
+    poison without a dead letter; ``unexpected_letters``: dead letters that are no poison. ``foreign``: stored, and
+    no event of the log. ``kills``: workers killed with -9 on purpose. ``failure``: what ended the run early.
+    ``group``: the figures of a group or cohort, None where there was none.
+    """
+
+    events: int
+    keys: int
+    done: int
+    seconds: float
+    serial_rate: float
+    repeats: int
+    dead_letters: int
+    max_in_flight_seen: int
+    max_in_flight: int
+    rss_mb: float
+    kills: int
+    workers: int
+    violations: Sequence[Step] = ()
+    lost: Sequence[Step] = ()
+    doubled: Sequence[Step] = ()
+    foreign: Sequence[Step] = ()
+    missing_letters: Sequence[Step] = ()
+    unexpected_letters: Sequence[Step] = ()
+    redelivered: Mapping[str, int] = field(default_factory=dict)
+    verdicts: Sequence[Verdict] = ()
+    failure: str | None = None
+    group: GroupFindings | None = None
+
+    @property
+    def rate(self) -> float:
+        """Events done per second."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times one-at-a-time; 0.0 when that was not measured."""
+        return self.rate / self.serial_rate if self.serial_rate > 0 else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.broken
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that broke, one line each, beginning with the name of the line in the report."""
+        lines = []
+        for name, steps, meaning in (
+            ("order violations", self.violations, "applied after a later step of its case"),
+            ("lost", self.lost, "neither stored nor dead-lettered"),
+            ("doubled", self.doubled, "stored more than once"),
+            ("foreign", self.foreign, "stored, but not in the log"),
+            ("dead letters missing", self.missing_letters, "never succeeds, and has no dead letter"),
+            ("dead letters unexpected", self.unexpected_letters, "has a dead letter, and would have succeeded"),
+        ):
+            if steps:
+                lines.append(f"{name}: {len(steps)} ({meaning}): {named(steps)}")
+        if self.max_in_flight_seen > self.max_in_flight:
+            lines.append(f"in flight: {self.max_in_flight_seen} seen, above the bound of {self.max_in_flight}")
+        if self.group is not None:
+            lines += _broken_by(self.group)
+        lines += [f"history {v.name}: {v.status}: {v.detail}" for v in self.verdicts if v.status != "passed"]
+        if self.failure is not None:
+            lines.append(f"ended early: {self.failure}")
+        return lines
+
+    def json(self) -> str:
+        """The one line for machines."""
+        return json.dumps(
+            {
+                "events": self.events,
+                "keys": self.keys,
+                "seconds": round(self.seconds, 2),
+                "rate": round(self.rate, 1),
+                "serial_rate": round(self.serial_rate, 1),
+                "speedup": round(self.speedup, 1),
+                "order_violations": len(self.violations),
+                "lost": len(self.lost),
+                "doubled": len(self.doubled),
+                "redelivered": sum(self.redelivered.values()),
+                "dead_letters": self.dead_letters,
+                "max_in_flight_seen": self.max_in_flight_seen,
+                "max_in_flight": self.max_in_flight,
+                "rss_mb": round(self.rss_mb, 1),
+                **(_figures(self.group) if self.group is not None else {}),
+            }
+        )
+
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """The table: what, its value, and whether that is as promised."""
+        causes = ", ".join(f"{count} {cause}" for cause, count in self.redelivered.items() if count) or "none"
+        expected = self.dead_letters + len(self.missing_letters) - len(self.unexpected_letters)
+        rows = [
+            ("events", f"{self.events:,}", True),
+            ("cases (keys)", f"{self.keys:,}", True),
+            ("workers", f"{self.workers}, {self.kills} killed with -9", True),
+            ("seconds", f"{self.seconds:.2f}", True),
+            ("messages/s", f"{self.rate:,.0f}", True),
+            ("messages/s one at a time", f"{self.serial_rate:,.1f}" if self.serial_rate else "not measured", True),
+            ("speed-up", f"{self.speedup:.1f} ×" if self.serial_rate else "not measured", True),
+            ("order violations", str(len(self.violations)), not self.violations),
+            ("lost", str(len(self.lost)), not self.lost),
+            ("doubled effects", str(len(self.doubled)), not self.doubled),
+            ("repeats (refused, harmless)", f"{self.repeats:,}", True),
+            ("redelivered", causes, True),
+            (
+                "dead letters",
+                f"{self.dead_letters} of {expected}",
+                not (self.missing_letters or self.unexpected_letters),
+            ),
+            (
+                "peak in flight",
+                f"{self.max_in_flight_seen:,} of {self.max_in_flight:,}",
+                self.max_in_flight_seen <= self.max_in_flight,
+            ),
+            ("peak memory of a worker", f"{self.rss_mb:.0f} MiB", True),
+        ]
+        if self.group is not None:
+            rows += _rows_of(self.group)
+        passed = sum(verdict.status == "passed" for verdict in self.verdicts)
+        rows.append(("history", f"{passed} of {len(self.verdicts)} promises kept", passed == len(self.verdicts)))
+        rows += [(f"history: {v.name}", v.status, False) for v in self.verdicts if v.status != "passed"]
+        return rows
+
+
+def _unexcused(group: GroupFindings) -> int:
+    return sum(count for cause, count in group.duplicates.items() if cause not in EXCUSED)
+
+
+def _broken_by(group: GroupFindings) -> list[str]:
+    lines = []
+    if group.overlaps:
+        named = "; ".join(group.witnesses)
+        lines.append(f"overlaps: {group.overlaps} (two runs of a key, or a result after the loss): {named}")
+    if count := _unexcused(group):
+        lines.append(f"duplicates: {count} (run again, and nothing was killed or frozen that had it)")
+    for kind, seconds in group.recovery.items():
+        if seconds == inf:
+            lines.append(f"recovery: after a {kind} not every partition was begun anew")
+    return lines
+
+
+def _figures(group: GroupFindings) -> dict[str, object]:
+    return {
+        "duplicates_by_cause": dict(group.duplicates),
+        "rebalances": group.rebalances,
+        # Infinity is no JSON.
+        "recovery_s": {kind: round(each, 2) if each < inf else None for kind, each in group.recovery.items()},
+        "overlaps": group.overlaps,
+        "overlaps_at_loss": group.overlaps_at_loss,
+        **_figures_of(group.moves, group.handover),
+    }
+
+
+def _figures_of(moves: Moves | None, handover: float | None) -> dict[str, object]:
+    if moves is None:
+        return {}
+    milliseconds = None if handover is None else round(handover * 1000, 1)
+    return {"moved": moves.made, "moved_minimum": moves.least, "handover_ms": milliseconds}
+
+
+def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
+    repeated = ", ".join(f"{count} {cause}" for cause, count in group.duplicates.items())
+    recovery = ", ".join(f"{seconds:.2f} {kind}" for kind, seconds in group.recovery.items()) or "no fault"
+    rows = [
+        ("run again, by cause", repeated, not _unexcused(group)),
+        ("rebalances", str(group.rebalances), True),
+        ("seconds to recover", recovery, inf not in group.recovery.values()),
+        ("overlaps", str(group.overlaps), not group.overlaps),
+        ("overlaps at a loss (not settled)", str(group.overlaps_at_loss), True),
+    ]
+    if group.moves is not None:
+        made, least = group.moves
+        rows.append(("partitions moved", f"{made:,}, no fewer than {least:,} had to", made <= least))
+    if group.handover is not None:
+        rows.append(("clean hand-over, median", f"{group.handover * 1000:,.0f} ms", True))
+    return rows
+
+
+def named(steps: Sequence[Step]) -> str:
+    """The first of them, for a line."""
+    named = ", ".join(f"{case} step {step}" for case, step in steps[:NAMED_LIMIT])
+    return named + (", …" if len(steps) > NAMED_LIMIT else "")

@@ -1,0 +1,159 @@
+"""One run of the demo, from the log to the report.
+
+The parent makes streams or topics, publishes, measures one at a time, runs the main part with its crash, and then asks
+ledger, dead letters and histories what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio
+
+from demo.backends import broker_of
+from demo.broker import Broker, GroupBroker
+from demo.config import DemoConfig
+from demo.errors import DemoError, NoAnswer
+from demo.events import Event, load
+from demo.faults import POISON
+from demo.feed import Feed
+from demo.history import Seen, examine
+from demo.ledger import Ledger, Step
+from demo.members import Members
+from demo.places import Places, places
+from demo.progress import Progress
+from demo.report import Report
+from demo.sample import measure
+from demo.under_lanes import UnderLanes
+from demo.view import View
+from lanes.clock import monotonic
+
+_ANSWER_WITHIN: Final = 60.0
+"""Seconds the server has at the end to come back and show the dead letters."""
+
+_FIRST_SHARE: Final = 0.2
+"""Of the events, what a group finds when it begins."""
+
+_RETRY: Final = 0.25
+
+_Answer = TypeVar("_Answer")
+
+
+async def run(config: DemoConfig, view: View | None = None) -> Report:
+    """Run the demo once; nothing of it is left running, on the server or on disk, however it ends.
+
+    asyncio only; takes as long as the log needs. To stop it, cancel an ``anyio.CancelScope`` around it. Raises
+    ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going on;
+    everything that goes wrong under ``lanes`` is in the report.
+    """
+    # The log first: what is wrong with it shows before anything is touched.
+    events = await asyncio.to_thread(load, config.data, config.events, config.seed)
+    progress = Progress(events=len(events), cases=len({event.case for event in events}))
+    showing = view.showing(progress) if view is not None else contextlib.nullcontext()
+    with places(config.keep) as where:
+        broker = broker_of(config, config.name or secrets.token_hex(4))
+        progress.stream = broker.stream
+        async with showing:
+            try:
+                return await _run(config, events, broker, where, progress)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    stayed = await broker.close()
+                if stayed:
+                    names = ", ".join(stayed)
+                    print(f"lanes: the server does not answer; delete there: {names}", file=sys.stderr, flush=True)
+
+
+async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: Places, progress: Progress) -> Report:
+    progress.phase = "connecting to the server"
+    await broker.open()
+    progress.phase = "publishing"
+    feed = Feed(config, events, broker, where, progress)
+    feed.open()
+    try:
+        # A group gets the rest while things are done to it.
+        if not config.waits_for_members:
+            await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
+        serial_rate = 0.0
+        if config.serial_seconds:
+            progress.phase = "one at a time"
+            serial_rate = progress.serial_rate = await measure(config, broker, where)
+        ledger = Ledger(where.folder / "ledger.sqlite")
+        try:
+            part = _main_part(config, broker, ledger, where, progress, feed)
+            await part.run()
+            feed.close("stopped")
+            progress.phase = "checking"
+            return await _report(config, events, broker, ledger, where, part, serial_rate)
+        finally:
+            ledger.close()
+    except BaseException:
+        feed.close("failed")
+        raise
+
+
+def _main_part(
+    config: DemoConfig, broker: Broker, ledger: Ledger, where: Places, progress: Progress, feed: Feed
+) -> UnderLanes | Members:
+    if not isinstance(broker, GroupBroker):
+        return UnderLanes(config, broker, ledger, where, progress)
+    return Members(config, broker, ledger, where, progress, feed)
+
+
+async def _report(
+    config: DemoConfig,
+    events: list[Event],
+    broker: Broker,
+    ledger: Ledger,
+    where: Places,
+    part: UnderLanes | Members,
+    serial_rate: float,
+) -> Report:
+    letters = set(await _patiently(broker.dead_letters))
+    steps: list[Step] = [(event.case, event.step) for event in events]
+    poison = {step for step in steps if config.faults.failures(*step) == POISON}
+    audit = ledger.audit(steps, letters)
+    seen = None if isinstance(part, UnderLanes) else Seen(part.snapshots, part.faults)
+    findings = await asyncio.to_thread(examine, where.history, seen)
+    return Report(
+        events=len(events),
+        keys=len({event.case for event in events}),
+        done=len(events) - len(audit.lost),
+        seconds=part.seconds,
+        serial_rate=serial_rate,
+        repeats=audit.repeats,
+        dead_letters=len(letters),
+        # A worker that is killed does not say its last peak; its history does.
+        max_in_flight_seen=max(part.peak_in_flight, findings.peak_in_flight),
+        max_in_flight=config.max_in_flight,
+        rss_mb=part.rss_mb,
+        kills=part.kills,
+        workers=part.workers,
+        violations=audit.violations,
+        lost=audit.lost,
+        doubled=audit.doubled,
+        foreign=audit.foreign,
+        missing_letters=sorted(poison - letters),
+        unexpected_letters=sorted(letters - poison),
+        redelivered=findings.redelivered,
+        verdicts=findings.verdicts,
+        failure=part.failure,
+        group=findings.group,
+    )
+
+
+async def _patiently(question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Ask the server until it answers. Raises ``DemoError`` when it does not within ``_ANSWER_WITHIN`` seconds."""
+    deadline = monotonic() + _ANSWER_WITHIN
+    while True:
+        try:
+            return await question()
+        except NoAnswer as error:
+            if monotonic() > deadline:
+                raise DemoError(f"{error}; the dead letters cannot be counted without it") from None
+        await asyncio.sleep(_RETRY)

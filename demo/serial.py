@@ -1,0 +1,122 @@
+"""One at a time: the ordinary loop over a plain consumer, with the same handler, to compare with.
+
+``python -m demo.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
+events it handled in how many seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from demo.child import end_with_parent
+from demo.client import Client
+from demo.config import ATTEMPTS, WorkerConfig
+from demo.handler import Approve, Declined
+
+_BATCH: Final = 50
+_FETCH_TIMEOUT: Final = 2.0
+
+_JOIN_TIMEOUT: Final = 20.0
+"""Seconds that the first message may take: a new broker's first group takes some."""
+
+
+def main() -> int:
+    """Run the loop; returns an exit status. Blocks for the seconds configured."""
+    end_with_parent()
+    try:
+        config = WorkerConfig.load()
+        events, seconds = asyncio.run(_loop(config))
+    except Exception as error:
+        # Whatever the client of the broker calls its errors: one line, for the parent to quote.
+        print(f"lanes: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    print(json.dumps({"events": events, "seconds": seconds}), flush=True)
+    return 0
+
+
+async def _loop(config: WorkerConfig) -> tuple[int, float]:
+    client = Client(config.service, config.token)
+    await client.connect()
+    handler = Approve(client, config.faults)
+    events = 0
+    begun = last = 0.0
+    payloads = _from_kafka(config) if config.broker == "kafka" else _from_jetstream(config)
+    async with aclosing(payloads):
+        async for payload in payloads:
+            # From the first one on: to join a group takes longer than to connect, and is no work.
+            begun = begun or time.monotonic()
+            await _handle(handler, payload)
+            events += 1
+            last = time.monotonic()
+            if last >= begun + config.seconds:
+                break
+    await client.close()
+    return events, last - begun
+
+
+async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
+    """The messages, each acknowledged when the next one is asked for; no more = the log is shorter than the sample."""
+    import nats
+    import nats.errors
+    from nats.js.api import AckPolicy, ConsumerConfig
+
+    connection = await nats.connect(config.server)
+    subscription = await connection.jetstream().pull_subscribe(
+        "", stream=config.stream, config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT)
+    )
+    try:
+        while True:
+            for message in await subscription.fetch(_BATCH, timeout=_FETCH_TIMEOUT):
+                yield message.data
+                await message.ack()
+    except nats.errors.TimeoutError:
+        pass
+    finally:
+        await connection.close()
+
+
+async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
+    """The same; committed behind every batch, in a group of its own."""
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": config.server,
+            "group.id": f"{config.durable}-one-at-a-time",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([config.stream])
+    patience = _JOIN_TIMEOUT
+    try:
+        # More than one at once would be waited for even where there is no more.
+        while first := await asyncio.to_thread(consumer.consume, 1, patience):
+            patience = _FETCH_TIMEOUT
+            for message in first + consumer.consume(_BATCH - 1, 0):
+                if (value := message.value()) is not None:
+                    yield value
+            consumer.commit(asynchronous=True)
+    finally:
+        consumer.close()
+
+
+async def _handle(handler: Approve, payload: bytes) -> None:
+    """In order, and without a pause between attempts: as fast as one at a time can be."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            await handler.handle(payload, attempt, 0)
+        except Declined:
+            continue
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

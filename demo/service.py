@@ -1,0 +1,200 @@
+"""The approval service and the ledger's door: a local socket in the parent process.
+
+A request is one line, its answer one line, matched by a number; any number of them may be open at once:
+
+- ``h <token>`` opens a connection; anything else before it closes it
+- ``a <number> <case> <step>`` asks for an approval, answered after the latency
+- ``w <number> <case> <step> <epoch>`` applies a step, answered with the ledger's verdict once it is committed
+- ``s <json>`` says how the worker is; not answered
+
+Applies that arrive in one turn of the loop share one transaction, and answers that are due together share one
+write: the service has to keep up with thousands of requests a second beside everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import socket
+from collections.abc import Callable
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, Final
+
+from demo.errors import DemoError
+from demo.faults import draw
+from demo.ledger import Apply, Ledger
+
+_TICK: Final = 0.001
+"""Seconds: answers due within one tick leave together."""
+
+_LINE_LIMIT: Final = 1 << 16
+"""Bytes a line may have at most; more is no client of ours."""
+
+
+class Service:
+    """One service over one ledger, or, with None, of approvals alone. asyncio only.
+
+    ``latency`` is in seconds; an approval takes 0.5 to 1.5 of it, a function of case and step, so two handlers
+    of one key at once are overtaken sooner or later. ``on_status`` gets what workers say of themselves,
+    ``on_commit`` is called after every committed batch, before its answers leave.
+
+    ``failed`` is set when the ledger cannot be written any more; ``failure`` says why.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        *,
+        latency: float,
+        token: str,
+        on_status: Callable[[dict[str, Any]], None],
+        on_commit: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._latency = latency
+        self._token = token.encode()
+        self._on_status = on_status
+        self._on_commit = on_commit
+        self._server: asyncio.Server
+        self._loop: asyncio.AbstractEventLoop
+        self._connections: set[_Connection] = set()
+        self._applies: list[tuple[_Connection, bytes, Apply]] = []
+        self._due: dict[int, list[tuple[_Connection, bytes]]] = {}
+        self._ticks: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.address = ""
+        self.failure: DemoError | None = None
+
+    async def start(self, folder: Path) -> None:
+        """Listen in ``folder``, or on a loopback port where there are no such sockets; sets ``address``."""
+        self._loop = asyncio.get_running_loop()
+        path = folder / "approvals.sock"
+        if hasattr(socket, "AF_UNIX"):
+            # A path may be too long for a socket; a port is as good, since a connection needs the token.
+            with contextlib.suppress(OSError):
+                self._server = await self._loop.create_unix_server(lambda: _Connection(self), str(path))
+                self.address = f"unix:{path}"
+                return
+        self._server = await self._loop.create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"tcp:{host}:{port}"
+
+    def break_connections(self) -> None:
+        """Cut every connection, as a service that crashes does. Does not block."""
+        for connection in list(self._connections):
+            connection.transport.abort()
+
+    async def close(self) -> None:
+        """Stop listening and cut every connection. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if hasattr(self, "_server"):
+            self._server.close()
+            self.break_connections()
+            await self._server.wait_closed()
+
+    # --- approvals
+
+    def _approve(self, connection: _Connection, number: bytes, event: bytes) -> None:
+        delay = self._latency * (0.5 + draw(event) / 0x1_0000_0000)
+        tick = round((self._loop.time() + delay) / _TICK)
+        answers = self._due.get(tick)
+        if answers is None:
+            answers = self._due[tick] = []
+            heappush(self._ticks, tick)
+            if self._timer is None or self._ticks[0] == tick:
+                self._set_timer()
+        answers.append((connection, number))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._ticks[0] * _TICK, self._answer_due)
+
+    def _answer_due(self) -> None:
+        now = self._loop.time()
+        while self._ticks and self._ticks[0] * _TICK <= now + _TICK / 2:
+            for connection, number in self._due.pop(heappop(self._ticks)):
+                connection.answer(number + b" ok\n")
+        self._timer = None
+        if self._ticks:
+            self._set_timer()
+
+    # --- applies
+
+    def _apply(self, connection: _Connection, number: bytes, apply: Apply) -> None:
+        if not self._applies:
+            # Behind everything that is ready in this turn: those applies join the batch.
+            self._loop.call_soon(self._commit)
+        self._applies.append((connection, number, apply))
+
+    def _commit(self) -> None:
+        batch, self._applies = self._applies, []
+        assert self._ledger is not None, "nothing is applied without one"
+        try:
+            verdicts = self._ledger.apply(apply for _, _, apply in batch)
+        except DemoError as error:
+            # No answer for what is not stored: the worker's handlers wait until the run ends with this error.
+            self.failure = self.failure or error
+            return
+        self._on_commit()
+        for (connection, number, _), verdict in zip(batch, verdicts, strict=True):
+            connection.answer(b"%b %b\n" % (number, verdict.encode()))
+
+
+class _Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._rest = b""
+        self._admitted = False
+        self._answers: list[bytes] = []
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._service._connections.add(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._service._connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        service = self._service
+        try:
+            for line in lines:
+                kind, _, rest = line.partition(b" ")
+                if not self._admitted:
+                    self._admitted = kind == b"h" and hmac.compare_digest(rest, service._token)
+                    if not self._admitted:
+                        raise ValueError("no token")
+                elif kind == b"a":
+                    number, case, step = rest.split(b" ")
+                    service._approve(self, number, b"%b/%b" % (case, step))
+                elif kind == b"w" and service._ledger is not None:
+                    number, case, step, epoch = rest.split(b" ")
+                    service._apply(self, number, Apply(case.decode(), int(step), int(epoch)))
+                elif kind == b"s":
+                    service._on_status(json.loads(rest))
+                else:
+                    raise ValueError("unknown request")
+            if len(self._rest) > _LINE_LIMIT:
+                raise ValueError("line too long")
+        except ValueError:
+            # Not our worker, or a broken one: its handlers fail and are retried.
+            self.transport.abort()
+
+    def answer(self, line: bytes) -> None:
+        if not self._answers:
+            self._service._loop.call_soon(self._write)
+        self._answers.append(line)
+
+    def _write(self) -> None:
+        answers, self._answers = self._answers, []
+        if not self.transport.is_closing():
+            self.transport.write(b"".join(answers))

@@ -1,0 +1,138 @@
+"""What a run of the demo on Spark is told, and what it tells its driver and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from demo.child import told
+from demo.config import ADDRESS, at_least, check_run
+from demo.errors import DemoError
+from demo.faults import Faults
+
+VARIABLE: Final = "LANES_DEMO_REPLAY"
+"""The environment variable that tells driver and workers their configuration."""
+
+ATTEMPTS: Final = 4
+"""How often Spark tries a task, as a cluster does by default."""
+
+_PARTITIONS_LIMIT: Final = 100
+_CORES_LIMIT: Final = 64
+_CONNECTIONS_LIMIT: Final = 200
+# The client's words about a URL that it cannot read, or reads otherwise than it was meant, may hold the password.
+_TOLD: Final = r"(?:[^\s@/%]|%(?!00)[0-9A-Fa-f]{2})"
+_POSTGRES: Final = re.compile(rf"postgres(?:ql)?://(?:{_TOLD}*@)?(?:{_TOLD}|/)+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkConfig:
+    """One run of the demo on Spark. Raises ``DemoError`` for a value that cannot be.
+
+    ``kafka``: addresses of brokers. ``postgres``: the URL of a server whose user may create a schema. ``jars``: of
+    Spark's Kafka connector; none = Spark finds it by itself. ``data``, ``events``, ``seed``, ``latency``,
+    ``concurrency``, ``max_in_flight``, ``keep``, ``name``, ``faults``: as in ``DemoConfig``; the bounds hold in each
+    task. ``partitions``: of the topic. ``batches``: how many the log makes, about. ``cores``: of Spark, each a worker.
+    ``connections``: to PostgreSQL, of each task. ``kill_worker_at``, ``kill_driver_at``: fractions of the events after
+    which a worker and the driver are killed with -9, None = not. ``stall_timeout``: seconds without any progress after
+    which the run is given up; a JVM starts in them. ``driver_command`` starts a driver.
+    """
+
+    kafka: str = field(repr=False)
+    postgres: str = field(repr=False)
+    jars: Sequence[str] = ()
+    data: Path | None = None
+    events: int | None = None
+    seed: int = 1
+    latency: float = 0.010
+    concurrency: int = 500
+    max_in_flight: int = 2_000
+    partitions: int = 4
+    batches: int = 8
+    cores: int = 2
+    connections: int = 12
+    kill_worker_at: float | None = 0.25
+    kill_driver_at: float | None = 0.6
+    stall_timeout: float = 300.0
+    keep: Path | None = None
+    name: str | None = None
+    faults: Faults = field(default_factory=Faults)
+    driver_command: Sequence[str] = (sys.executable, "-m", "demo.spark.driver")
+
+    def __post_init__(self) -> None:
+        # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        if not all(ADDRESS.fullmatch(one) for one in self.kafka.split(",")):
+            raise DemoError("--kafka: must be the address of a Kafka broker, such as 127.0.0.1:9092")
+        if not _POSTGRES.fullmatch(self.postgres):
+            raise DemoError(
+                "--postgres: must be the URL of a server, such as postgresql://me@127.0.0.1:5432/test; write @, / and "
+                "% in a password as %40, %2F and %25"
+            )
+        for jar in self.jars:
+            if not Path(jar).is_file() or "," in jar:
+                raise DemoError(f"--jars: {jar}: no such file; give the jars of Spark's Kafka connector")
+        for name, value, most in (
+            ("partitions", self.partitions, _PARTITIONS_LIMIT),
+            ("batches", self.batches, 1_000),
+            ("cores", self.cores, _CORES_LIMIT),
+            ("connections", self.connections, _CONNECTIONS_LIMIT),
+        ):
+            if not 1 <= value <= most:
+                raise DemoError(f"{name}={value}: must be 1 to {most}")
+        for name, at in (("kill_worker_at", self.kill_worker_at), ("kill_driver_at", self.kill_driver_at)):
+            if at is not None and not 0 < at < 1:
+                raise DemoError(f"{name}={at}: must be a fraction between 0 and 1, or None for no kill")
+        at_least("latency", self.latency, 0.0)
+        at_least("stall_timeout", self.stall_timeout, 1.0)
+        if isinstance(self.driver_command, str):
+            raise DemoError(f"driver_command={self.driver_command!r}: must be a sequence of words, not a string")
+        check_run(self.events, self.name, self.concurrency, self.max_in_flight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """What a driver and its workers are told, as JSON in their environment: an argument could be read by every user.
+
+    ``service``: address of the approval service, ``token`` opens it. ``topic``, ``dead_topic``: on ``kafka``.
+    ``schema``: of the tables, and the name of the subscription. ``journal``, ``checkpoint``, ``scratch``: folders.
+    """
+
+    kafka: str = field(repr=False)
+    postgres: str = field(repr=False)
+    jars: Sequence[str]
+    topic: str
+    dead_topic: str
+    schema: str
+    service: str
+    token: str = field(repr=False)
+    journal: str
+    checkpoint: str
+    scratch: str
+    cores: int
+    connections: int
+    rows_per_batch: int
+    concurrency: int
+    max_in_flight: int
+    fail_every: int
+    poison_every: int
+
+    @property
+    def faults(self) -> Faults:
+        """Which events fail."""
+        return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with the configuration added. All that Spark makes goes to ``scratch``."""
+        # The workers' Python would be any python3 of the path else.
+        mine = {VARIABLE: json.dumps(asdict(self)), "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.scratch}
+        return {**os.environ, **mine}
+
+    @staticmethod
+    def load() -> ReplayConfig:
+        """Back from the environment. Raises ``DemoError`` when it is not there."""
+        return told(ReplayConfig, VARIABLE, "driver", "lanes spark demo")

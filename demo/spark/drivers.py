@@ -1,0 +1,246 @@
+"""The main part on Spark: drivers, one after the other, until the replay is through; and the kills on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from psycopg import AsyncConnection
+
+from demo.config import HOOK_EVERY
+from demo.places import Places
+from demo.progress import Progress
+from demo.service import Service
+from demo.spark import checkpoint
+from demo.spark.config import ReplayConfig, SparkConfig
+from demo.spark.tables import Tables
+from demo.supervise import Child
+from lanes.clock import monotonic
+
+_SETTLE: Final = 0.2
+"""Seconds after which all that a process said before it was frozen has been heard."""
+
+_STARTS: Final = 5
+"""Drivers at most, whatever ends them."""
+
+
+@dataclass
+class _Seen:
+    """What a task said of itself, and in which driver it runs."""
+
+    pid: int
+    attempt: int
+    driver: int
+    ended: bool = False
+
+
+@dataclass
+class _Kill:
+    """A kill that is to be made when so many effects are stored."""
+
+    what: str
+    at: int
+    make: Callable[[], Awaitable[bool]]
+
+
+class Drivers:
+    """Runs drivers on one checkpoint until one of them has come to the end. asyncio only.
+
+    Afterwards: ``seconds`` from the first start to the end of the replay; ``workers_killed``, ``drivers_killed`` and
+    ``tried_again`` counted; ``interrupted``: the batches that were under way when a driver was killed; ``told``: what
+    the last driver said; and ``failure``: why the run ended before its time, or None.
+    """
+
+    def __init__(
+        self,
+        config: SparkConfig,
+        tables: Tables,
+        where: Places,
+        progress: Progress,
+        told: Callable[[Service], ReplayConfig],
+        token: str,
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._where = where
+        self._progress = progress
+        self._describe = told
+        self._service = Service(
+            None, latency=config.latency, token=token, on_status=self._on_status, on_commit=lambda: None
+        )
+        self._tasks: dict[str, _Seen] = {}
+        self._driver: Child
+        self._hearing: asyncio.Task[None] | None = None
+        self._checkpoint: Path
+        self._kills = [
+            _Kill(what, max(1, int(at * progress.events)), make)
+            for what, at, make in (
+                ("a worker", config.kill_worker_at, self._kill_worker),
+                ("the driver", config.kill_driver_at, self._kill_driver),
+            )
+            if at is not None
+        ]
+        self._kills.sort(key=lambda kill: kill.at)
+        self._begun = self._changed = self._ended = 0.0
+        self.workers_killed = 0
+        self.drivers_killed = 0
+        self.interrupted: set[int] = set()
+        self.rss_mb = 0.0
+        self._over = False
+        self.told: dict[str, Any] = {}
+        self.failure: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the first driver to the end of the replay."""
+        return self._ended - self._begun
+
+    @property
+    def tried_again(self) -> int:
+        """Attempts of tasks after the first."""
+        return sum(task.attempt > 0 for task in self._tasks.values())
+
+    @property
+    def missed(self) -> list[str]:
+        """The kills that were not made."""
+        return [f"{kill.what} was not killed: the replay was through before" for kill in self._kills]
+
+    @property
+    def done(self) -> set[int]:
+        """The batches that are done."""
+        return checkpoint.done(self._checkpoint)
+
+    async def run(self) -> None:
+        """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
+        await self._service.start(self._where.sockets)
+        told = self._describe(self._service)
+        self._checkpoint = Path(told.checkpoint)
+        # Not the environment of this process: the folder of a driver's temporary files is another.
+        environment = told.environment()
+        connection = await self._tables.connect()
+        self._begun = self._changed = monotonic()
+        try:
+            await self._start(environment)
+            while not self._over and self.failure is None:
+                await self._look(connection, environment)
+                await asyncio.sleep(HOOK_EVERY)
+        finally:
+            self._ended = self.told.get("replayed", monotonic())
+            with anyio.CancelScope(shield=True):
+                if hasattr(self, "_driver"):
+                    await self._driver.end()
+                if self._hearing is not None:
+                    await self._hearing
+                await self._service.close()
+                await connection.close()
+
+    async def _start(self, environment: dict[str, str]) -> None:
+        progress = self._progress
+        progress.starts += 1
+        progress.phase = "starting Spark" if progress.starts == 1 else "killed with -9, starting Spark again"
+        self._changed = monotonic()
+        self._driver = Child(self._config.driver_command, self._where.log, environment)
+        await self._driver.start()
+        self._hearing = asyncio.create_task(self._hear(self._driver))
+
+    async def _hear(self, driver: Child) -> None:
+        """What a driver says, until it has ended."""
+        while line := await driver.line():
+            # Whatever else prints there is no object.
+            with contextlib.suppress(ValueError, TypeError):
+                self.told |= json.loads(line)
+                self._changed = monotonic()
+                self._progress.phase = "auditing the journal"
+
+    async def _look(self, connection: AsyncConnection[Any], environment: dict[str, str]) -> None:
+        progress, driver = self._progress, self._driver
+        if driver.status is not None:
+            await driver.wait()
+            if self._hearing is not None:
+                await self._hearing
+            await self._after(driver, environment)
+            return
+        stored = await self._tables.stored(connection)
+        progress.seconds = monotonic() - self._begun
+        if stored != progress.stored:
+            progress.stored = stored
+            self._changed = monotonic()
+            progress.phase = "replaying" if progress.starts == 1 else "replaying, started again"
+        due = bool(self._kills) and stored >= self._kills[0].at and "replayed" not in self.told
+        if due and await self._kills[0].make():
+            del self._kills[0]
+            self._changed = monotonic()
+        if monotonic() - self._changed > self._config.stall_timeout:
+            left = progress.events - stored
+            self.failure = f"no progress for {self._config.stall_timeout:g} s: {left} of {progress.events} are missing"
+
+    async def _after(self, driver: Child, environment: dict[str, str]) -> None:
+        """What to do when a driver has ended."""
+        if driver.status == 0 and "audit" in self.told:
+            self._over = True
+            return
+        if driver.killed and self._progress.starts < _STARTS:
+            await driver.end()
+            await self._start(environment)
+            return
+        words = driver.last_words or "nothing"
+        self.failure = f"driver {self._progress.starts} ended by itself with status {driver.status}, and said: {words}"
+
+    # --- kills
+
+    async def _kill_worker(self) -> bool:
+        """Kill a worker in the middle of a task; False = not now. Spark tries the task again, in another worker."""
+        for task in list(self._tasks.values()):
+            if task.ended or task.driver != self._progress.starts:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                if await self._kill_in_task(task):
+                    self.workers_killed += 1
+                    self._progress.phase = "a worker was killed with -9"
+                    return True
+        return False
+
+    async def _kill_in_task(self, task: _Seen) -> bool:
+        os.kill(task.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(_SETTLE)
+        except BaseException:
+            # Who stands still hears of no end.
+            os.kill(task.pid, signal.SIGCONT)
+            raise
+        if task.ended:
+            os.kill(task.pid, signal.SIGCONT)
+            return False
+        task.ended = True
+        os.kill(task.pid, signal.SIGKILL)
+        return True
+
+    async def _kill_driver(self) -> bool:
+        """Kill driver and JVM in the middle of a batch; False = not now."""
+        self._driver.freeze()
+        await asyncio.sleep(_SETTLE)
+        under_way = checkpoint.begun(self._checkpoint) - checkpoint.done(self._checkpoint)
+        running = any(not task.ended and task.driver == self._progress.starts for task in self._tasks.values())
+        if not under_way or not running:
+            self._driver.thaw()
+            return False
+        self._driver.kill()
+        self.interrupted |= under_way
+        self.drivers_killed += 1
+        return True
+
+    def _on_status(self, status: dict[str, Any]) -> None:
+        name = str(status["task"])
+        seen = self._tasks.get(name)
+        if seen is None:
+            seen = self._tasks[name] = _Seen(int(status["pid"]), int(status["attempt"]), self._progress.starts)
+        seen.ended = bool(status["ended"])
+        self.rss_mb = max(self.rss_mb, float(status["rss_mb"]))

@@ -1,0 +1,82 @@
+"""The judge: what the tables of a run hold, against what the log says they should. All of it is SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import Connection
+
+from demo.ledger import Step
+from demo.spark.tables import Tables
+
+_DONE: Final[LiteralString] = (
+    "(SELECT case_id, step FROM {schema}.effects UNION SELECT case_id, step FROM {schema}.dead_letters)"
+)
+_LOST: Final[LiteralString] = "SELECT case_id, step FROM {schema}.published EXCEPT " + _DONE
+_FOREIGN: Final[LiteralString] = _DONE + " EXCEPT SELECT case_id, step FROM {schema}.published"
+_DOUBLED: Final[LiteralString] = (
+    "SELECT case_id, step, count(*) - 1 FROM {schema}.effects GROUP BY case_id, step HAVING count(*) > 1"
+)
+# The rows of a case have the order of their transactions: each waits for the position of the one before.
+_DISORDERED: Final[LiteralString] = (
+    "SELECT case_id, step FROM (SELECT case_id, step, "
+    "row_number() OVER (PARTITION BY case_id, step ORDER BY id) AS nth, "
+    "max(step) OVER (PARTITION BY case_id ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before "
+    "FROM {schema}.effects) AS each WHERE nth = 1 AND step < before "
+    "UNION ALL SELECT case_id, step FROM {schema}.refused WHERE verdict = 'violation'"
+)
+_STATES: Final[LiteralString] = (
+    "SELECT case_id, coalesce(state.step, -1) FROM {schema}.cases AS state FULL JOIN "
+    "(SELECT case_id, max(step) AS step, count(*) AS steps FROM {schema}.effects GROUP BY case_id) AS sum "
+    "USING (case_id) WHERE (state.step, state.steps) IS DISTINCT FROM (sum.step, sum.steps)"
+)
+_REPEATS: Final[LiteralString] = "SELECT count(*) FROM {schema}.refused WHERE verdict = 'repeat'"
+_LETTERS: Final[LiteralString] = "SELECT DISTINCT case_id, step FROM {schema}.dead_letters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What became of the log. Every list is sorted.
+
+    ``lost``: neither stored nor dead-lettered. ``doubled``: how many effects too many each event has had.
+    ``violations``: had their effect behind a later step of their case, or had none because of one. ``foreign``: stored
+    or dead-lettered, and no event of the log. ``states``: cases whose state is not that of their effects.
+    ``dead_letters``: events that have one. ``repeats``: how often the fence refused what had its effect already.
+    """
+
+    lost: Sequence[Step]
+    doubled: Sequence[tuple[str, int, int]]
+    violations: Sequence[Step]
+    foreign: Sequence[Step]
+    states: Sequence[Step]
+    dead_letters: Sequence[Step]
+    repeats: int
+
+    @property
+    def double_effects(self) -> int:
+        """How many effects there are too many."""
+        return sum(times for _, _, times in self.doubled)
+
+
+def judge(tables: Tables) -> Judgement:
+    """Compare effects, states and dead letters with the log. Blocks: reads everything."""
+    with tables.connected() as connection:
+
+        def found(text: LiteralString) -> list[Any]:
+            return sorted(_rows(connection, tables, text))
+
+        return Judgement(
+            lost=found(_LOST),
+            doubled=found(_DOUBLED),
+            violations=found(_DISORDERED),
+            foreign=found(_FOREIGN),
+            states=found(_STATES),
+            dead_letters=found(_LETTERS),
+            repeats=found(_REPEATS)[0][0],
+        )
+
+
+def _rows(connection: Connection[Any], tables: Tables, text: LiteralString) -> list[Any]:
+    return connection.execute(tables.query(text)).fetchall()

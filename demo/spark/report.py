@@ -1,0 +1,151 @@
+"""The report of a run on Spark: what it showed, which promises it broke, as a table and as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from demo.history import Verdict
+from demo.ledger import Step
+from demo.report import named
+from demo.spark.judge import Judgement
+
+AUDIT: Final = {0: "pass", 1: "violated", 2: "unproven"}
+"""The word for the status of an audit."""
+
+NO_AUDIT: Final = "none"
+"""The word where there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkReport:
+    """What a run of the demo on Spark showed.
+
+    ``events`` and ``keys``: of the log. ``seconds``: from the start of the first driver to the end of the replay,
+    kills and restarts included. ``judged``: by SQL, from what the handlers left behind. ``poison``: the events that
+    never succeed. ``drivers``: processes started. ``workers_killed``, ``drivers_killed``: with -9, in the middle of a
+    task and of a batch; ``missed``: kills that were asked for and not made. ``tried_again``: attempts of tasks that
+    Spark made after another one had failed. ``interrupted``: batches that the kill of a driver interrupted,
+    ``resumed``: those of them that were finished. ``rss_mb``: of a worker. ``audit``: the word for it,
+    ``duplicates``: by cause, as the audit counts them. ``unfinished``: files of the journal that were not written to
+    the end, as those of a worker that was killed; no verdict speaks of them. ``failure``: what ended the run early.
+    """
+
+    events: int
+    keys: int
+    seconds: float
+    judged: Judgement
+    poison: Sequence[Step]
+    drivers: int
+    workers_killed: int
+    drivers_killed: int
+    missed: Sequence[str]
+    tried_again: int
+    batches: int
+    interrupted: int
+    resumed: int
+    rss_mb: float
+    audit: str
+    verdicts: Sequence[Verdict] = ()
+    duplicates: Mapping[str, int] = field(default_factory=dict)
+    unfinished: int = 0
+    failure: str | None = None
+
+    @property
+    def done(self) -> int:
+        """Events that are stored or dead-lettered."""
+        return self.events - len(self.judged.lost)
+
+    @property
+    def rate(self) -> float:
+        """Of them, per second."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.broken
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that broke, one line each."""
+        judged, letters = self.judged, set(self.judged.dead_letters)
+        doubled = [(case, step) for case, step, _ in judged.doubled]
+        lines = []
+        for name, steps, meaning in (
+            ("order violations", judged.violations, "after a later step of its case"),
+            ("lost", judged.lost, "neither stored nor dead-lettered"),
+            ("double effects", doubled, "stored more than once"),
+            ("foreign", judged.foreign, "stored, but not in the log"),
+            ("states", judged.states, "the state of a case is not that of its effects"),
+            ("dead letters missing", sorted(set(self.poison) - letters), "never succeeds, and has no dead letter"),
+            (
+                "dead letters unexpected",
+                sorted(letters - set(self.poison)),
+                "has a dead letter, and would have succeeded",
+            ),
+        ):
+            if steps:
+                lines.append(f"{name}: {len(steps)} ({meaning}): {named(steps)}")
+        lines += [f"kills: {missed}" for missed in self.missed]
+        if self.workers_killed and not self.tried_again:
+            lines.append("kills: a worker was killed in a task, and no task was tried again")
+        if self.resumed < self.interrupted:
+            lines.append(f"resumed batches: {self.resumed} of {self.interrupted} that were interrupted")
+        if self.audit != AUDIT[0]:
+            lines.append(f"audit: {self.audit}")
+        lines += [f"audit {v.name}: {v.status}: {v.detail}" for v in self.verdicts if v.status != "held"]
+        if self.failure is not None:
+            lines.append(f"ended early: {self.failure}")
+        return lines
+
+    def json(self) -> str:
+        """The one line for machines."""
+        return json.dumps(
+            {
+                "rows": self.done,
+                "seconds": round(self.seconds, 2),
+                "rows_per_s": round(self.rate, 1),
+                "order_violations": len(self.judged.violations),
+                "lost": len(self.judged.lost),
+                "double_effects": self.judged.double_effects,
+                "resumed_batches": self.resumed,
+                "audit": self.audit,
+            }
+        )
+
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """The table: what, its value, and whether that is as promised."""
+        judged = self.judged
+        repeated = ", ".join(f"{count} {cause}" for cause, count in self.duplicates.items() if count) or "none"
+        held = sum(verdict.status == "held" for verdict in self.verdicts)
+        return [
+            ("events", f"{self.events:,}", True),
+            ("cases (keys)", f"{self.keys:,}", True),
+            ("drivers", f"{self.drivers}, {self.drivers_killed} killed with -9", not self.missed),
+            ("workers killed with -9", str(self.workers_killed), not self.missed),
+            ("tasks tried again", str(self.tried_again), not self.workers_killed or self.tried_again > 0),
+            ("batches", str(self.batches), True),
+            ("batches resumed", f"{self.resumed} of {self.interrupted}", self.resumed == self.interrupted),
+            ("seconds, JVMs and kills included", f"{self.seconds:.2f}", True),
+            ("rows/s", f"{self.rate:,.0f}", True),
+            ("order violations", str(len(judged.violations)), not judged.violations),
+            ("lost", str(len(judged.lost)), not judged.lost),
+            ("double effects", str(judged.double_effects), not judged.double_effects),
+            ("repeats (refused, harmless)", f"{judged.repeats:,}", True),
+            ("delivered again", repeated, True),
+            (
+                "dead letters",
+                f"{len(judged.dead_letters)} of {len(self.poison)}",
+                set(judged.dead_letters) == set(self.poison),
+            ),
+            ("peak memory of a worker", f"{self.rss_mb:.0f} MiB", True),
+            (
+                "audit",
+                f"{self.audit}: {held} of {len(self.verdicts)} promises held",
+                self.audit == AUDIT[0],
+            ),
+            ("unfinished files", f"{self.unfinished:,}{', not judged' if self.unfinished else ''}", True),
+        ]

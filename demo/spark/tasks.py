@@ -1,0 +1,103 @@
+"""What a worker of Spark runs: the handler of the demo, with its effect in PostgreSQL.
+
+What a handler uses belongs to its task: made on the task's event loop by ``begin``, and closed by ``end``.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg_pool import AsyncConnectionPool
+from pyspark import TaskContext
+
+from demo.child import peak_rss_mb
+from demo.client import Client
+from demo.faults import Faults
+from demo.handler import Approve
+from demo.spark.config import ReplayConfig
+from demo.spark.tables import Tables
+from lanes.core.types import Message
+from lanes.source import DeadLetters
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    faults: Faults
+    client: Client
+    pool: AsyncConnectionPool[Any]
+    tables: Tables
+
+    def say(self, *, ended: bool) -> None:
+        context = TaskContext.get()
+        self.client.say(
+            {
+                "task": self.name,
+                "pid": os.getpid(),
+                "attempt": context.attemptNumber() if context is not None else 0,
+                "ended": ended,
+                "rss_mb": peak_rss_mb(),
+            }
+        )
+
+
+_tasks: list[_Task] = []
+"""The one task that this process has now: a worker has one after the other."""
+
+
+async def begin() -> None:
+    """Before the first message of a task."""
+    config = ReplayConfig.load()
+    client = Client(config.service, config.token)
+    await client.connect()
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        config.postgres, min_size=config.connections, open=False, name=config.schema
+    )
+    await pool.open()
+    task = _Task(uuid.uuid4().hex, config.faults, client, pool, Tables(config.postgres, config.schema))
+    _tasks.append(task)
+    task.say(ended=False)
+
+
+async def end() -> None:
+    """Behind the last one."""
+    while _tasks:
+        task = _tasks.pop()
+        await task.pool.close()
+        task.say(ended=True)
+        await task.client.close()
+
+
+async def handle(message: Message) -> None:
+    """The handler of the demo, as its other runs have it."""
+    task = _tasks[0]
+    await Approve(_Effect(task, message), task.faults)(message)
+
+
+def letters() -> DeadLetters:
+    """Where events go that are given up."""
+    from lanes_kafka import KafkaDeadLetters
+
+    config = ReplayConfig.load()
+    return KafkaDeadLetters({"bootstrap.servers": config.kafka, "log_level": 0}, config.dead_topic)
+
+
+class _Effect:
+    """An approval by the service, and an effect in the tables, under the fence of its message."""
+
+    __slots__ = ("_message", "_task")
+
+    def __init__(self, task: _Task, message: Message) -> None:
+        self._task = task
+        self._message = message
+
+    async def approve(self, case: str, step: int) -> None:
+        await self._task.client.approve(case, step)
+
+    async def apply(self, case: str, step: int, epoch: int) -> bool:
+        del epoch  # the position fences, whatever the process
+        async with self._task.pool.connection() as connection:
+            return await self._task.tables.put(connection, self._message, (case, step))

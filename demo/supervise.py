@@ -1,0 +1,144 @@
+"""Processes of the demo: started in a group of their own, killed as a group, heard on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from demo.errors import DemoError
+
+_CHUNK: Final = 1 << 16
+_WORDS_LIMIT: Final = 500
+"""Characters of a child's last line that are kept."""
+
+
+class Child:
+    """One process. ``command`` is started by ``start``; what it says on stderr is appended to ``log``.
+
+    ``environment``: None = that of this process.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._command = tuple(command)
+        self._log = log
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self.last_words = ""
+        self.killed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the running process; 0 before ``start``."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._process.returncode if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it. Raises ``DemoError`` when there is no such program."""
+        try:
+            # Its own group: a Ctrl+C at the terminal is the parent's to deal with. The same session: when its parent is
+            # gone, the system has a frozen one go on, and hangs it up.
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                process_group=0,
+                env=self._environment,
+            )
+        except OSError as error:
+            raise DemoError(f"{self._command[0]!r} cannot be started ({error.strerror}): correct its path") from None
+        self._listener = asyncio.create_task(self._listen(self._process))
+
+    def kill(self) -> None:
+        """Kill the group with -9, as nothing can refuse. Does not block; idempotent."""
+        self.killed = True
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop the group where it stands. Does not block; idempotent."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have the group go on. Does not block; idempotent."""
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end. Does not block; idempotent."""
+        self._signal(signal.SIGTERM)
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until it has ended and everything it said is known; its status, or None after ``timeout`` seconds."""
+        if self._process is None or self._listener is None:
+            return None
+        try:
+            async with asyncio.timeout(timeout):
+                await self._process.wait()
+                await asyncio.shield(self._listener)
+        except TimeoutError:
+            return None
+        return self._process.returncode
+
+    def say(self, line: str) -> None:
+        """Write a line to its stdin. Does not block; one that has ended hears nothing."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{line}\n".encode())
+
+    async def exchange(self, line: str, timeout: float) -> str:
+        """Say a line to it, and wait for the line it prints; "" when it ends first, or after ``timeout`` seconds."""
+        self.say(line)
+        return await self.line(timeout)
+
+    async def line(self, timeout: float | None = None) -> str:
+        """The next line it prints on stdout; "" when it ends first, or after ``timeout`` seconds."""
+        if self._process is None or self._process.stdout is None:
+            return ""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                answer = (await self._process.stdout.readline()).decode("utf-8", "replace")
+                return answer if answer.endswith("\n") else ""
+        return ""
+
+    async def output(self) -> str:
+        """Everything it printed on stdout. Waits until it has ended."""
+        if self._process is None or self._process.stdout is None:
+            return ""
+        return (await self._process.stdout.read()).decode("utf-8", "replace")
+
+    async def end(self) -> None:
+        """Kill it unless it has ended, and wait for that. Idempotent."""
+        if self._process is None or self._listener is None:
+            return
+        if self._process.returncode is None:
+            self.kill()
+            await self._process.wait()
+        await self._listener
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        unfinished = ""
+        while chunk := await process.stderr.read(_CHUNK):
+            # A disk that is full must not keep the child from going on.
+            with contextlib.suppress(OSError), self._log.open("ab") as log:
+                log.write(chunk)
+            lines = (unfinished + chunk.decode("utf-8", "replace")).splitlines(keepends=True)
+            unfinished = lines[-1][-_CHUNK:] if not lines[-1].endswith("\n") else ""
+            said = [line.strip() for line in lines if not line.isspace()]
+            if said:
+                self.last_words = said[-1][:_WORDS_LIMIT]

@@ -1,0 +1,87 @@
+"""The demo at a terminal: signals, exit statuses, and one clear line for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import anyio
+
+from demo.config import DemoConfig
+from demo.run import run
+from demo.view import Outcome, View, best_view
+from lanes.errors import LanesError
+
+__all__ = ["EXIT_BROKEN", "EXIT_KEPT", "EXIT_SIGNAL", "EXIT_UNUSABLE", "main", "show"]
+
+EXIT_KEPT: Final = 0
+"""Every promise was kept."""
+EXIT_BROKEN: Final = 1
+"""A promise broke; the report says which."""
+EXIT_UNUSABLE: Final = 3
+"""Bad input, or a server that is not there: there is no report."""
+EXIT_SIGNAL: Final = 128
+"""Plus the number of the signal that stopped the demo: 130 after Ctrl+C."""
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(config: DemoConfig, view: View | None = None) -> int:
+    """Run the demo, show it, and return an exit status: ``show`` says how."""
+    return show(partial(run, config), view)
+
+
+def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) -> int:
+    """Run a job, show it, and return an exit status. Blocks; to be called on the main thread.
+
+    The last line on stdout is the report as one JSON object. A signal stops everything in order and removes
+    what was made; a second one does not wait for that.
+    """
+    view = view or best_view()
+    try:
+        return asyncio.run(_watched(job, view))
+    except LanesError as error:
+        _say(str(error))
+        return EXIT_UNUSABLE
+    except BrokenPipeError:
+        # Whoever read stdout has gone. What is buffered has to go somewhere, or the interpreter complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNUSABLE
+
+
+async def _watched(job: Callable[[View], Awaitable[Outcome]], view: View) -> int:
+    received: list[signal.Signals] = []
+    report: Outcome | None = None
+    # Not task.cancel(): one cancellation may be swallowed on the way, a scope repeats it until it is left.
+    with anyio.CancelScope() as scope:
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            if len(received) > 1:
+                _say(f"{number.name} again: stopped at once")
+                os._exit(EXIT_SIGNAL + number)
+            scope.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+        try:
+            report = await job(view)
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+    if report is None:
+        _say(f"{received[0].name}: stopped; nothing is left running")
+        return EXIT_SIGNAL + received[0]
+    view.report(report)
+    print(report.json(), flush=True)
+    return EXIT_KEPT if report.ok else EXIT_BROKEN
+
+
+def _say(text: str) -> None:
+    print(f"lanes: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""A worker of the demo: one consumer under ``lanes.serve``, as its own process.
+
+``python -m demo.worker``, told by ``WorkerConfig`` in its environment; started by the demo's parent, and gone
+with it: the parent holds the other end of stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from typing import Any, Final
+
+from blake3 import blake3
+
+import lanes
+from demo.backends import dead_letters_of, source_of
+from demo.child import end_with_parent, peak_rss_mb
+from demo.client import Client
+from demo.config import WorkerConfig, settings
+from demo.handler import Approve
+from lanes.process import EXIT_FAILED
+
+REPORT_EVERY: Final = 0.2
+"""Seconds between two statuses."""
+
+
+def main() -> int:
+    """Run the worker; returns its exit status. Blocks until it is stopped."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    end_with_parent()
+    try:
+        return asyncio.run(_work(WorkerConfig.load()))
+    except lanes.LanesError as error:
+        print(f"lanes: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+async def _work(config: WorkerConfig) -> int:
+    client = Client(config.service, config.token)
+    await client.connect()
+    consumer = lanes.Consumer(
+        source_of(config),
+        Approve(client, config.faults),
+        settings=settings(config.concurrency, config.max_in_flight),
+        dead_letters=dead_letters_of(config),
+        history=lanes.History(config.history, member=config.member),
+    )
+    reporter = asyncio.create_task(_report(consumer, client, config.member))
+    try:
+        return await lanes.serve(consumer)
+    finally:
+        reporter.cancel()
+        # The last word: the peaks of the whole run.
+        _say(consumer, client, config.member)
+        await client.close()
+
+
+async def _report(consumer: lanes.Consumer, client: Client, member: str) -> None:
+    while True:
+        _say(consumer, client, member)
+        await asyncio.sleep(REPORT_EVERY)
+
+
+def _say(consumer: lanes.Consumer, client: Client, member: str) -> None:
+    # Before the source is open, or when it could not be opened, there is nothing to say yet.
+    with contextlib.suppress(lanes.LanesError, AttributeError):
+        client.say({"member": member, **numbers(consumer.status())})
+
+
+def numbers(status: lanes.Status) -> dict[str, Any]:
+    """What the parent is told: counts, and of the oldest key a hash."""
+    oldest = status.oldest
+    return {
+        "in_flight": status.in_flight,
+        "max_in_flight": status.max_in_flight,
+        "peak_in_flight": status.peak_in_flight,
+        "running": status.running,
+        "ready": status.ready,
+        "held": status.held,
+        "retries": status.retries,
+        "dead_lettered": status.dead_lettered,
+        "settled": status.settled,
+        "floor": min(status.floors.values(), default=None),
+        "oldest_age": oldest.age if oldest is not None else 0.0,
+        "oldest_key": key_hash(oldest.key) if oldest is not None else "",
+        "oldest_attempt": oldest.attempt if oldest is not None else 0,
+        "rss_mb": peak_rss_mb(),
+    }
+
+
+def key_hash(key: bytes | None) -> str:
+    """8 hex digits for a key, as in the history: the key itself is the user's."""
+    return "-" if key is None else blake3(key).hexdigest(length=4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

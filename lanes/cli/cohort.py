@@ -1,0 +1,187 @@
+"""``lanes cohort …``: who is in a JetStream cohort and how far it is, and the wish to drain a member or not to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, require, stop
+from lanes.cli.views import moment, printable
+from lanes.errors import ConfigError, LanesError
+
+if TYPE_CHECKING:
+    from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView
+    from lanes_jetstream.wire.connection import Connection
+
+_WIDE: Final = 200
+"""Columns of a table that no terminal shows."""
+
+Stream = Annotated[str, typer.Argument(help="The stream of the cohort.", metavar="STREAM", show_default=False)]
+StreamOption = Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)]
+Member = Annotated[str, typer.Argument(help="As `status` shows it.", metavar="MEMBER", show_default=False)]
+Server = Annotated[str, typer.Option(help="The server's URL.", metavar="URL", show_default=False)]
+Namespace = Annotated[
+    str, typer.Option(help="The cohort's namespace.", metavar="NAME", show_default="the one that the stream has")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+Work = Callable[["CohortView"], Awaitable[None]]
+
+
+def cohort() -> typer.Typer:
+    """The commands ``lanes cohort …``."""
+    commands = typer.Typer(rich_markup_mode=None)
+
+    @commands.callback()
+    def root() -> None:
+        """Look at a JetStream cohort, and drain or undrain a member."""
+
+    @commands.command()
+    def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
+        """Show members, partitions, epochs and lag. Of each partition also the oldest unfinished message."""
+
+        async def work(view: CohortView) -> None:
+            found = await view.status()
+            if as_json:
+                typer.echo(json.dumps(_document(found)))
+            else:
+                _show(found)
+
+        _run(server, stream, namespace, work)
+
+    @commands.command()
+    def drain(
+        member: Member,
+        stream: StreamOption = "",
+        server: Server = "",
+        namespace: Namespace = "",
+    ) -> None:
+        """Give a member nothing while another one lives. What it has moves in order.
+
+        That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
+        drained still. Wishing it twice does nothing the second time.
+        """
+        if not stream:
+            stop("`lanes cohort drain` needs --stream NAME")
+
+        async def work(view: CohortView) -> None:
+            new = await view.drain(member)
+            typer.echo(printable(f"{member}: {'is drained' if new else 'is drained already'}"))
+
+        _run(server, stream, namespace, work)
+
+    @commands.command()
+    def undrain(
+        member: Member,
+        stream: StreamOption = "",
+        server: Server = "",
+        namespace: Namespace = "",
+    ) -> None:
+        """Take back what `drain` has wished for. The member gets its share again, now or when it comes back."""
+        if not stream:
+            stop("`lanes cohort undrain` needs --stream NAME")
+
+        async def work(view: CohortView) -> None:
+            new = await view.undrain(member)
+            typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not to be drained'}"))
+
+        _run(server, stream, namespace, work)
+
+    return commands
+
+
+def _run(server: str, stream: str, namespace: str, work: Work) -> None:
+    """Do it with the cohort; an error of ``lanes`` is one line."""
+    require("`lanes cohort`", "cli,jetstream", "nats")
+    if not server:
+        stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
+
+    async def job() -> None:
+        from lanes_jetstream.cohort.view import CohortView
+        from lanes_jetstream.wire.connection import Connection
+
+        connection = Connection(server)
+        await connection.open()
+        try:
+            name = namespace or await _only_one(connection, stream)
+            view = CohortView(connection, stream, name)
+            await view.check()
+            await work(view)
+        finally:
+            await connection.close()
+
+    try:
+        anyio.run(job, backend="asyncio")
+    except LanesError as error:
+        stop(printable(str(error)), EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        stop("interrupted", EXIT_INTERRUPTED)
+
+
+async def _only_one(connection: Connection, stream: str) -> str:
+    from lanes_jetstream.cohort.view import read_namespaces
+
+    found = await read_namespaces(connection, stream)
+    if len(found) != 1:
+        raise ConfigError(
+            f"stream {stream!a} has no cohort: start a member, or correct STREAM and --server"
+            if not found
+            else f"stream {stream!a} has several cohorts: name one by --namespace: {', '.join(found)}"
+        )
+    return found[0]
+
+
+def _document(status: CohortStatus) -> dict[str, object]:
+    return {**asdict(status), "lag": status.lag, "oldest": status.oldest}
+
+
+def _show(status: CohortStatus) -> None:
+    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    head = (
+        f"cohort {status.cohort} in namespace {status.namespace} of stream {status.stream}, generation "
+        f"{status.generation}: lag {status.lag:,}, oldest unfinished {_age(status.oldest)}"
+    )
+    if status.under_provisioned:
+        live = sum(member.live for member in status.members)
+        head += f". UNDER-PROVISIONED: {live} of {status.target} members"
+    console.print(printable(head))
+    members = Table("member", "state", box=None)
+    for heading in ("partitions", "planned", "weight"):
+        members.add_column(heading, justify="right")
+    members.add_column("since")
+    for one in status.members:
+        since = "-" if one.since is None else moment(one.since)
+        weight = "-" if one.weight is None else str(one.weight)
+        members.add_row(printable(one.name), _state(one), str(one.partitions), str(one.planned), weight, since)
+    console.print(members)
+    partitions = Table("partition", "owner", "planned", box=None)
+    for heading in ("epoch", "lag", "oldest unfinished"):
+        partitions.add_column(heading, justify="right")
+    for each in status.partitions:
+        partitions.add_row(
+            str(each.number),
+            printable(each.owner or "-"),
+            printable(each.planned or "-"),
+            "-" if each.epoch is None else str(each.epoch),
+            "-" if each.lag is None else f"{each.lag:,}",
+            _age(each.oldest),
+        )
+    console.print(partitions)
+
+
+def _state(member: MemberView) -> str:
+    if not member.live:
+        return "gone, to be drained" if member.draining else "gone"
+    return "draining" if member.draining else "standby" if member.standby else "active"
+
+
+def _age(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"

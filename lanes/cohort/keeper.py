@@ -1,0 +1,328 @@
+"""The actor of one cohort partition: it performs what the partition's tenure asks for, one thing after the other."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+import anyio
+
+from lanes.clock import Clock
+from lanes.cohort.leases import Conflict, ConsumerExists, EpochConsumers, LeaseStore, UnknownResult
+from lanes.core.cohort.actions import (
+    Action,
+    Consumer,
+    CreateConsumer,
+    DeleteConsumer,
+    FindConsumers,
+    Found,
+    Lost,
+    Overlapping,
+    Owned,
+    Read,
+    Refused,
+    Revoked,
+    Taken,
+    TenureEvent,
+    Unknown,
+    Wait,
+    Write,
+)
+from lanes.core.cohort.ledger import Done
+from lanes.core.cohort.tenure import Tenure
+from lanes.errors import SourceError
+
+__all__ = ["Bell", "Tenant"]
+
+log = logging.getLogger("lanes")
+
+_ECHOES: Final = (0.0, 0.01, 0.05)
+"""Seconds after a hint at which to look: it may come before what it is about is applied."""
+
+
+class Bell:
+    """What a task waits for: to be called, a time, or a hint, which calls more than once."""
+
+    __slots__ = ("_clock", "_echoes", "_event")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = anyio.Event()
+        self._echoes: deque[float] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Bell: {'rung' if self._event.is_set() else 'silent'}, {len(self._echoes)} echoes>"
+
+    def arm(self) -> None:
+        """Whatever rings from now on ends the next ``wait``, also when it comes before it."""
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        """End the wait. Does not block. Idempotent."""
+        self._event.set()
+
+    def hint(self) -> None:
+        """End the wait now, and the next ones a little later. Does not block."""
+        now = self._clock()
+        self._echoes = deque(now + echo for echo in _ECHOES)
+        self._event.set()
+
+    async def wait(self, until: float) -> bool:
+        """Wait for a call since ``arm``, a hint or a time, infinity = none; whether a hint is due. Cancel-safe."""
+        until = min(until, self._echoes[0]) if self._echoes else until
+        if until < math.inf:
+            with anyio.move_on_after(max(0.0, until - self._clock())):
+                await self._event.wait()
+        else:
+            await self._event.wait()
+        hinted = False
+        while self._echoes and self._echoes[0] <= self._clock():
+            self._echoes.popleft()
+            hinted = True
+        return hinted
+
+
+class Tenant:
+    """The actor of cohort partition ``partition``, which is ``named`` in logs.
+
+    ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
+    seconds after which ``overdue`` is called, once, for one that is not drained: nothing is given up here, for only
+    whoever handles it knows what is done, and answers by ``drained``. ``happened`` is called with each event of the
+    tenure, ``changed`` behind them, and when the deadline has moved. All methods but ``serve`` return at once, and end
+    what it waits for.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_clock",
+        "_consumers",
+        "_drain_by",
+        "_drain_within",
+        "_drained",
+        "_happened",
+        "_in_the_way",
+        "_named",
+        "_nonce",
+        "_overdue",
+        "_partition",
+        "_patience",
+        "_revoked",
+        "_seen",
+        "_store",
+        "_waits",
+        "_warned",
+        "bell",
+        "tenure",
+    )
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        store: LeaseStore,
+        consumers: EpochConsumers,
+        *,
+        named: str,
+        happened: Callable[[int, TenureEvent], None],
+        changed: Callable[[], None],
+        clock: Clock,
+        nonce: Callable[[], str],
+        patience: float,
+        drain_within: float,
+        overdue: Callable[[int], None],
+    ) -> None:
+        self.tenure = tenure
+        self.bell = Bell(clock)
+        self._partition = tenure.partition
+        self._store = store
+        self._consumers = consumers
+        self._named = named
+        self._happened = happened
+        self._changed = changed
+        self._clock = clock
+        self._nonce = nonce
+        self._patience = patience
+        self._drain_within = drain_within
+        self._overdue = overdue
+        self._drain_by = math.inf
+        self._revoked: Literal["no", "asked", "answered"] = "no"
+        self._drained: tuple[Done, bool] | None = None
+        self._seen = -math.inf  # the deadline that was told
+        self._in_the_way = ""  # what the last create said of an overlapping consumer
+        self._warned = False  # of what obstructs this acquisition
+        self._waits = 0.0  # what was said of the lease that is waited for
+
+    def __repr__(self) -> str:
+        return f"<Tenant of {self._partition}: {self.tenure.phase}>"
+
+    # --- what it is told
+
+    def planned(self, *, mine: bool) -> None:
+        """See ``Tenure.planned``."""
+        self.tenure.planned(mine, self._clock())
+        self._tell()
+
+    def stop(self) -> None:
+        """See ``Tenure.stop``."""
+        self.tenure.stop(self._clock())
+        self._tell()
+
+    def drained(self, done: Done, *, ended: bool = True) -> None:
+        """See ``Tenure.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
+        if self._revoked == "no":
+            self._drained = done, ended
+        elif self._revoked == "asked":
+            self._answer(done, ended)
+        self._tell()
+
+    def checkpoint(self, done: Done) -> None:
+        """See ``Tenure.checkpoint``."""
+        self.tenure.checkpoint(done, self._clock())
+        self._tell()
+
+    def takeover(self, done: Done) -> None:
+        """See ``Tenure.takeover``."""
+        self.tenure.takeover(done, self._clock())
+        self._tell()
+
+    def seen(self, consumers: Iterable[tuple[int, int]]) -> None:
+        """See ``Tenure.seen``."""
+        self.tenure.seen(consumers, self._clock())
+        self._tell()
+
+    def gone(self, reason: str) -> None:
+        """See ``Tenure.gone``."""
+        self.tenure.gone(reason, self._clock())
+        self._tell()
+
+    def ended(self) -> None:
+        """See ``Tenure.ended``."""
+        self.tenure.ended(self._clock())
+        self._tell()
+
+    def hint(self) -> None:
+        """The lease was written, or is about to be."""
+        if self.tenure.deadline == -math.inf:
+            self.bell.hint()
+
+    # --- at work
+
+    async def serve(self, over: Callable[[], bool]) -> None:
+        """Perform until ``over``, and the tenure is idle. Cancelling it leaves everything as it is, as a crash does.
+
+        Raises ``SourceError`` when the store is gone for good, or holds what no member has written.
+        """
+        tenure = self.tenure
+        while not (over() and tenure.idle):
+            self.bell.arm()
+            action = tenure.next(self._clock(), self._nonce())
+            self._pass_on()
+            if over() and tenure.idle:
+                return
+            if isinstance(action, Wait):
+                if await self.bell.wait(min(action.until, self._drain_by)):
+                    tenure.hinted(self._clock())
+                if self._clock() >= self._drain_by:
+                    self._drain_by = math.inf
+                    self._overdue(self._partition)
+                continue
+            sent = self._clock()
+            result: object = Unknown
+            wait = tenure.deadline - sent
+            # Nobody is to hear late of what is lost at the deadline, whatever becomes of the action.
+            patience = wait if 0 < wait < math.inf else math.inf
+            if not isinstance(action, Read | Write):
+                # Consumers are made under a lease, which is renewed between two actions.
+                patience = min(patience, self._patience)
+            with anyio.move_on_after(patience):
+                result = await self._perform(action)
+            try:
+                tenure.apply(action, result, self._clock(), sent)
+            except ValueError as error:
+                raise SourceError(f"{self._named}: {error}") from error
+            finally:
+                self._pass_on()
+            self._warn()
+
+    async def _perform(self, action: Action) -> object:
+        try:
+            match action:
+                case Read():
+                    return await self._store.read(action.key)
+                case Write():
+                    return await self._store.write(
+                        action.key, action.value, revision=action.revision, ttl=action.ttl, fence=action.fence
+                    )
+                case FindConsumers():
+                    found, server_ms = await self._consumers.found(self._partition)
+                    lease = await self._consumers.marked() if action.marked else None
+                    known = tuple(Consumer(each.epoch, each.sub, each.nonce, each.floor, each.lease) for each in found)
+                    return Found(known, server_ms, lease or 0)
+                case CreateConsumer():
+                    await self._consumers.create(
+                        self._partition, action.epoch, action.sub, nonce=action.nonce, start=action.start
+                    )
+                case DeleteConsumer():
+                    await self._consumers.delete(self._partition, action.epoch, action.sub)
+        except Conflict:
+            return Refused
+        except UnknownResult:
+            return Unknown
+        except ConsumerExists as error:
+            self._in_the_way = str(error)
+            return Overlapping if error.nonce is None else Taken(error.nonce)
+        return None
+
+    def _answer(self, done: Done, ended: bool) -> None:
+        self._revoked, self._drained = "answered", None
+        self._drain_by = math.inf
+        self.tenure.drained(done, self._clock(), ended=ended)
+
+    def _tell(self) -> None:
+        self._pass_on()
+        self.bell.ring()
+
+    def _pass_on(self) -> None:
+        """What has come of the last call of the tenure."""
+        tenure = self.tenure
+        changed = bool(tenure.events)
+        while tenure.events:
+            event = tenure.events.pop(0)
+            self._happened(self._partition, event)
+            self._revoked, self._drain_by = "no", math.inf
+            drained = self._drained
+            if isinstance(event, Revoked):
+                self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
+                if drained is not None:
+                    self._answer(*drained)
+            elif isinstance(event, Lost) or (isinstance(event, Owned) and not event.again):
+                # It may also have come behind the loss: of what is acquired anew nothing is drained.
+                self._drained = None
+        if changed or tenure.deadline != self._seen:
+            self._seen = tenure.deadline
+            self._changed()
+
+    def _warn(self) -> None:
+        """Once for each acquisition: somebody has to remove what is in its way, or wants to know what it waits for."""
+        outlasting = self.tenure.outlasting
+        if outlasting and outlasting != self._waits:
+            log.warning(
+                "%s: partition %d waits for %g s: its bucket was lost, and the metadata of a durable says that whoever "
+                "made it has leases that long; if that is wrong, set it right there and start this member again",
+                self._named,
+                self._partition,
+                outlasting,
+            )
+        self._waits = outlasting
+        obstructed = self.tenure.obstructed
+        if obstructed and not self._warned:
+            log.warning(
+                "%s: partition %d cannot have a durable of its own, for another one is there that is not the cohort's "
+                "(%s); it is tried again until that one is gone: delete it, or use a stream that sources this one",
+                self._named,
+                self._partition,
+                self._in_the_way,
+            )
+        self._warned = obstructed

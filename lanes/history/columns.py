@@ -1,0 +1,251 @@
+"""The rows of a history as Arrow tables, and back: lines of JSON in, the same lines out, byte for byte.
+
+A field that SQL may ask for has a column of its own; a row that has any other field, or a value that its column cannot
+hold, is in ``detail`` as it was. ``slot`` is the one column that no line has: it follows from the key's hash.
+
+The parser is Arrow's own, in C++ and without the interpreter's lock: the event loop goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from lanes.errors import ConfigError
+
+__all__ = ["RUN", "SCHEMA_VERSION", "UNREADABLE", "VERSION", "RowTables", "row_tables"]
+
+SCHEMA_VERSION: Final = 2
+"""The number of the schema, in every file; a reader refuses any other."""
+
+VERSION: Final = b"lanes.journal"
+"""Names the schema's number in a file's metadata."""
+
+RUN: Final = b"lanes.run"
+"""Names the run in a file's metadata."""
+
+UNREADABLE: Final = "?\n"
+"""What a row without an event stands for: a line that was no row."""
+
+_TEXT, _WHOLE, _REAL = "string", "int64", "double"
+
+# Column → its type and how its value is written, in the order in which the fields of a row follow each other.
+_FIELDS: Final[dict[str, tuple[str, str]]] = {
+    "n": (_WHOLE, "d"),
+    "event": (_TEXT, ""),
+    "member": (_TEXT, ""),
+    "mono": (_REAL, ".6f"),
+    "wall": (_REAL, ".3f"),
+    "partition": (_TEXT, ""),
+    "assignment": (_WHOLE, "d"),
+    "epoch": (_WHOLE, "d"),
+    "position": (_WHOLE, "d"),
+    "key": (_TEXT, ""),
+    "attempt": (_WHOLE, "d"),
+    "size": (_WHOLE, "d"),
+    "cause": (_TEXT, ""),
+    "result": (_TEXT, ""),
+    "error": (_TEXT, ""),
+    "delay": (_REAL, ".6f"),
+    "asked": (_WHOLE, "d"),
+    "incarnation": (_TEXT, ""),
+    "floor": (_WHOLE, "d"),
+    "completed": (_WHOLE, "d"),
+    "deadline": (_REAL, ".6f"),
+    "timeout": (_REAL, ".6f"),
+    "in_flight": (_WHOLE, "d"),
+    "bytes": (_WHOLE, "d"),
+    "reason": (_TEXT, ""),
+    "count": (_WHOLE, "d"),
+}
+_ALWAYS: Final = ("n", "event", "member", "mono", "wall")
+_WHOLE_LIMIT: Final = 1 << 63
+
+
+class RowTables:
+    """Makes tables of rows, and rows of tables. Made by ``row_tables``; thread-safe."""
+
+    def __init__(self) -> None:
+        # Not at the top: only who has a journal needs them. They have no types.
+        self._pa: Any = import_module("pyarrow")
+        self._compute: Any = import_module("pyarrow.compute")
+        self._json: Any = import_module("pyarrow.json")
+        kinds = {name: self._pa.type_for_alias(kind) for name, (kind, _) in _FIELDS.items()}
+        self._parsed = self._pa.schema(list(kinds.items()))
+        columns = [("run", self._pa.string()), *kinds.items()]
+        columns.insert(1 + list(kinds).index("key") + 1, ("slot", self._pa.int32()))
+        columns.append(("detail", self._pa.string()))
+        self._schema = self._pa.schema(columns)
+        self._pairs = self._pa.array([f"{number:02x}" for number in range(256)])
+
+    def __repr__(self) -> str:
+        return f"<RowTables of {len(self._schema)} columns>"
+
+    def schema(self, run: str) -> Any:
+        """The ``pyarrow.Schema`` of a file of this run."""
+        return self._schema.with_metadata({VERSION: str(SCHEMA_VERSION).encode(), RUN: run.encode()})
+
+    def table(self, lines: Sequence[str], run: str, *, checked: bool = False) -> Any:
+        """The ``pyarrow.Table`` of these lines, which end in newlines. Whatever they are, it raises nothing.
+
+        ``checked``: they may be anybody's, so each is compared with what ``lines`` would make of its row; one that
+        would come out differently is kept in ``detail``. Without it they have to be as ``lanes.history.recorder``
+        writes them.
+        """
+        parts = [self._completed(part, at, run) for at, part in self._parts(lines)]
+        table = self._pa.concat_tables(parts).combine_chunks() if parts else self._schema.empty_table()
+        if checked:
+            odd = {at for at, made in enumerate(self.lines(table)) if made != lines[at]}
+            if odd:
+                table = self._with_detail(table, {at: lines[at] for at in odd})
+        return table.replace_schema_metadata(self.schema(run).metadata)
+
+    def dropped(self, table: Any) -> int:
+        """How many of its rows say that others are missing."""
+        found = self._compute.sum(self._compute.equal(table.column("event"), "dropped"))
+        return int(found.as_py() or 0)
+
+    def lines(self, table: Any) -> Iterator[str]:
+        """The lines of a table or a record batch, each with its newline."""
+        columns = [table.column(name).to_pylist() for name in _FIELDS]
+        formats = [(f',"{name}":', form) for name, (_, form) in _FIELDS.items()]
+        event_at, position_at = _at("event"), _at("position")
+        key_at = _at("key")
+        for detail, *values in zip(table.column("detail").to_pylist(), *columns, strict=True):
+            if detail is not None:
+                yield f"{detail}\n"
+            elif values[event_at] is None:
+                yield UNREADABLE
+            else:
+                fields = [
+                    f"{label}{format(value, form) if form else _quoted(value)}"
+                    for (label, form), value in zip(formats, values, strict=True)
+                    if value is not None
+                ]
+                if values[key_at] is None and (values[position_at] is not None or values[event_at] == "unblocked"):
+                    # Behind n, event, member, mono, wall, and of partition, assignment and position what there is.
+                    behind = sum(value is not None for value in values[:key_at])
+                    fields.insert(behind, ',"key":null')
+                yield f"{{{''.join(fields)[1:]}}}\n"
+
+    def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
+        """Runs of lines with what the parser made of them; of a line that it cannot read what is known of it."""
+        if not lines:
+            return
+        try:
+            data = "".join(lines).encode()
+            table = self._json.read_json(
+                self._pa.BufferReader(data),
+                # A block is parsed as a whole, and no line may be longer.
+                read_options=self._json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+                parse_options=self._json.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="infer"),
+            )
+        except (self._pa.ArrowException, UnicodeEncodeError):
+            table = None
+        if table is not None and table.num_rows == len(lines):
+            yield lines, table
+        elif len(lines) > 1:
+            # Few lines are odd, so halving finds them soon.
+            yield from self._parts(lines[: len(lines) // 2])
+            yield from self._parts(lines[len(lines) // 2 :])
+        else:
+            yield lines, None
+
+    def _completed(self, parsed: Any, lines: Sequence[str], run: str) -> Any:
+        """With all columns of the schema. ``parsed``: None for one line that the parser cannot read."""
+        detail: list[str | None] | None = None
+        if parsed is None:
+            known, text = _known(lines[0])
+            parsed = self._pa.Table.from_pylist([known], schema=self._parsed)
+            detail = [text]
+        elif len(parsed.column_names) > len(_FIELDS):
+            extra = [name for name in parsed.column_names if name not in _FIELDS]
+            has_more = functools.reduce(
+                self._compute.or_, [self._compute.is_valid(parsed.column(name)) for name in extra]
+            )
+            detail = [line[:-1] if more else None for line, more in zip(lines, has_more.to_pylist(), strict=True)]
+        rows = len(lines)
+        columns = [parsed.column(name) for name in _FIELDS]
+        key = parsed.column("key")
+        slot = self._slot(key)
+        columns.insert(_at("key") + 1, slot)
+        columns.insert(0, self._pa.repeat(run, rows))
+        columns.append(self._pa.nulls(rows, self._pa.string()) if detail is None else self._texts(detail))
+        return self._pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _slot(self, key: Any) -> Any:
+        """The first two bytes of the hash, little-endian, as in ``lanes.core.ring``."""
+        low, high = (
+            self._compute.index_in(self._compute.utf8_slice_codeunits(key, at, at + 2), value_set=self._pairs)
+            for at in (0, 2)
+        )
+        return self._compute.add(low, self._compute.multiply(high, self._pa.scalar(256, self._pa.int32())))
+
+    def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
+        """With these lines in ``detail``, or without an event where they are no JSON object."""
+        texts = table.column("detail").to_pylist()
+        events = table.column("event").to_pylist()
+        for at, line in kept.items():
+            _, texts[at] = _known(line)
+            if texts[at] is None:
+                events[at] = None
+        for name, values in (("detail", texts), ("event", events)):
+            table = table.set_column(table.column_names.index(name), name, self._texts(values))
+        return table
+
+    def _texts(self, values: list[str | None]) -> Any:
+        return self._pa.array(values, self._pa.string())
+
+
+@functools.cache
+def row_tables() -> RowTables:
+    """The one of this process. Raises ``ConfigError`` where pyarrow is missing."""
+    try:
+        return RowTables()
+    except ImportError as error:
+        raise ConfigError(
+            "a journal needs pyarrow, which is not installed here: pip install 'lanes-runtime[journal]', or leave "
+            "journal=… out"
+        ) from error
+
+
+def _at(name: str) -> int:
+    return list(_FIELDS).index(name)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _known(line: str) -> tuple[dict[str, object], str | None]:
+    """What columns can hold of a line that is nobody's usual one, and the line itself where it is a JSON object."""
+    text = line.removesuffix("\n")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}, None
+    # What Parquet cannot hold as text is no row for any reader either.
+    if not isinstance(fields, dict) or not _encodable(text):
+        return {}, None
+    return {name: fields.get(name) for name in _ALWAYS if _fits(name, fields.get(name))}, text
+
+
+def _fits(name: str, value: object) -> bool:
+    kind, _ = _FIELDS[name]
+    if kind == _TEXT:
+        return isinstance(value, str) and _encodable(value)
+    if kind == _WHOLE:
+        return type(value) is int and -_WHOLE_LIMIT <= value < _WHOLE_LIMIT
+    return type(value) is float
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

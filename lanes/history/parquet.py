@@ -1,0 +1,261 @@
+"""The thread behind a journal: takes rows from the buffer, and writes Parquet files that are whole or not there.
+
+A file is written under a hidden name, closed, forced to the disk, and only then renamed. It is closed when it is large
+enough, or when its first row is old enough; what has not been renamed is lost with the process.
+
+A disk that is full, read-only or gone stops nobody. The rows of the file that could not be written are given up, and
+the next file that can be begins with a ``dropped`` row that says how many.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from lanes.errors import ConfigError
+from lanes.history.buffer import RowBuffer, dropped_row, number_of
+from lanes.history.columns import RowTables
+
+__all__ = ["COMPRESSION", "JournalWriter", "ParquetFile"]
+
+COMPRESSION: Final = "zstd"
+GROUP_ROWS: Final = 65_536
+"""Rows that are collected for a row group, at most, give or take what is taken from the buffer at once."""
+
+_LOOK_SECONDS: Final = 0.2
+
+_log = logging.getLogger("lanes.journal")
+
+
+class ParquetFile:
+    """One file: written under a hidden name, and renamed when it is whole. Raises what the disk raises.
+
+    ``anew``: what an interrupted attempt at this very file has left behind is overwritten.
+    """
+
+    def __init__(self, path: Path, schema: Any, *, anew: bool = False) -> None:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        self.path = path
+        self.rows = 0
+        self._hidden = path.with_name(f".{path.name}.tmp")
+        self._schema = schema
+        self._concat: Any = arrow.concat_tables
+        self._pending: list[Any] = []
+        self._pending_rows = 0
+        # Readable by its owner alone: hashes of guessable keys can be matched against guesses.
+        os.close(os.open(self._hidden, os.O_WRONLY | os.O_CREAT | (0 if anew else os.O_EXCL), 0o600))
+        self._sink: Any = arrow.OSFile(str(self._hidden), "wb")
+        self._writer: Any = parquet.ParquetWriter(self._sink, schema, compression=COMPRESSION, write_page_checksum=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return int(self._sink.tell())
+
+    def add(self, table: Any) -> None:
+        """Write these rows, now or with those that follow."""
+        self.rows += table.num_rows
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        if self._pending_rows >= GROUP_ROWS:
+            self._write()
+
+    def publish(self) -> None:
+        """Close it and give it its name."""
+        self._write()
+        self._writer.close()
+        self._sink.close()
+        with self._hidden.open("rb") as written:
+            # Before the name is there: a machine that stops must not leave a file that is half one.
+            os.fsync(written.fileno())
+        self._hidden.rename(self.path)
+
+    def abandon(self) -> None:
+        """Close it without giving it its name, and remove it as far as that goes. Raises nothing."""
+        self._pending.clear()
+        for step in (self._writer.close, self._sink.close, self._hidden.unlink):
+            try:
+                step()
+            except Exception as error:
+                _log.debug("journal %s: %s", self._hidden, error)
+
+    def _write(self) -> None:
+        tables, self._pending, self._pending_rows = self._pending, [], 0
+        if tables:
+            self._writer.write_table(self._concat(tables))
+
+
+class JournalWriter:
+    """Writes what is put into ``buffer``, from ``start`` until ``finish``.
+
+    ``name`` begins the names of the files. ``rotate_after``: seconds for which a row is in no file with a name, give or
+    take what writing takes; None = until the file is large enough, or the end. ``rotate_bytes``: how large that is.
+    ``files`` counts those that have their name, ``lost`` the rows that could not be written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        run: str,
+        tables: RowTables,
+        buffer: RowBuffer,
+        *,
+        rotate_after: float | None,
+        rotate_bytes: int,
+    ) -> None:
+        self.files = 0
+        self.lost = 0
+        self._directory = directory
+        self._name = name
+        self._run = run
+        self._tables = tables
+        self._schema = tables.schema(run)
+        self._buffer = buffer
+        self._rotate_after = math.inf if rotate_after is None else rotate_after
+        self._rotate_bytes = rotate_bytes
+        self._begin = ""
+        self._file: ParquetFile | None = None
+        self._number = 0
+        self._due = math.inf
+        # Of the file that is being written: its last line, and how many rows would be lost with it.
+        self._last = ""
+        self._rows = 0
+        # The number of the last row in a file that has its name, and the last row that is to be told missing.
+        self._told = 0
+        self._lost_last = ""
+        self._failing = False
+        self._finishing = False
+        self._thread = threading.Thread(target=self._work, name=f"lanes-journal-{name}", daemon=True)
+
+    def __repr__(self) -> str:
+        state = "writing" if self._thread.is_alive() else "idle"
+        return f"<JournalWriter {self._name} {state}: {self.files} files, {self.lost} rows lost>"
+
+    def start(self, begin: str) -> None:
+        """Create the first file and start the thread. ``begin``: the first row, which is never given up.
+
+        Raises ``ConfigError`` when the file cannot be created.
+        """
+        self._begin = begin
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(
+                f"journal directory {str(self._directory)!r}: {_reason(error)}; choose a directory that can be written"
+            ) from error
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write what is left, and end. Does not block. Idempotent."""
+        self._finishing = True
+        self._buffer.wake.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until everything is written, ``timeout`` seconds at most; whether it is. Blocks. Idempotent."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # In the thread
+
+    def _work(self) -> None:
+        finishing = False
+        while not finishing:
+            self._buffer.wake.wait(_LOOK_SECONDS)
+            self._buffer.wake.clear()
+            # Asked before the last look: whatever was put in before it is seen by it.
+            finishing = self._finishing
+            while lines := self._buffer.take():
+                self._write(lines)
+            if self._file is not None and (finishing or time.monotonic() >= self._due):
+                self._publish()
+        if self._lost_last:
+            # Nothing follows in which it could be told: once more, for this alone.
+            try:
+                self._open()
+            except Exception as error:
+                self._fail(error, self._lost_last, 0)
+            else:
+                self._publish()
+
+    def _write(self, lines: Sequence[str]) -> None:
+        table = self._tables.table(lines, self._run)
+        rows = table.num_rows - self._tables.dropped(table)
+        try:
+            if self._file is None:
+                self._open()
+            file = self._file
+            assert file is not None, "it was opened"
+            file.add(table)
+        except Exception as error:
+            self._fail(error, lines[-1], rows)
+            return
+        self._last = lines[-1]
+        self._rows += rows
+        if file.size >= self._rotate_bytes:
+            self._publish()
+
+    def _open(self) -> None:
+        """A new file, which begins with what those before it lack."""
+        self._number += 1
+        path = self._directory / f"{self._name}-{self._number:06d}.parquet"
+        file = ParquetFile(path, self._schema)
+        lines = [] if self._told else [self._begin]
+        if self._lost_last:
+            missing = number_of(self._lost_last) - max(self._told, 1)
+            if missing > 0:
+                lines.append(dropped_row(self._lost_last, missing))
+        if lines:
+            try:
+                file.add(self._tables.table(lines, self._run))
+            except BaseException:
+                file.abandon()
+                raise
+            self._last = lines[-1]
+        self._file = file
+        self._due = time.monotonic() + self._rotate_after
+
+    def _publish(self) -> None:
+        file = self._file
+        assert file is not None, "there is something to publish"
+        try:
+            file.publish()
+        except Exception as error:
+            self._fail(error, self._last, 0)
+            return
+        self.files += 1
+        self._file, self._rows = None, 0
+        self._told = number_of(self._last)
+        self._lost_last = ""
+        if self._failing:
+            self._failing = False
+            _log.warning("journal %s: writing works again; a row says how many are missing", file.path)
+
+    def _fail(self, error: Exception, last: str, rows: int) -> None:
+        """The file, if there is one, and so many more rows up to ``last`` are lost."""
+        self.lost += self._rows + rows
+        self._lost_last = last
+        file, self._file, self._rows = self._file, None, 0
+        if file is not None:
+            file.abandon()
+        if not self._failing:
+            self._failing = True
+            _log.warning(
+                "journal %s in %s: writing failed (%s); the run goes on, rows are dropped and counted until its disk "
+                "takes them again",
+                self._name,
+                self._directory,
+                _reason(error),
+            )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,230 @@
+"""The metric instruments of this process, and what the gauges read when they are collected.
+
+One set of instruments serves every consumer of a process, because the SDK keeps only the callbacks that were given
+with the first instrument of a name: the callbacks here go over the consumers that are open.
+
+Labels tell consumers and partitions apart. Keys, payloads and positions are never labels: a position is a value.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+from lanes.clock import Clock
+from lanes.core.types import PartitionId
+from lanes.observe.status import Oldest, PartitionStatus, Status
+
+Labels = Mapping[str, str]
+
+SYSTEM: Final = "messaging.system"
+OPERATION_NAME: Final = "messaging.operation.name"
+DESTINATION: Final = "messaging.destination.name"
+PARTITION: Final = "messaging.destination.partition.id"
+CONSUMER: Final = "lanes.consumer"
+
+DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Seconds: what the messaging conventions ask for."""
+
+_SNAPSHOT_AGE: Final = 1.0
+"""Seconds after which a snapshot is too old for a gauge that has not read it yet."""
+
+_SNAPSHOT_TRIES: Final = 3
+"""Times a snapshot is tried that the event loop's own thread disturbs."""
+
+
+class Gauge(NamedTuple):
+    """One observable gauge: what of a status it shows, as values with the labels that tell them apart."""
+
+    name: str
+    unit: str
+    description: str
+    read: Callable[[Status], Iterable[tuple[float, Labels]]]
+
+
+def partition_labels(partition: PartitionId) -> dict[str, str]:
+    """The labels that name a partition."""
+    return {DESTINATION: partition.source, PARTITION: str(partition.number)}
+
+
+def _one(read: Callable[[Status], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
+    return lambda status: [(read(status), {})]
+
+
+def _labels_of(partition: str) -> Labels:
+    """The labels of a partition that a status names; the topic or stream may have slashes in it."""
+    source, _, number = partition.rpartition("/")
+    return {DESTINATION: source, PARTITION: number}
+
+
+def _each(read: Callable[[PartitionStatus], float | None]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
+    def read_each(status: Status) -> Iterator[tuple[float, Labels]]:
+        for name, partition in status.partitions.items():
+            value = read(partition)
+            if value is not None:
+                yield value, _labels_of(name)
+
+    return read_each
+
+
+def _oldest(read: Callable[[Oldest], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
+    return _each(lambda partition: None if partition.oldest is None else read(partition.oldest))
+
+
+GAUGES: Final = (
+    Gauge("lanes.in_flight.messages", "{message}", "Delivered and not yet settled.", _one(lambda s: s.in_flight)),
+    Gauge("lanes.in_flight.max_messages", "{message}", "Bound of those.", _one(lambda s: s.max_in_flight)),
+    Gauge("lanes.in_flight.bytes", "By", "Bytes of those.", _one(lambda s: s.in_flight_bytes)),
+    Gauge("lanes.in_flight.max_bytes", "By", "Bound of the bytes.", _one(lambda s: s.max_in_flight_bytes)),
+    Gauge("lanes.running", "{handler}", "Handlers that run.", _one(lambda s: s.running)),
+    Gauge("lanes.concurrency", "{handler}", "Bound of those.", _one(lambda s: s.concurrency)),
+    Gauge("lanes.ready", "{lane}", "Lanes that wait for a worker.", _one(lambda s: s.ready)),
+    Gauge("lanes.held", "{lane}", "Lanes that wait for a retry.", _one(lambda s: s.held)),
+    Gauge("lanes.blocked", "{lane}", "Lanes that wait for unblock or park.", _one(lambda s: s.blocked)),
+    Gauge("lanes.parking", "{lane}", "Lanes whose dead letter is not confirmed yet.", _one(lambda s: s.parking)),
+    Gauge("lanes.taking", "1", "1 while messages are taken, 0 while a bound is reached.", _one(lambda s: s.taking)),
+    Gauge("lanes.paused", "1", "1 while the user has paused it.", _one(lambda s: s.paused)),
+    Gauge(
+        "lanes.floor", "{position}", "Position below which nothing delivered is unfinished.", _each(lambda p: p.floor)
+    ),
+    Gauge(
+        "lanes.holes", "{message}", "Deliveries at or above the floor that are not finished.", _each(lambda p: p.holes)
+    ),
+    Gauge("lanes.confirmed", "{position}", "Position that the broker has confirmed.", _each(lambda p: p.confirmed)),
+    Gauge("lanes.ahead", "{message}", "Messages delivered above the confirmed position.", _each(lambda p: p.ahead)),
+    Gauge("lanes.lag", "{message}", "What the broker has that is not settled.", _each(lambda p: p.lag)),
+    Gauge(
+        "lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest(lambda m: m.age)
+    ),
+    Gauge(
+        "lanes.oldest.attempt",
+        "{attempt}",
+        "Attempt the oldest unfinished message is at.",
+        _oldest(lambda m: m.attempt),
+    ),
+    Gauge(
+        "lanes.oldest.position",
+        "{position}",
+        "Position of the oldest unfinished message.",
+        _oldest(lambda m: m.position),
+    ),
+)
+"""Every gauge, by name."""
+
+
+class Reading:
+    """What the gauges see of one consumer: one snapshot a collection, whatever number of gauges ask.
+
+    ``status`` makes a snapshot; it is called on the thread that collects, not on the consumer's.
+    """
+
+    def __init__(self, labels: Labels, status: Callable[[], Status], clock: Clock) -> None:
+        self._labels = labels
+        self._status: Callable[[], Status] | None = status
+        self._clock = clock
+        self._snapshot: tuple[Status, float, set[str]] | None = None
+
+    def observations(self, gauge: Gauge) -> list[Observation]:
+        """What the gauge shows now; nothing once it is closed or when the status cannot be had. Never raises."""
+        try:
+            status = self._read(gauge.name)
+            if status is None:
+                return []
+            return [
+                Observation(int(value) if isinstance(value, bool) else value, {**self._labels, **labels})
+                for value, labels in gauge.read(status)
+            ]
+        except Exception:
+            # A consumer whose start has failed has no status; an exporter must not fail with it.
+            return []
+
+    def _read(self, gauge: str) -> Status | None:
+        now = self._clock()
+        snapshot = self._snapshot
+        # A gauge that asks for the second time asks in a new collection.
+        if snapshot is not None and gauge not in snapshot[2] and now - snapshot[1] < _SNAPSHOT_AGE:
+            snapshot[2].add(gauge)
+            return snapshot[0]
+        # Taken once: close() may put None there at any time.
+        make = self._status
+        if make is None:
+            return None
+        status = _undisturbed(make)
+        self._snapshot = (status, now, {gauge})
+        if self._status is None:
+            self._snapshot = None
+        return status
+
+    def close(self) -> None:
+        """Show nothing more, and let go of the consumer. Idempotent."""
+        self._status = None
+        self._snapshot = None
+
+
+def _undisturbed(make: Callable[[], Status]) -> Status:
+    """A snapshot, tried again when the consumer's thread changed a collection while it was being walked."""
+    for _ in range(_SNAPSHOT_TRIES - 1):
+        try:
+            return make()
+        except (RuntimeError, IndexError):
+            continue
+    return make()
+
+
+class Instruments:
+    """The instruments that one meter has for ``lanes``. Thread-safe."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._lock = threading.Lock()
+        # Replaced, never changed: the thread that collects may be going over it.
+        self._open: tuple[Reading, ...] = ()
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages delivered, redelivered ones included."
+        )
+        self.settled = meter.create_counter("lanes.settled", "{message}", "Messages settled.")
+        self.retries = meter.create_counter("lanes.retries", "{message}", "Attempts that failed and are repeated.")
+        self.dead_letters = meter.create_counter("lanes.dead_letters", "{message}", "Dead letters confirmed.")
+        self.zombies = meter.create_counter("lanes.zombies", "{message}", "Results that came too late to count.")
+        self.redelivered = meter.create_counter("lanes.redelivered", "{message}", "Positions that came again.")
+        self.duration = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Time that handlers took.",
+            explicit_bucket_boundaries_advisory=DURATION_BUCKETS,
+        )
+        for gauge in GAUGES:
+            meter.create_observable_gauge(gauge.name, [self._callback(gauge)], gauge.unit, gauge.description)
+
+    def open(self, reading: Reading) -> None:
+        """Let the gauges show a consumer."""
+        with self._lock:
+            self._open = (*self._open, reading)
+
+    def close(self, reading: Reading) -> None:
+        """Let the gauges show it no more. Idempotent."""
+        reading.close()
+        with self._lock:
+            self._open = tuple(one for one in self._open if one is not reading)
+
+    def _callback(self, gauge: Gauge) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            return [observation for reading in self._open for observation in reading.observations(gauge)]
+
+        return observe
+
+
+_made: Final[WeakKeyDictionary[MeterProvider, Instruments]] = WeakKeyDictionary()
+_making: Final = threading.Lock()
+
+
+def instruments_of(provider: MeterProvider, version: str) -> Instruments:
+    """The instruments of a provider, made by the first call. ``version``: of the instrumentation. Thread-safe."""
+    with _making:
+        found = _made.get(provider)
+        if found is None:
+            found = _made[provider] = Instruments(provider.get_meter("lanes", version))
+        return found

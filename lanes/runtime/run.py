@@ -1,0 +1,437 @@
+"""One run of a consumer: it pumps messages in, settles what is finished, keeps deadlines, and drains.
+
+It performs what the engine decides, and decides nothing about order, retries or bounds itself. Everything runs
+in one task group of one event loop, asyncio or trio, and is gone when ``run`` returns.
+
+Longer than most: each event of the source and each effect of the engine is passed on here, to one part of the run or to
+several, and their order is what is to be seen in one place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+from anyio.abc import TaskGroup
+
+from lanes.attempts import Attempts
+from lanes.clock import Clock
+from lanes.config import Settings
+from lanes.core import effects as fx
+from lanes.core.engine import Engine
+from lanes.core.offset_ledger import PositionFell
+from lanes.core.ownership import AlreadyAssigned, SecondPartition
+from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
+from lanes.dead_letter import error_text
+from lanes.errors import ConfigError, ContractError, LanesError
+from lanes.handlers import Decode, Handler
+from lanes.loops import FromAnywhere
+from lanes.observe.given_up import halted, report_blocked
+from lanes.observe.stalls import Stalls, report
+from lanes.observe.tap import Tap
+from lanes.runtime.attempts import Remembering
+from lanes.runtime.contract_checks import check_assigned, check_delivered
+from lanes.runtime.dead_lettering import Parking
+from lanes.runtime.handover import Handover
+from lanes.runtime.settle import Settler
+from lanes.source import (
+    Assigned,
+    DeadLetters,
+    Delivered,
+    Exhausted,
+    Generation,
+    Lost,
+    Progressed,
+    Revoking,
+    Source,
+    SourceEvent,
+    SourceTraits,
+)
+from lanes.workers.workforce import workforce
+
+log = logging.getLogger("lanes")
+
+
+class Running:
+    """The run of one consumer over an open source: its parts, which all call back into it once it runs.
+
+    ``fatal``: what it stops with. ``planned``: whether the group has a plan, where the source says so. ``unsettled``:
+    the partitions whose settlements fail now.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        traits: SourceTraits,
+        handler: Handler,
+        decode: Decode | None,
+        dead_letters: DeadLetters | None,
+        attempts: Attempts | None,
+        settings: Settings,
+        clock: Clock,
+        tap: Tap,
+    ) -> None:
+        self._engine = engine
+        self._effects, self._dirty, self._ready = engine.effects, engine.dirty, engine.chains.ready
+        self._source = source
+        self._extend_interval = traits.extend_interval
+        self._commits = traits.settles == "cumulative"
+        self._settings = settings
+        self._drain_timeout = settings.drain_timeout
+        self._clock = clock
+        self._tap = tap
+        self._name = traits.name
+        self._active = False
+        self._stopping = False
+        self._exhausted = False
+        self._starved = False
+        self._given_back: set[PartitionId] = set()
+        self.planned = not traits.plans
+        self.fatal: BaseException | None = None
+        self._redelivered: Counter[str] = Counter()
+        self._stalls = Stalls(engine.committer)
+        self._timer_wake = anyio.Event()
+        self._receiving = anyio.CancelScope()
+        self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
+        self._tasks: TaskGroup
+        # None of them calls anything of this one while it is made.
+        self._workers = workforce(handler, decode, settings, engine, self, clock, tap)
+        self._remembering = Remembering(attempts, engine, self, traits.name)
+        self._settler = Settler(engine, source, self, self._remembering, clock, tap, traits.name, commits=self._commits)
+        self.unsettled = self._settler.unsettled.partitions
+        self._handover = Handover(
+            engine,
+            source,
+            self._workers,
+            self._settler,
+            self,
+            self._remembering,
+            clock,
+            tap,
+            settings.grace,
+            traits.name,
+            close_prefix=self._commits and not traits.hands_over,
+        )
+        self._parking = Parking(engine, dead_letters, self, tap, traits.name)
+
+    async def run(self) -> None:
+        """Consume until ``stop`` is called, a finite source has been handled to its end, or something has failed:
+        then ``fatal`` says what. Cancelling it stops at once."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._active = True
+                self._workers.start(self._tasks)
+                self._tasks.start_soon(self._guarded, self._pump)
+                self._tasks.start_soon(self._guarded, self._settler.run)
+                self._tasks.start_soon(self._guarded, self._timer)
+                if self._extend_interval is not None:
+                    self._tasks.start_soon(self._guarded, self._settler.keep_alive, self._extend_interval)
+                if self._stopping:
+                    self._stop_partitions()
+        finally:
+            self._active = False
+            self._remembering.end()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it drains."""
+        return self._stopping
+
+    @property
+    def dead_lettered(self) -> int:
+        """How many dead letters were confirmed."""
+        return self._parking.confirmed
+
+    @property
+    def redelivered(self) -> Counter[str]:
+        """How many positions came again, by cause."""
+        return self._redelivered
+
+    @property
+    def asked_since(self) -> dict[Partition, float]:
+        """The partitions of which the store of attempts has not answered yet, and since when."""
+        return self._remembering.asked_since
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """What runs in threads for ``timeout`` seconds or longer; O(threads)."""
+        return self._workers.stuck(now, timeout)
+
+    def stop(self) -> None:
+        """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``FromAnywhere``."""
+        self._told_to_stop()
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            if self._active:
+                self._stop_partitions()
+
+    async def settle(self) -> None:
+        """Settle what has finished, once, after ``run`` was left: after a cancellation there may be something."""
+        await self._settler.settle()
+
+    # --- what the workers call
+
+    def after(self, *, taking: int = 0) -> None:
+        """Perform the engine's effects and wake whoever has something to do now.
+
+        ``taking``: how many ready lanes the caller will take itself, without being woken.
+        """
+        # After every message: these are the engine's own lists, which it keeps for its whole life.
+        if self._effects:
+            self._perform()
+        if self._dirty and self._settler.idle:
+            self._settler.wake()
+        if len(self._ready) > taking:
+            self._workers.wake(taking=taking)
+        if self._exhausted:
+            self._stop_when_exhausted()
+
+    def floors_moved(self) -> None:
+        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
+        if self._stalls.moved(self._clock()):
+            self._timer_wake.set()
+
+    def overdue(self, partition: Partition) -> bool:
+        """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
+        if self._clock() < partition.deadline:
+            return False
+        self.lose(partition, "its lease has run out")
+        return True
+
+    def stop_because(self, error: BaseException) -> None:
+        """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
+        if self.fatal is None:
+            self.fatal = error
+            # An error of ours says it all where it is raised; whatever else comes up needs the context.
+            level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
+            log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
+        self.stop()
+
+    # --- tasks, and their end
+
+    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Start a task of the run; an error that it raises stops the run in order."""
+        self._tasks.start_soon(self._guarded, task, *arguments)
+
+    def look_for_due(self) -> None:
+        """A hold may end sooner than was known. Does not block."""
+        self._timer_wake.set()
+
+    async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
+        try:
+            await task(*args)
+        except Exception as error:
+            self.stop_because(error)
+
+    def _stop_partitions(self) -> None:
+        for partition in list(self._engine.partitions.values()):
+            self._start_drain(partition, self._drain_timeout)
+        self._end_when_released()
+
+    def _start_drain(self, partition: Partition, timeout: float) -> None:
+        self._remembering.leave(partition)
+        if self._handover.begin(partition, timeout):
+            self._tasks.start_soon(self._guarded, self._drain, partition)
+        elif timeout < NEVER:
+            self._handover.hasten(partition, timeout)
+
+    async def _drain(self, partition: Partition) -> None:
+        await self._handover.drain(partition)
+        self._end_when_released()
+
+    def _end_when_released(self) -> None:
+        if self._stopping and not self._engine.partitions:
+            self._tasks.cancel_scope.cancel()
+
+    # --- in
+
+    async def _pump(self) -> None:
+        while not self._exhausted:
+            room = self._engine.room()
+            if self._stopping:
+                room = Room(0, 0, frozenset(self._engine.partitions.values()))
+            room = self._remembering.room(room)
+            self._starved = room.messages <= 0
+            events: Sequence[SourceEvent] = ()
+            with anyio.CancelScope() as self._receiving:
+                events = await self._source.receive(room)
+            for event in events:
+                self._on_event(event)
+            self.after()
+
+    def _on_event(self, event: SourceEvent) -> None:
+        if not (self._remembering.active and self._remembering.put_aside(event)):
+            self.enter(event)
+
+    def enter(self, event: SourceEvent) -> None:
+        """Take in what the source has told, in its order, whether it was put aside before or not."""
+        engine, now = self._engine, self._clock()
+        if isinstance(event, Delivered):
+            check_delivered(self._name, event, stopping=self._stopping)
+            if event.partition.live and not event.partition.draining:
+                self._tap.delivered(event.partition, event.run, now)
+            try:
+                engine.receive(event.partition, event.run, event.size, now)
+            except PositionFell as error:
+                raise ContractError(f"{self._name}: {error}") from error
+            # At once, so that the rows of redelivered messages follow those of their run.
+            self._perform()
+        elif isinstance(event, Assigned):
+            self._assigned(event.partition)
+        elif isinstance(event, Progressed):
+            engine.progressed(event.partition, event.position, now)
+            self._settler.wake()
+        elif isinstance(event, Revoking):
+            self._revoking(event)
+        elif isinstance(event, Lost):
+            self.lose(event.partition, event.reason)
+        elif isinstance(event, Generation):
+            self.planned = True
+            self._tap.planned(event.number, standby=event.standby)
+        elif isinstance(event, Exhausted):
+            self._exhausted = True
+            self._stop_when_exhausted()
+        else:
+            raise ContractError(f"{self._name} delivered a {type(event).__name__}, no event of lanes.source: report it")
+
+    def _assigned(self, partition: Partition) -> None:
+        check_assigned(self._name, partition, commits=self._commits)
+        if self._stopping:
+            # Once: a source that assigns again what it got back would never let a run end that gives it back again.
+            if partition.id not in self._given_back:
+                self._given_back.add(partition.id)
+                self._tasks.start_soon(self._guarded, self._handover.release, partition)
+            return
+        try:
+            self._engine.assign(partition)
+        except AlreadyAssigned as error:
+            raise ContractError(f"{self._name}: {error}") from error
+        except SecondPartition:
+            raise ConfigError(
+                f'{self._name}: order="serial" handles one partition, and {partition.id} is a second one: use '
+                'order="partition", or a topic with one partition'
+            ) from None
+        self._tap.assigned(partition)
+        self._remembering.begin(partition, self._clock())
+
+    def _revoking(self, event: Revoking) -> None:
+        if self._engine.owns(event.partition):
+            timeout = event.timeout
+            # Where whoever is next waits for as long as it takes, nothing is cancelled.
+            self._start_drain(event.partition, timeout if timeout == NEVER else min(timeout, self._drain_timeout))
+        else:
+            self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
+
+    def lose(self, partition: Partition, reason: str) -> None:
+        """Nothing of a partition counts any more, from this call on. Idempotent."""
+        if not self._engine.owns(partition):
+            return
+        zombies = self._engine.lose(partition)
+        self._handover.lost(partition)
+        log.warning(
+            "%s: %s lost (%s); %d handlers of it still run and will not count: its next owner runs them again",
+            self._name,
+            partition.id,
+            reason,
+            len(zombies),
+        )
+        self._tap.lost(partition, reason)
+        self._workers.cancel(partition)
+        self._settler.give_up(partition)
+        self._settler.unsettled.settled(partition)
+        self._remembering.forget(partition)
+        self._end_when_released()
+
+    def _stop_when_exhausted(self) -> None:
+        if self._exhausted and not self._engine.flow.in_flight and not self._remembering.loading:
+            self.stop()
+
+    async def _timer(self) -> None:
+        """The one timer for the earliest deadline of all held lanes, and of what stands still."""
+        while True:
+            self._told_to_stop.serve()
+            at = min(self._stalls.next_at(), self._engine.next_due())
+            self._timer_wake = anyio.Event()
+            with anyio.move_on_after(max(0.0, at - self._clock())):
+                await self._timer_wake.wait()
+            now = self._clock()
+            self._engine.due(now)
+            for stall in self._stalls.due(now):
+                why = self._settler.unsettled.error(stall.partition)
+                report(stall, self._name, self._settings.max_ahead, now, why)
+            # Not the next handler that ends: where all hang, only the timer can have the clients paused.
+            self.after()
+
+    # --- effects
+
+    def _perform(self) -> None:
+        effects = self._engine.effects
+        while effects:
+            batch = effects[:]
+            effects.clear()
+            for effect in batch:
+                self._perform_one(effect)
+
+    def _perform_one(self, effect: fx.Effect) -> None:
+        tap = self._tap
+        if isinstance(effect, fx.Failed):
+            self._remembering.failed(effect)
+        if isinstance(effect, fx.Held):
+            tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
+            self._timer_wake.set()
+        elif isinstance(effect, fx.Saturated | fx.Resumed):
+            self._crossed(saturated=isinstance(effect, fx.Saturated))
+        elif isinstance(effect, fx.Redelivered):
+            self._redelivered[effect.cause] += 1
+            tap.redelivered(effect)
+            # What a predecessor had completed is to be committed, also when nothing else finishes.
+            self._settler.wake()
+        elif isinstance(effect, fx.DeadLetterDue):
+            self.start_soon(self._parking.park, effect)
+        elif isinstance(effect, fx.Halted):
+            self.stop_because(halted(self._name, effect))
+        elif isinstance(effect, fx.Blocked):
+            tap.blocked(effect.message)
+            report_blocked(self._name, effect)
+        elif isinstance(effect, fx.Drained):
+            self._handover.ended(effect.partition)
+        elif isinstance(effect, fx.Abandoned):
+            tap.abandoned(effect.messages)
+        elif isinstance(effect, fx.Zombie):
+            tap.zombie(effect.message)
+            # Its key may have a successor now, in a new assignment.
+            self._workers.wake()
+        elif isinstance(effect, fx.AheadReached):
+            self._ahead_reached(effect)
+        elif isinstance(effect, fx.AheadLeft):
+            tap.ahead(effect.partition, reached=False, oldest=None)
+            self.room_changed()
+        elif isinstance(effect, fx.PauseDue):
+            self.room_changed()
+
+    def _crossed(self, *, saturated: bool) -> None:
+        flow = self._engine.flow
+        self._tap.crossed(saturated=saturated, in_flight=flow.in_flight, size=flow.bytes)
+        if saturated:
+            # The timer may have a pause of the clients to look after now.
+            self._timer_wake.set()
+        elif self._starved:
+            self.room_changed()
+
+    def room_changed(self) -> None:
+        """What the source may deliver has changed in a way that it has to know now. Does not block."""
+        # receive() is cancel-safe, and is called again with what there is room for now.
+        self._receiving.cancel()
+
+    def _ahead_reached(self, effect: fx.AheadReached) -> None:
+        self._tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
+        self.room_changed()
+        # Where a confirmation is all that is missing, it is asked for now.
+        self._settler.wake()
+        self._stalls.reached(effect.partition, self._clock())
+        self._timer_wake.set()

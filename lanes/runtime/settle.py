@@ -1,0 +1,242 @@
+"""Telling the broker what is finished, and that the rest is still being worked on."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import anyio
+import anyio.lowlevel
+
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.types import NEVER, Partition, Settlement
+from lanes.errors import passes
+from lanes.observe.tap import Tap
+from lanes.observe.unsettled import Unsettled
+from lanes.runtime.attempts import Remembering
+from lanes.source import Source
+from lanes.workers.context import Shell
+
+SETTLE_RETRY: Final = (0.05, 1.0)
+"""Seconds before a settlement that may not have been sent is repeated: first, and at most."""
+
+
+class Around(Shell, Protocol):
+    """What settling needs of the run around it."""
+
+    def floors_moved(self) -> None:
+        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
+
+
+class Settler:
+    """The settle step of one consumer: at most one settlement of a partition is on its way at any time.
+
+    ``idle``: it waits, and has to be woken for what is finished. ``unsettled``: the partitions whose settlements fail.
+
+    What a source settles message by message goes out as soon as the one before has left. Where it ``commits``, what
+    has finished enters the ledger at once, and commits go out when they are due, beside that.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        around: Around,
+        remembering: Remembering,
+        clock: Clock,
+        tap: Tap,
+        name: str,
+        *,
+        commits: bool,
+    ) -> None:
+        self.unsettled = Unsettled(name)
+        self._engine = engine
+        self._source = source
+        self._around = around
+        self._remembering = remembering
+        self._clock = clock
+        self._tap = tap
+        self._commits = commits
+        self.idle = False
+        self._failed = False
+        self._under_way = 0
+        self._sends: dict[anyio.CancelScope, list[Settlement]] = {}
+        self._left = anyio.Event()
+        self._wake = anyio.Event()
+        self._lock = anyio.Lock(fast_acquire=True)
+
+    async def run(self) -> None:
+        """Settle whatever finishes, in batches, until cancelled or the source has failed for good."""
+        async with anyio.create_task_group() as tasks:
+            while not self._failed:
+                await self._wait()
+                if self._commits:
+                    # A commit that is cancelled with everything else is due again: it must not be begun again.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                    settlements = self._collect(everything=False)
+                    if settlements:
+                        tasks.start_soon(self._commit, settlements)
+                else:
+                    await self.settle_all()
+            await anyio.sleep_forever()
+
+    async def _wait(self) -> None:
+        engine = self._engine
+        if engine.dirty:
+            return
+        self._wake = anyio.Event()
+        self.idle = True
+        at = engine.commit_at()
+        if at == NEVER:
+            await self._wake.wait()
+        else:
+            with anyio.move_on_after(max(0.0, at - self._clock())):
+                await self._wake.wait()
+        self.idle = False
+
+    def wake(self) -> None:
+        """Something is finished. Cheap when it is known already."""
+        if self.idle:
+            self.idle = False
+            self._wake.set()
+
+    async def settle_all(self, partition: Partition | None = None) -> None:
+        """Settle everything that is finished, of one partition or of all, as often as it takes; what another call is
+        sending included.
+
+        Returns without having done so once the source has failed for good.
+        """
+        pause = SETTLE_RETRY[0]
+        while not self._failed:
+            if not await self.settle():
+                await anyio.sleep(pause)
+                pause = min(pause * 2, SETTLE_RETRY[1])
+            elif self._sending(partition):
+                if self._left.is_set():
+                    # Not while others wait for it: one event for all of them.
+                    self._left = anyio.Event()
+                await self._left.wait()
+            elif not self._pending(partition):
+                return
+
+    def _sending(self, partition: Partition | None) -> bool:
+        if partition is None or partition.commits is None:
+            return self._under_way > 0
+        return self._engine.owns(partition) and partition.commits.sending is not None
+
+    def _pending(self, partition: Partition | None) -> bool:
+        if partition is None or partition.commits is None:
+            return False
+        return self._engine.owns(partition) and partition.commits.pending
+
+    async def settle(self) -> bool:
+        """Settle everything that is finished; False when that has to be repeated. Idempotent."""
+        async with self._lock:
+            settlements = self._collect(everything=True)
+            return not settlements or await self._send(settlements)
+
+    def _collect(self, *, everything: bool) -> list[Settlement]:
+        if self._commits:
+            for partition in self._engine.dirty:
+                self._tap.completed(partition, len(partition.finished))
+        settlements = self._engine.collect(self._clock(), everything=everything)
+        if self._commits:
+            # What has finished left the bounds: the source may have room now.
+            self._around.after()
+            self._around.floors_moved()
+        return settlements
+
+    async def _commit(self, settlements: list[Settlement]) -> None:
+        """Send commits that are due; after a failure they are due again, a while later."""
+        self._under_way += 1
+        try:
+            await self._send(settlements)
+        finally:
+            self._under_way -= 1
+            self._left.set()
+
+    def give_up(self, partition: Partition) -> None:
+        """Cancel its commit that is on its way: the partition has, or will have, another owner, whose commits a late
+        one would undo. Those sent together with it are repeated. Does not block. Idempotent."""
+        for scope, settlements in self._sends.items():
+            if any(settlement.partition is partition for settlement in settlements):
+                scope.cancel()
+
+    async def _send(self, settlements: list[Settlement]) -> bool:
+        if not self._commits:
+            return await self._try_to_send(settlements)
+        settlements = self._still_ours(settlements)
+        if not settlements:
+            return True
+        with anyio.CancelScope() as scope:
+            self._sends[scope] = settlements
+            try:
+                return await self._try_to_send(settlements)
+            finally:
+                del self._sends[scope]
+                # What has finished meanwhile had to wait for this one, whoever sent it.
+                self.wake()
+        return False
+
+    def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Those whose partition was not given up since they were collected: they are sent by a task of their own."""
+        gone = [each for each in settlements if not self._engine.owns(each.partition) or _is_over(each.partition)]
+        if not gone:
+            return settlements
+        self._engine.unsettled(gone)
+        return [settlement for settlement in settlements if settlement not in gone]
+
+    async def _try_to_send(self, settlements: list[Settlement]) -> bool:
+        engine, tap, now = self._engine, self._tap, self._clock()
+        late = [settlement for settlement in settlements if now >= settlement.partition.deadline]
+        if late:
+            for settlement in late:
+                self._around.overdue(settlement.partition)
+            settlements = [settlement for settlement in settlements if settlement not in late]
+            if not settlements:
+                return True
+        tap.settling(settlements, now)
+        try:
+            await self._source.settle(settlements)
+        except Exception as error:
+            tap.unsettled(settlements)
+            engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
+            if passes(error, unknown=False):
+                owned = [each.partition for each in settlements if engine.owns(each.partition)]
+                self.unsettled.failed(owned, error, self._clock())
+            else:
+                self._failed = True
+                self._around.stop_because(error)
+            return False
+        except BaseException:
+            tap.unsettled(settlements)
+            engine.unsettled(settlements)
+            raise
+        tap.settled(settlements)
+        engine.settled(settlements)
+        self._remembering.settled(settlements)
+        if self.unsettled.partitions:
+            for settlement in settlements:
+                self.unsettled.settled(settlement.partition)
+        if self._commits:
+            self._around.floors_moved()
+        self._around.after()
+        return True
+
+    async def keep_alive(self, interval: float) -> None:
+        """Extend every held message so that none gets older than ``interval`` seconds without; until cancelled."""
+        # Every half interval, everything older than half an interval: what is finished sooner costs nothing.
+        period = interval / 2
+        while True:
+            await anyio.sleep(period)
+            for partition in list(self._engine.partitions.values()):
+                if partition.deadline != NEVER:
+                    self._around.overdue(partition)
+            messages = self._engine.held_since(self._clock() - period)
+            if messages:
+                await self._source.extend(messages)
+                self._tap.extended(messages)
+
+
+def _is_over(partition: Partition) -> bool:
+    return partition.commits is not None and partition.commits.over

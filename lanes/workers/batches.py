@@ -1,0 +1,309 @@
+"""Workers for a handler of batches: one call of it is one execution of every lane in the batch.
+
+A batch is taken when it can be full, or when its first message has waited for ``linger`` seconds.
+
+In the history the messages of a lane follow each other: the first has its ``started`` row before the call, and what
+follows it in the batch when the call has ended, each behind the end of the one before. What does not count because one
+before it failed has no rows of this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from lanes.attempts import given_up_before
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.lane import FINISHED, QUEUED
+from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
+from lanes.errors import MessageError
+from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
+from lanes.history.recorder import Recorder
+from lanes.observe.otel import Handling
+from lanes.observe.tap import Tap
+from lanes.workers.batch_threads import BatchThreads
+from lanes.workers.context import Shell
+from lanes.workers.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
+
+
+class _Overdue(BaseException):
+    """The lease of some of a batch has run out: its handler is not called."""
+
+
+class _Worker:
+    __slots__ = ("batch", "scope")
+
+    def __init__(self) -> None:
+        self.batch: list[Message] = []
+        self.scope: anyio.CancelScope
+
+
+class BatchWorkers:
+    """The workers of one consumer whose handler takes up to ``size`` messages.
+
+    A plain function runs in a thread, or on the event loop with ``inline``. Cancelling a partition cancels the calls
+    that any of its messages is in: what of them belongs to other partitions was interrupted, and drains these. Calls in
+    threads go on. ``timeout`` and ``grace`` (seconds): see ``Settings``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        handler: BatchHandler,
+        shell: Shell,
+        clock: Clock,
+        tap: Tap,
+        *,
+        size: int,
+        linger: float,
+        timeout: float | None,
+        grace: float,
+        inline: bool,
+        decode: Decode | None,
+    ) -> None:
+        self._engine = engine
+        self._handler = handler
+        self._awaits = is_async(handler)
+        self._shell = shell
+        self._clock = clock
+        self._tap = tap
+        self._size = size
+        self._linger = linger
+        self._timeout = timeout
+        self._decode = decode
+        in_threads = not self._awaits and not inline
+        self._threads = (
+            BatchThreads(self._outcomes_in_thread, engine.concurrency, clock, timeout=timeout, grace=grace)
+            if in_threads
+            else None
+        )
+        self._workers = [_Worker() for _ in range(engine.concurrency)]
+        self._wake = anyio.Event()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start the worker tasks; they run until the task group is cancelled."""
+        if self._threads is not None:
+            self._threads.start(tasks)
+        for worker in self._workers:
+            tasks.start_soon(self._work, worker)
+
+    def wake(self, *, taking: int = 0) -> None:
+        """Something is ready. ``taking`` changes nothing: a batch takes what there is."""
+        self._wake.set()
+
+    def cancel(self, partition: Partition) -> None:
+        """Cancel the calls that messages of a partition are in."""
+        for worker in self._workers:
+            if any(message.partition is partition for message in worker.batch):
+                worker.scope.cancel()
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """The first message of each call that runs in a thread for ``timeout`` seconds or longer."""
+        return [] if self._threads is None else self._threads.stuck(now, timeout)
+
+    async def _work(self, worker: _Worker) -> None:
+        while True:
+            batch = await self._take()
+            worker.batch = batch
+            with anyio.CancelScope() as worker.scope:
+                await self._handle(worker, batch)
+            self._shell.after()
+            await anyio.lowlevel.checkpoint()
+
+    async def _take(self) -> list[Message]:
+        engine = self._engine
+        while True:
+            if not engine.available(1):
+                self._wake = anyio.Event() if self._wake.is_set() else self._wake
+                await self._wake.wait()
+                continue
+            if self._linger:
+                deadline = self._clock() + self._linger
+                while engine.available(self._size) < self._size and (left := deadline - self._clock()) > 0:
+                    self._wake = anyio.Event() if self._wake.is_set() else self._wake
+                    with anyio.move_on_after(left):
+                        await self._wake.wait()
+            batch = engine.take_batch(self._size)
+            if batch:
+                return batch
+
+    async def _handle(self, worker: _Worker, batch: list[Message]) -> None:
+        tap, now = self._tap, self._clock()
+        if _overdue(batch, now):
+            worker.batch = []
+            self._engine.finish_batch(batch, [RETURN] * len(batch), 0.0)
+            self._lose_overdue(batch)
+            return
+        handling: Handling | None = None
+        if tap.telemetry is not None:
+            handling = tap.telemetry.handling_batch(batch)
+        try:
+            if tap.history is not None:
+                heads = _heads(batch)
+                for message in batch:
+                    if message in heads and not given_up_before(message):
+                        tap.history.started(message, now)
+                # In the file before the handler is called, as a whole.
+                tap.history.flush()
+            if handling is None:
+                outcomes = await self._outcomes(batch)
+            else:
+                with handling:
+                    outcomes = await self._outcomes(batch)
+        except _Overdue:
+            # Without its batch it is not cancelled itself, here where it has ended.
+            worker.batch = []
+            self._lose_overdue(batch)
+            worker.batch = batch
+            self._finish(worker, [RETURN] * len(batch), "cancelled", None, handling)
+        except BaseException as error:
+            cancelled = anyio.current_effective_deadline() == float("-inf")
+            cancellation = cancellation_of(error) if cancelled else None
+            if cancellation is not None:
+                # Of a partition that goes on, what was in the call with another one's goes back to its lane.
+                given_up = not all(m.partition.steady for m in batch)
+                outcomes = [RETURN if m.partition.steady and given_up else ABANDON for m in batch]
+                self._finish(worker, outcomes, "cancelled", error, handling)
+                self._shell.after()
+                raise cancellation from None
+            if isinstance(error, Exception) and counts(error):
+                self._finish(worker, [failure(error)] * len(batch), "error", error, handling)
+                return
+            self._finish(worker, [ABANDON] * len(batch), "error", error, handling)
+            self._shell.stop_because(stopping(error, batch[0]))
+            if isinstance(error, GeneratorExit):
+                raise
+        else:
+            # Before the rows: what follows the heads has its own ones only now, and none when it does not count.
+            self._lose_overdue(batch)
+            self._finish(worker, outcomes, "ok", None, handling)
+
+    async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
+        """Call the handler with what can be read."""
+        if self._threads is not None:
+            return await self._threads.call(batch)
+        sound, outcomes = self._read(batch)
+        if _overdue(batch, self._clock()):
+            raise _Overdue
+        if not sound:
+            returned: object = None
+        elif self._awaits:
+            returned = await self._awaited(sound)
+        else:
+            returned = self._handler(sound)
+        return self._of_all(batch, sound, returned, outcomes)
+
+    def _outcomes_in_thread(self, batch: list[Message]) -> list[Outcome]:
+        sound, outcomes = self._read(batch)
+        if _overdue(batch, self._clock()):
+            raise _Overdue
+        return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
+
+    def _lose_overdue(self, batch: list[Message]) -> None:
+        for partition in {message.partition for message in batch}:
+            if partition.deadline != NEVER:
+                self._shell.overdue(partition)
+
+    def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
+        """What can be read, and the outcomes of the rest. Behind a message of a lane that cannot, that lane waits."""
+        unreadable: set[_Lane] = set()
+        outcomes: dict[Message, Outcome] = {}
+        sound = []
+        for message in batch:
+            lane = (message.partition, message.lane)
+            if message.lane is not None and lane in unreadable:
+                outcomes[message] = ABANDON  # Behind one that is no ack: the engine gives it back to its lane.
+                continue
+            try:
+                if message.broken is not None:
+                    raise message.broken
+                if self._decode is not None:
+                    decoded(message, self._decode)
+            except MessageError as error:
+                outcomes[message] = failure(error)
+                unreadable.add(lane)
+            else:
+                sound.append(message)
+        return sound, outcomes
+
+    async def _awaited(self, batch: list[Message]) -> object:
+        with anyio.move_on_after(self._timeout):
+            return await cast(Awaitable[object], self._handler(batch))
+        raise TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
+
+    def _of_all(
+        self, batch: list[Message], sound: list[Message], returned: object, outcomes: dict[Message, Outcome]
+    ) -> list[Outcome]:
+        if not self._awaits:
+            refuse_awaitable(self._handler, returned, batch[0])
+        if sound:
+            outcomes.update(zip(sound, batch_outcomes(sound, returned), strict=True))
+        return [outcomes[message] for message in batch]
+
+    def _finish(
+        self,
+        worker: _Worker,
+        outcomes: list[Outcome],
+        result: str,
+        error: BaseException | None,
+        handling: Handling | None,
+    ) -> None:
+        batch, worker.batch = worker.batch, []
+        now = self._clock()
+        if self._tap.history is not None:
+            self._note(self._tap.history, batch, outcomes, result, error, now)
+        self._engine.finish_batch(batch, outcomes, now)
+        if handling is not None:
+            bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
+            handling.end("cancelled" if result == "cancelled" else bad, error)
+
+    @staticmethod
+    def _note(
+        history: Recorder,
+        batch: list[Message],
+        outcomes: list[Outcome],
+        result: str,
+        error: BaseException | None,
+        now: float,
+    ) -> None:
+        """The rows of a call that ended, lane by lane as far as its outcomes count."""
+        heads = _heads(batch)
+        over: set[_Lane] = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            lane = (message.partition, message.lane)
+            if given_up_before(message):
+                over.add(lane)
+                continue
+            if message not in heads:
+                if lane in over or not message.partition.live:
+                    continue
+                history.started(message, now)
+            if outcome is ACK:
+                history.ended(message, "ok", now)
+                continue
+            over.add(lane)
+            if isinstance(outcome, Failure):
+                history.ended(message, "error", now, outcome.error)
+            else:
+                history.ended(message, result, now, error)
+
+
+def _overdue(batch: list[Message], now: float) -> bool:
+    """Whether the lease of any of them has run out."""
+    return any(now >= message.partition.deadline for message in batch)
+
+
+_Lane = tuple[Partition, LaneId]
+
+
+def _heads(batch: list[Message]) -> set[Message]:
+    """The first message of each lane; one that is in no lane is its own."""
+    lanes: dict[_Lane, Message] = {}
+    for message in batch:
+        lanes.setdefault((message.partition, message.lane), message)
+    return {*lanes.values(), *(message for message in batch if message.lane is None)}

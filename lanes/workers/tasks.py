@@ -1,0 +1,287 @@
+"""The workers: long-lived tasks that take a message, run the handler and report the outcome.
+
+A worker makes plain calls into the engine: no task, event, scope or clock call per message. Idle workers sleep
+on an event each and are woken only for work that is ready; the task of a worker is started when it is woken for the
+first time. A handler that never suspends is bounded by a *time slice*: once it is used up, every worker yields to the
+event loop before its next message, so heartbeats and settlements go on. A handler that has suspended has yielded
+already.
+
+With a history, every worker yields once before each handler, and the first to come back writes the ``started``
+rows of all of them by one ``write``: a group commit, so no handler is called whose row is not in the file.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Final, Protocol
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from lanes.attempts import given_up_before
+from lanes.clock import Clock
+from lanes.core.engine import Engine
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
+from lanes.handlers import AsyncHandler
+from lanes.observe.otel import Handling
+from lanes.observe.tap import Tap
+from lanes.workers.context import Shell
+from lanes.workers.endings import Endings
+from lanes.workers.outcomes import RESULTS, cancellation_of, failure
+
+TIME_SLICE: Final = 0.005
+"""Seconds of handlers that do not suspend before the workers yield to the event loop."""
+
+_WAKING_LIMIT: Final = 8
+"""Workers on their way out of their sleep, at most."""
+
+_STRIDE_LIMIT: Final = 64
+"""Messages between two looks at the clock, at most."""
+
+
+class Workforce(Protocol):
+    """The workers, of whatever kind the handler needs."""
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start them; they work until the task group is cancelled."""
+
+    def wake(self, *, taking: int = 0) -> None:
+        """Something is ready. ``taking``: how many of the ready lanes the caller will take itself."""
+
+    def cancel(self, partition: Partition) -> None:
+        """Interrupt the handlers that run for a partition, as far as they can be."""
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """What runs for ``timeout`` seconds or longer, and cannot be interrupted."""
+
+
+class _Worker:
+    __slots__ = ("cancelled", "message", "scope", "started", "timed_out", "wake")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.started = 0.0
+        self.cancelled = False
+        self.timed_out = False
+        self.scope: anyio.CancelScope
+        self.wake: anyio.Event
+
+
+class Workers:
+    """The workers of one consumer. ``timeout``: seconds a handler may take, None = no limit."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        handler: AsyncHandler,
+        shell: Shell,
+        clock: Clock,
+        tap: Tap,
+        timeout: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._handler = handler
+        self._shell = shell
+        self._clock = clock
+        self._endings = Endings(engine, shell, clock, tap)
+        self._history = tap.history
+        self._telemetry = tap.telemetry
+        self._timeout = timeout
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        # How many may still be started; before ``start`` nobody can be woken.
+        self._unstarted = 0
+        self._tasks: TaskGroup
+        self._context: contextvars.Context
+        self._latest: _Worker | None = None
+        self._waking = 0
+        # With a history those that start together share one write, so they are woken together.
+        self._grouped = tap.history is not None and tap.history.group_commit
+        self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
+        self._round = 0
+        self._slice_start = self._looked = clock()
+        self._stride = 1
+        self._countdown = 1
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start worker tasks from now on, as work comes up; they run until the task group is cancelled."""
+        self._tasks = tasks
+        self._context = contextvars.copy_context()
+        self._unstarted = self._engine.concurrency
+        if self._timeout is not None:
+            tasks.start_soon(self._watch, self._timeout)
+
+    def wake(self, *, taking: int = 0) -> None:
+        """Wake idle workers for the lanes that are ready. ``taking``: how many of these the caller will take itself."""
+        # Those woken before and not running yet will take their share, and wake the next ones: where handlers do
+        # not suspend, the first few do all the work, and waking a worker costs more than a message.
+        waking, limit = self._waking, self._waking_limit
+        if waking >= limit or not (self._idle or self._unstarted):
+            return
+        needed = self._engine.ready - taking - waking
+        for _ in range(min(len(self._idle) + self._unstarted, needed, limit - waking)):
+            self._waking += 1
+            if self._idle:
+                self._idle.pop().wake.set()
+            else:
+                self._begin()
+
+    def cancel(self, partition: Partition) -> None:
+        """Cancel the handlers that run for a partition; those of other partitions are not touched."""
+        for worker in self._workers:
+            if worker.message is not None and worker.message.partition is partition:
+                worker.cancelled = True
+                worker.timed_out = False
+                worker.scope.cancel()
+
+    def stuck(self, now: float, timeout: float) -> list[Message]:
+        """Nothing: these handlers are cancelled."""
+        return []
+
+    async def _watch(self, timeout: float) -> None:
+        """The one timer for the handlers that take too long; until cancelled."""
+        while True:
+            now = self._clock()
+            running = [worker for worker in self._workers if worker.message is not None and not worker.cancelled]
+            for worker in running:
+                if now - worker.started >= timeout:
+                    worker.cancelled = worker.timed_out = True
+                    worker.scope.cancel()
+            # Whatever starts from now on has not used up its time when the first of these has.
+            starts = [worker.started for worker in running if not worker.cancelled]
+            # Not 0, whatever a subtraction of floats leaves: this task must not spin.
+            await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
+
+    def _begin(self) -> None:
+        """Start one more worker."""
+        if self._tasks.cancel_scope.cancel_called:
+            # The task group has ended, or will: whoever settles what is left wakes workers still.
+            return
+        self._unstarted -= 1
+        worker = _Worker()
+        self._workers.append(worker)
+        # In the context of the run: who wakes it may be a handler, or a task of the user's that calls unblock.
+        self._context.copy().run(self._tasks.start_soon, self._work, worker)
+
+    def _woken(self) -> None:
+        self._waking -= 1
+        if len(self._idle) + self._waking + 1 == len(self._workers):
+            # All of them slept: what the loop did meanwhile is not of their slice.
+            self._slice_start = self._looked = self._clock()
+        self.wake(taking=1)
+
+    async def _work(self, worker: _Worker) -> None:
+        # Cancelled in the meantime it calls no handler, nor does a task that begins eagerly, within ``wake``.
+        await anyio.lowlevel.checkpoint()
+        self._woken()
+        again = True
+        while again:
+            worker.cancelled = worker.timed_out = False
+            # One scope for many messages: it is replaced only after a cancellation, which it swallows here.
+            with anyio.CancelScope() as worker.scope:
+                again = await self._work_until_cancelled(worker)
+
+    async def _work_until_cancelled(self, worker: _Worker) -> bool:
+        """Handle messages; False when this worker must not await anything any more."""
+        engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
+        telemetry, timed, endings = self._telemetry, self._timeout is not None, self._endings
+        grouped = self._grouped
+        handling: Handling | None = None
+        now = 0.0
+        while not worker.cancelled:
+            message = engine.take()
+            if message is None:
+                worker.wake = anyio.Event()
+                self._idle.append(worker)
+                await worker.wake.wait()
+                self._woken()
+                continue
+            leased = message.partition.deadline != NEVER
+            if leased:
+                now = self._clock()
+                if now >= message.partition.deadline:
+                    endings.give_back([message])
+                    shell.after()
+                    continue
+            worker.message = message
+            self._latest = worker
+            if timed:
+                worker.started = self._clock()
+            if telemetry is not None:
+                handling = telemetry.handling(message)
+            try:
+                if history is not None and not given_up_before(message):
+                    row = history.started(message, now if leased else self._clock())
+                    if grouped:
+                        await anyio.lowlevel.checkpoint()
+                        if history.written < row:
+                            history.flush()
+                        if leased and self._clock() >= message.partition.deadline:
+                            worker.message = None
+                            endings.give_up(message, handling)
+                            shell.after()
+                            continue
+                if message.broken is not None:
+                    raise message.broken
+                if handling is None:
+                    await handler(message)
+                else:
+                    with handling:
+                        await handler(message)
+            except GeneratorExit as error:
+                # Either the loop is gone and nothing may be awaited any more, or a handler plays with fire.
+                worker.message = None
+                endings.finish(message, ABANDON, "error", error, handling)
+                shell.stop_because(error)
+                return False
+            except BaseException as error:
+                worker.message = None
+                cancellation = self._cancellation(worker, error)
+                if cancellation is not None:
+                    if worker.timed_out:
+                        late = TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
+                        endings.finish(message, failure(late), "error", late, handling)
+                    else:
+                        endings.finish(message, ABANDON, "cancelled", error, handling)
+                    shell.after()
+                    raise cancellation from None
+                endings.failed(message, error, handling)
+            else:
+                worker.message = None
+                if history is not None:
+                    history.ended(message, "ok", self._clock())
+                engine.finish(message, ACK, 0.0)
+                if handling is not None:
+                    handling.end(RESULTS[message.state])
+            # One ready lane is what this worker takes itself: waking another for it costs more than the message.
+            shell.after(taking=1)
+            if self._latest is not worker:
+                continue  # Others ran meanwhile, so the handler has suspended, and the loop has had its turn.
+            self._countdown -= 1
+            if self._countdown <= 0 and self._slice_used():
+                before = self._round
+                await anyio.lowlevel.checkpoint()
+                if self._round == before:
+                    # The first worker of the next round of the loop: a new slice for all of them.
+                    self._round += 1
+                    self._slice_start = self._looked = self._clock()
+        return True
+
+    def _slice_used(self) -> bool:
+        now = self._clock()
+        left = self._slice_start + TIME_SLICE - now
+        if left <= 0.0:
+            self._stride = self._countdown = 1
+            return True
+        # Look again after as many messages as are sure to fit, as far as the last ones tell.
+        took, self._looked = now - self._looked, now
+        self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
+        self._countdown = self._stride
+        return False
+
+    def _cancellation(self, worker: _Worker, error: BaseException) -> BaseException | None:
+        """What has to go on of an exception because this worker, or all of them, were cancelled; else None."""
+        if not worker.cancelled and anyio.current_effective_deadline() != float("-inf"):
+            return None
+        return cancellation_of(error)

@@ -1,0 +1,132 @@
+"""A history in figures, and its verdicts as plain text: what ``lanes check`` prints."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from memsource.checkers import BoundedInFlight, Verdict, check, feed
+from memsource.checkers.verdict import printable
+from memsource.history.reader import HistoryError, Segment, read
+from memsource.history.timeline import Timeline
+
+__all__ = ["Checked", "Counts", "check_files", "counts", "exit_status", "render"]
+
+PASSED: Final = 0
+VIOLATED: Final = 1
+UNPROVEN: Final = 2
+UNREADABLE: Final = 3
+
+_URGENCY: Final = ("violated", "unproven", "passed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """A history in figures.
+
+    ``messages``: distinct positions. ``events``: rows by event. ``redeliveries`` by cause: ``held``, ``settled``,
+    ``late``, and ``restart`` (started in one segment, and again in a later one). ``dropped``: rows that could
+    not be written. ``gaps``: places where something is missing. ``peak_in_flight``: of any one member.
+    """
+
+    segments: int
+    crashed: int
+    members: int
+    messages: int
+    events: Mapping[str, int]
+    redeliveries: Mapping[str, int]
+    dropped: int
+    gaps: int
+    peak_in_flight: int
+
+
+class Checked(NamedTuple):
+    """What ``check_files`` found: the verdicts, the text of the report, and the exit status for it."""
+
+    verdicts: list[Verdict]
+    text: str
+    status: int
+
+
+def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
+    """Read these files and directories and check everything over them. Blocks while it does.
+
+    Raises nothing for what is in them. The status is 0 when every promise was kept, 1 when one was violated, 2
+    when one could not be proven, 3 when there was no history to read; the text then says why.
+    """
+    try:
+        segments = read(paths)
+    except HistoryError as error:
+        return Checked([], printable(str(error), limit=2000), UNREADABLE)
+    verdicts = check(segments)
+    return Checked(verdicts, render(verdicts, counts(segments)), exit_status(verdicts))
+
+
+def exit_status(verdicts: Iterable[Verdict]) -> int:
+    """0 when all passed, 1 when one was violated, else 2."""
+    statuses = {verdict.status for verdict in verdicts}
+    return VIOLATED if "violated" in statuses else UNPROVEN if "unproven" in statuses else PASSED
+
+
+def counts(segments: Sequence[Segment]) -> Counts:
+    """The figures of these segments. Pure; O(rows)."""
+    timeline = Timeline(segments)
+    flow = BoundedInFlight(timeline)
+    feed(timeline, [flow])
+    events = Counter(row.event for segment in segments for row in segment.rows if row.event != "gap")
+    redeliveries: Counter[str] = Counter(held=0, settled=0, late=0, restart=0)
+    messages: set[tuple[str, int]] = set()
+    started: dict[tuple[str, int], Segment] = {}
+    dropped = 0
+    for event, segment, row in timeline:
+        if row.position >= 0:
+            messages.add((row.partition, row.position))
+        if event == "redelivered":
+            redeliveries[row.text] += 1
+        elif event == "dropped":
+            dropped += int(row.number)
+        elif event == "started" and started.setdefault((row.partition, row.position), segment) is not segment:
+            started[row.partition, row.position] = segment
+            redeliveries["restart"] += 1
+    return Counts(
+        segments=len(segments),
+        crashed=sum(segment.crashed for segment in segments),
+        members=len({segment.member for segment in segments}),
+        messages=len(messages),
+        events=dict(events),
+        redeliveries=dict(redeliveries),
+        dropped=dropped,
+        gaps=sum(len(segment.gaps) for segment in segments),
+        peak_in_flight=flow.peak,
+    )
+
+
+def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
+    """The report: the figures, then the verdicts, those first that are to be looked at.
+
+    A line for each, with its witnesses and reasons below it.
+    """
+    rows = sum(figures.events.values())
+    lines = [
+        f"segments: {figures.segments}, {figures.crashed} of them crashed, of {figures.members} members",
+        f"messages: {figures.messages}, in {rows} rows; {figures.dropped} rows dropped, {figures.gaps} gaps",
+        "events: " + _listed(figures.events),
+        "redeliveries: " + _listed(figures.redeliveries),
+        "",
+    ]
+    for verdict in sorted(verdicts, key=lambda verdict: _URGENCY.index(verdict.status)):
+        note = f", {verdict.note}" if verdict.note else ""
+        found = f", {verdict.violations} violations" if verdict.violations else ""
+        lines.append(f"{verdict.status:<9} {verdict.name:<23} {verdict.checked} checked{note}{found}")
+        lines += [f"          ! {witness}" for witness in verdict.witnesses]
+        if verdict.violations > len(verdict.witnesses):
+            lines.append(f"          ! and {verdict.violations - len(verdict.witnesses)} more")
+        lines += [f"          ? {reason}" for reason in verdict.reasons]
+    return "\n".join(lines)
+
+
+def _listed(figures: Mapping[str, int]) -> str:
+    return ", ".join(f"{printable(name)} {count}" for name, count in figures.items())

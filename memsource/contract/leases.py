@@ -1,0 +1,205 @@
+"""The contract suite of lease stores: what each promises, as functions that fail with ``ContractBroken``.
+
+Whoever writes a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` for it and runs every check of
+``LEASE_CHECKS``, each with a harness of its own, whose bucket is empty. Some wait for a time to live, which is one
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, Literal, Protocol
+
+import anyio
+
+from lanes.cohort.leases import Conflict, Entry, LeaseStore, UnknownResult
+from memsource.contract.harness import ContractBroken, expect
+
+__all__ = ["LEASE_CHECKS", "LeaseCheck", "LeaseHarness"]
+
+LATE: Final = 0.5
+"""Seconds after its time to live by which a key is gone."""
+
+
+class LeaseHarness(Protocol):
+    """One bucket with nothing in it, and clients of it. Used for one check."""
+
+    def store(self) -> LeaseStore:
+        """A new client of the bucket, with a connection of its own."""
+
+    async def elapse(self, seconds: float) -> None:
+        """Let time pass at the server."""
+
+    def fail(self, store: LeaseStore, what: Literal["request", "reply"]) -> None:
+        """Have the next write of a client be lost: before the server has it, or behind, when it has it already."""
+
+
+LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
+"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
+
+
+async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:
+    """Write what must be refused; nothing may be changed by it."""
+    before = await store.read(key)
+    try:
+        came = await store.write(key, b"refused", revision=revision, fence=fence)
+    except Conflict:
+        expect(await store.read(key) == before, f"a write of {key!r} that was refused has changed it")
+    else:
+        raise ContractBroken(f"a write of {key!r} on revision {revision}, fence {fence} was not refused: it is {came}")
+
+
+async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> None:
+    """It has no value and the revision 0."""
+    came = await harness.store().read("l.7")
+    expect(came == Entry(None, 0), f"{came} was read of a key that was never written")
+
+
+async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
+    """At once, with the revision that the write has returned; any bytes come back as they were."""
+    one, other = harness.store(), harness.store()
+    for value in (b"first", b"", bytes(range(256))):
+        revision = await one.write("config", value, revision=(await other.read("config")).revision)
+        for store in (one, other):
+            came = await store.read("config")
+            expect(came == Entry(value, revision), f"{came} was read, {value!r} with revision {revision} was written")
+
+
+async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
+    """A key can be created while there is nothing, and not again."""
+    one, other = harness.store(), harness.store()
+    await one.write("plan", b"1", revision=0)
+    await _refused(other, "plan", 0)
+    await _refused(one, "plan", 0)
+
+
+async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
+    """One that is too old, or none yet, is refused; revisions rise over all keys."""
+    store = harness.store()
+    await _refused(store, "a", 3)
+    first = await store.write("a", b"1", revision=0)
+    beside = await store.write("b", b"1", revision=0)
+    second = await store.write("a", b"2", revision=first)
+    expect(first < beside < second, f"revisions {first}, {beside}, {second} of writes one after the other do not rise")
+    for revision in (first, beside, second + 1):
+        await _refused(store, "a", revision)
+
+
+async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
+    """Of several clients that write on the same revision one succeeds, and its value stands."""
+    won: list[bytes] = []
+
+    async def race(store: LeaseStore, value: bytes, revision: int) -> None:
+        with suppress(Conflict):
+            await store.write("l.0", value, revision=revision, ttl=5.0)
+            won.append(value)
+
+    stores = [harness.store() for _ in range(4)]
+    for _ in range(3):
+        revision = (await stores[0].read("l.0")).revision
+        won.clear()
+        async with anyio.create_task_group() as tasks:
+            for number, store in enumerate(stores):
+                tasks.start_soon(race, store, b"%d" % number, revision)
+        stands = (await stores[0].read("l.0")).value
+        expect(len(won) == 1 and stands == won[0], f"{won} have won, {stands!r} stands")
+
+
+async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) -> None:
+    """A write behind a fence is done while the other key has that revision, and refused when it has another."""
+    store, rival = harness.store(), harness.store()
+    lease = await store.write("l.1", b"mine", revision=0, ttl=5.0)
+    await store.write("s.1", b"state", revision=None, fence=("l.1", lease))
+    await store.write("s.1", b"state again", revision=None, fence=("l.1", lease))
+    await rival.write("l.1", b"theirs", revision=lease, ttl=5.0)
+    await _refused(store, "s.1", None, ("l.1", lease))
+    await _refused(store, "s.2", None, ("l.2", 1))
+
+
+async def check_a_key_expires(harness: LeaseHarness) -> None:
+    """Not before its time to live, and soon after it; then it can be created again, on the revision that is read, and
+    what was fenced by it is refused."""
+    store = harness.store()
+    lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
+    await store.write("s.3", b"stays", revision=0)
+    await harness.elapse(1.5)
+    expect((await store.read("l.3")).value == b"mine", "a key has expired before its time to live")
+    await harness.elapse(0.5 + LATE)
+    left = await store.read("l.3")
+    expect(left.value is None, f"a key holds {left.value!r} behind its time to live")
+    expect(set(await store.entries("")) == {"s.3"}, "a key that has expired is among the entries")
+    await _refused(store, "l.3", lease)
+    await _refused(store, "s.3", None, ("l.3", lease))
+    again = await store.write("l.3", b"theirs", revision=left.revision, ttl=2.0)
+    expect(again > lease, f"revision {again} of a key that was made again is not above {lease}")
+    expect((await store.read("s.3")).value == b"stays", "a key without a time to live has not stayed")
+
+
+async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) -> None:
+    """Each write replaces value and time to live."""
+    store = harness.store()
+    revision = await store.write("m.a", b"1", revision=0, ttl=1.0)
+    revision = await store.write("m.a", b"2", revision=revision, ttl=3.0)
+    await harness.elapse(1.0 + LATE)
+    expect((await store.read("m.a")).value == b"2", "a key has expired although it was renewed")
+    await store.write("m.a", b"3", revision=revision, ttl=1.0)
+    await harness.elapse(1.0 + LATE)
+    expect((await store.read("m.a")).value is None, "a key has kept the time to live of a former write")
+
+
+async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None:
+    """With values and revisions as ``read`` has them; "m." is not "mx.", and no wildcard."""
+    store = harness.store()
+    for key in ("m.a", "m.b-2", "mx.a", "l.1", "m.long_name-with_everything-1"):
+        await store.write(key, key.encode(), revision=0)
+    came = await harness.store().entries("m.")
+    expect(set(came) == {"m.a", "m.b-2", "m.long_name-with_everything-1"}, f"{sorted(came)} begin with 'm.'")
+    for key, entry in came.items():
+        expect(entry == await store.read(key), f"{entry} is in the entries, and not what is read of {key!r}")
+    expect(not await store.entries("drain."), "there are entries nobody wrote")
+
+
+async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
+    """A write that the server never had raises ``UnknownResult``, and is not sent later."""
+    store = harness.store()
+    revision = await store.write("plan", b"1", revision=0)
+    harness.fail(store, "request")
+    await _unknown(store, "plan", b"2", revision)
+    expect(await store.read("plan") == Entry(b"1", revision), "a write that was lost on its way was done")
+    await store.write("plan", b"3", revision=revision)
+
+
+async def check_a_lost_reply_is_unknown(harness: LeaseHarness) -> None:
+    """A write whose answer is lost raises ``UnknownResult``, and was done: who reads finds it."""
+    store = harness.store()
+    revision = await store.write("plan", b"1", revision=0)
+    harness.fail(store, "reply")
+    await _unknown(store, "plan", b"2", revision)
+    came = await store.read("plan")
+    expect(came.value == b"2" and came.revision > revision, f"{came} is read behind a write whose answer was lost")
+    await _refused(store, "plan", revision)
+
+
+async def _unknown(store: LeaseStore, key: str, value: bytes, revision: int) -> None:
+    try:
+        await store.write(key, value, revision=revision)
+    except UnknownResult:
+        return
+    raise ContractBroken(f"a write of {key!r} without an answer has returned")
+
+
+LEASE_CHECKS: Final[tuple[LeaseCheck, ...]] = (
+    check_a_key_that_was_never_written_is_empty,
+    check_a_write_is_read_by_every_client,
+    check_revision_0_creates_once,
+    check_a_write_expects_its_revision,
+    check_of_many_at_once_one_wins,
+    check_a_fence_is_the_revision_of_another_key,
+    check_a_key_expires,
+    check_a_renewal_begins_the_time_to_live_anew,
+    check_entries_are_those_with_the_prefix,
+    check_a_lost_request_is_unknown,
+    check_a_lost_reply_is_unknown,
+)
+"""In the order in which they are best run."""

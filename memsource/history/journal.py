@@ -1,0 +1,234 @@
+"""Journals read back, and histories made into them: Parquet files as lines of JSON, which
+``memsource.history.reader`` reads.
+
+The files of one run are read in the order of their rows, wherever they are. A copy of a file is read once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from blake3 import blake3
+
+from lanes.errors import ConfigError, LanesError
+from lanes.history.columns import RUN, SCHEMA_VERSION, UNREADABLE, VERSION, RowTables, row_tables
+from lanes.history.parquet import ParquetFile
+
+__all__ = ["JournalError", "JournalFile", "convert", "lines_of", "open_journals"]
+
+BEGIN: Final = '{"n":1,"event":"begin"'
+"""How the first row of a segment begins."""
+
+_BATCH_ROWS: Final = 16_384
+_CONVERTED_ROWS: Final = 8_192
+
+
+class JournalError(LanesError):
+    """A file is no journal, or is of another schema, or cannot be read or written. Says which, and what to do."""
+
+
+class Line(NamedTuple):
+    """A row of a journal as a line of a history, and where it was found."""
+
+    file: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """One file: of which run, and the number of its first row, None when that is not known."""
+
+    path: Path
+    run: str
+    first: int | None
+    rows: int
+
+
+def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
+    """The files by run, those of each in the order of their rows. Raises ``JournalError``. Blocks."""
+    runs: dict[str, dict[tuple[int | None, int], JournalFile]] = {}
+    for path in paths:
+        found = _looked_at(path)
+        runs.setdefault(found.run, {}).setdefault((found.first, found.rows), found)
+    return [sorted(files.values(), key=lambda file: file.first or 0) for files in runs.values()]
+
+
+def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
+    """The rows of one run as lines. Raises ``JournalError``. Blocks while it reads; holds a part of a file."""
+    tables = _tables()
+    for file in files:
+        number = 0
+        with _Opened(file.path) as opened:
+            for batch in opened.batches():
+                for text in _guarded(file.path, tables.lines(batch)):
+                    number += 1
+                    yield Line(str(file.path), number, text)
+
+
+def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> list[Path]:
+    """Make a Parquet file in ``directory``, which is created, of each of these files of JSON lines; the files.
+
+    What a history says, and what it lacks, is the same in both. Done again it gives the same file anew. Blocks. Raises
+    ``JournalError`` for what cannot be read or written, and where pyarrow is missing.
+    """
+    if isinstance(paths, str):
+        raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
+    tables = _tables()
+    made = []
+    for path in map(Path, paths):
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as stream:
+                made.append(_converted(tables, stream, Path(directory), path.stem))
+        except OSError as error:
+            raise JournalError(f"{error.filename or path}: {error.strerror or error}") from error
+    return made
+
+
+def _tables() -> RowTables:
+    try:
+        return row_tables()
+    except ConfigError as error:
+        raise JournalError(str(error)) from error
+
+
+class _Opened:
+    """A Parquet file that is open."""
+
+    def __init__(self, path: Path) -> None:
+        tables, arrow = _tables(), import_module("pyarrow")
+        self._path = path
+        try:
+            self._file: Any = import_module("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
+        except (OSError, ValueError, arrow.ArrowException) as error:
+            raise _unreadable(path, error) from error
+        self.schema = self._file.schema_arrow
+        self.metadata: dict[bytes, bytes] = self.schema.metadata or {}
+        self._wanted = tables.schema("")
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def check(self) -> str:
+        """The run. Raises ``JournalError`` for anything but a journal of a schema that can be read."""
+        version = self.metadata.get(VERSION)
+        if version is None or RUN not in self.metadata or not version.isdigit():
+            raise JournalError(f"{self._path}: no journal: lanes has not written it; pass files that it has, unchanged")
+        if int(version) > SCHEMA_VERSION:
+            raise JournalError(
+                f"{self._path}: its schema is {int(version)}, this version of lanes reads up to {SCHEMA_VERSION}: "
+                "upgrade lanes-runtime"
+            )
+        if int(version) < SCHEMA_VERSION:
+            raise JournalError(
+                f"{self._path}: its schema is {int(version)}: written by an earlier lanes, which cannot be judged; "
+                "judge it with the version that wrote it, or leave it out"
+            )
+        for field in self._wanted:
+            at = self.schema.get_field_index(field.name)
+            if at < 0 or self.schema.field(at).type != field.type:
+                raise JournalError(f"{self._path}: no journal: it has no column {field.name} of type {field.type}")
+        return self.metadata[RUN].decode(errors="replace")
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int(self._file.metadata.num_rows)
+
+    def batches(self) -> Iterator[Any]:
+        """All rows, a part at a time."""
+        yield from _guarded(self._path, self._file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False))
+
+
+def _looked_at(path: Path) -> JournalFile:
+    with _Opened(path) as opened:
+        run, first = opened.check(), None
+        for batch in opened.batches():
+            numbers = [number for number in batch.column("n").to_pylist() if number is not None]
+            if numbers:
+                first = numbers[0]
+                break
+        return JournalFile(path, run, first, opened.rows)
+
+
+def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
+    """The items; what is wrong with the file raises ``JournalError``."""
+    arrow = import_module("pyarrow")
+    try:
+        yield from items
+    except (OSError, ValueError, arrow.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> JournalError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return JournalError(
+        f"{path}: cannot be read as Parquet: {reason}; lanes gives a file its name when it is whole, so this one was "
+        "damaged, or copied in part: copy it again, or leave it out"
+    )
+
+
+def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) -> Path:
+    file: ParquetFile | None = None
+    run = ""
+    lines: list[str] = []
+    try:
+        for line in _whole_lines(stream):
+            begins = line.startswith(BEGIN)
+            if file is None or begins:
+                if file is not None and lines:
+                    file.add(tables.table(lines, run, checked=True))
+                    lines.clear()
+                # The same for the same segment, whenever it is converted.
+                run = blake3(line.encode("utf-8", "surrogateescape")).hexdigest(length=16)
+            if file is None:
+                file = ParquetFile(directory / f"{stem}-{run}-000001.parquet", tables.schema(run), anew=True)
+            lines.append(line)
+            if len(lines) >= _CONVERTED_ROWS:
+                file.add(tables.table(lines, run, checked=True))
+                lines.clear()
+        if file is None:
+            raise JournalError(f"{stream.name}: no history in it; pass files written by lanes.History")
+        if lines:
+            file.add(tables.table(lines, run, checked=True))
+        file.publish()
+    except BaseException:
+        if file is not None:
+            file.abandon()
+        raise
+    return file.path
+
+
+def _whole_lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines, but for one at the end that a crash has torn; where files were joined behind one, both parts of it."""
+    for data in stream:
+        line = data.decode("utf-8", "surrogateescape")
+        if line.isspace():
+            continue
+        if not line.endswith("\n"):
+            if not _is_json(line):
+                return
+            line += "\n"
+        begin = line.rfind(BEGIN)
+        if begin > 0 and not _is_json(line):
+            yield UNREADABLE
+            line = line[begin:]
+        yield line
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

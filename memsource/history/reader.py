@@ -1,0 +1,390 @@
+"""Reading histories back: files of JSON lines, written by ``lanes.history.recorder``, into segments of rows.
+
+Journals too: ``memsource.history.journal`` makes lines of their rows, of which a segment is made as of any others.
+
+What cannot be read is never passed over in silence. Lines that are no rows, and row numbers that are missing,
+become a *gap*: a row of the event ``gap`` at their place, with file and line in ``Segment.gaps``. A last line
+that was torn by a crash is not a gap, because what a file holds is a prefix of what happened.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from lanes.errors import LanesError
+from lanes.history.recorder import FORMAT
+from lanes.history.rules import Rules
+from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_number
+
+__all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]
+
+LINE_LIMIT: Final = 1 << 20
+"""Bytes of a line that is still read; a longer one is no row."""
+
+JOURNAL_SUFFIX: Final = ".parquet"
+
+_BEGIN: Final = b'{"n":1,"event":"begin"'
+
+
+class HistoryError(LanesError):
+    """There is no history to read, or it is of another format. Says which file, and what to do."""
+
+
+class Gap(NamedTuple):
+    """Something is missing or unreadable at this line of this file."""
+
+    file: str
+    line: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.why}"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Segment:
+    """What one process wrote, in its order; equal only to itself.
+
+    ``max_in_flight`` is None when the ``begin`` row is missing, and ``rules`` says nothing then. ``reason`` says how
+    the process ended, None when it crashed. ``boot`` is empty when unknown. ``mono_first`` is the time of its first
+    row; ``wall_first`` and ``wall_last`` are the earliest and the latest wall time, in seconds since the epoch.
+    ``rows`` is never empty, and has a row ``gap`` wherever something is missing; ``gaps`` says what.
+    """
+
+    file: str
+    member: str
+    pid: int = 0
+    boot: str = ""
+    version: str = ""
+    source: str = ""
+    concurrency: int | None = None
+    max_in_flight: int | None = None
+    max_in_flight_bytes: int | None = None
+    rules: Rules = field(default_factory=Rules)
+    reason: str | None = None
+    mono_first: float = 0.0
+    wall_first: float = 0.0
+    wall_last: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it stops without having ended."""
+        return self.reason is None
+
+    @property
+    def label(self) -> str:
+        """How a witness names it."""
+        return f"{self.member} pid {self.pid}"
+
+    def __repr__(self) -> str:
+        ending = self.reason or "crashed"
+        return f"<Segment {self.label}: {len(self.rows)} rows, {len(self.gaps)} gaps, {ending}>"
+
+
+def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
+    """The segments of these files, and of the ``*.jsonl`` and ``*.parquet`` files in these directories.
+
+    The latter are journals, for which pyarrow has to be there. Blocks while it reads; holds the rows in memory, the
+    files not. A copy of a segment is read once; of the history and the journal of one run that which lacks less. Raises
+    ``HistoryError`` when a path cannot be read, when none of them holds a row, and for another format.
+    """
+    if isinstance(paths, str):
+        raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
+    segments: list[Segment] = []
+    files = _files(paths)
+    journals = [file for file in files if file.suffix == JOURNAL_SUFFIX]
+    for file in files:
+        if file.suffix == JOURNAL_SUFFIX:
+            continue
+        try:
+            stream = file.open("rb")
+        except (OSError, ValueError) as error:
+            raise HistoryError(f"{file}: cannot be opened: {_reason(error)}") from error
+        with stream:
+            try:
+                segments += _segments(str(file), stream)
+            except OSError as error:
+                raise HistoryError(f"{file}: cannot be read: {_reason(error)}") from error
+    segments += _journals(journals)
+    if not segments:
+        names = ", ".join(map(str, files)) or "no file"
+        raise HistoryError(f"{names}: no history in it; pass files or directories written by lanes.History")
+    return _once(segments)
+
+
+def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
+    """The segments in ``data``, called ``file`` in gaps. Whatever the bytes, raises only ``HistoryError``."""
+    segments = _segments(file, io.BytesIO(data))
+    if not segments:
+        raise HistoryError(f"{file}: no history in it")
+    return _once(segments)
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    files: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        try:
+            found = sorted([*path.glob("*.jsonl"), *path.glob(f"*{JOURNAL_SUFFIX}")]) if path.is_dir() else [path]
+        except OSError as error:
+            raise HistoryError(f"{path}: cannot be listed: {_reason(error)}") from error
+        if not found:
+            raise HistoryError(f"{path}: no *.jsonl file in this directory, nor a *.parquet one")
+        for file in found:
+            files.setdefault(file.absolute(), file)
+    return list(files.values())
+
+
+def _journals(files: list[Path]) -> list[Segment]:
+    """The segments of these journals."""
+    if not files:
+        return []
+    # Not at the top: who has none needs no pyarrow.
+    from memsource.history.journal import JournalError, lines_of, open_journals
+
+    segments: list[Segment] = []
+    try:
+        for run in open_journals(files):
+            reader = _Reader(str(run[0].path))
+            for file, number, line in lines_of(run):
+                reader.turn(file)
+                reader.line(number, line.encode(errors="surrogatepass")[:LINE_LIMIT])
+            reader.end()
+            segments += reader.segments
+    except JournalError as error:
+        raise HistoryError(str(error)) from error
+    return segments
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _once(segments: list[Segment]) -> list[Segment]:
+    """Without copies: a segment that is in two files must not pass for two processes doing the same."""
+    runs: dict[tuple[str, int, str, float], list[Segment]] = {}
+    for segment in segments:
+        runs.setdefault((segment.member, segment.pid, segment.boot, segment.mono_first), []).append(segment)
+    chosen = {segment for told in runs.values() for segment in _told_once(told)}
+    return [segment for segment in segments if segment in chosen]
+
+
+def _told_once(told: list[Segment]) -> list[Segment]:
+    """Of segments of one process at one time those that are no copies."""
+    files = {segment.file for segment in told}
+    if len(files) > 1 and any(file.endswith(JOURNAL_SUFFIX) for file in files):
+        # One run, in a history and in a journal, which may end where the other goes on.
+        best = min(told, key=lambda segment: (len(segment.gaps), -len(segment.rows)))
+        return [segment for segment in told if segment.file == best.file]
+    kept: list[Segment] = []
+    for segment in sorted(told, key=lambda segment: -len(segment.rows)):
+        if not any(segment.rows == other.rows[: len(segment.rows)] for other in kept):
+            kept.append(segment)
+    return kept
+
+
+def _segments(file: str, stream: BinaryIO) -> list[Segment]:
+    reader = _Reader(file)
+    for number, line in enumerate(_lines(stream), start=1):
+        reader.line(number, line)
+    reader.end()
+    return reader.segments
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines with their newlines; of one that is too long only the beginning, without a newline."""
+    for line in iter(partial(stream.readline, LINE_LIMIT), b""):
+        yield line
+        rest = line
+        while len(rest) == LINE_LIMIT and not rest.endswith(b"\n"):
+            rest = stream.readline(LINE_LIMIT)
+
+
+class _Reader:
+    """The lines of one file into segments."""
+
+    def __init__(self, file: str) -> None:
+        self.segments: list[Segment] = []
+        self._file = file
+        self._parser = RowParser()
+        self._segment: Segment | None = None
+        self._n = 0  # of the last row of the segment
+        self._incomplete = False
+        self._bad: Gap | None = None  # the first of the lines before the next row that are none
+        self._bad_count = 0
+        self._torn = False  # one malformed line is all that is bad since the last row
+        self._torn_with_newline = False
+        self._number = 0  # of the last line
+
+    def turn(self, file: str) -> None:
+        """The next lines are of this file."""
+        self._file = file
+
+    def line(self, number: int, line: bytes) -> None:
+        """Take the next line. Raises ``HistoryError`` for a ``begin`` row of another format only."""
+        self._number = number
+        try:
+            text = line.decode()
+            if self._usual(text):
+                return
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            if not line.isspace():
+                self._malformed(number, line)
+            return
+        try:
+            self._row(number, fields)
+        except (ValueError, TypeError, LookupError):
+            self._no_row(number)
+
+    def end(self) -> None:
+        """Take the end of the file."""
+        if self._torn and not self._torn_with_newline:
+            self._forgive_torn()
+        self._close()
+
+    def _malformed(self, number: int, line: bytes) -> None:
+        self._no_row(number)
+        # No line behind it is known yet, and no other bad one is in front of it.
+        self._torn = self._bad_count == 1
+        self._torn_with_newline = line.endswith(b"\n")
+        begin = line.rfind(_BEGIN)
+        if begin > 0:
+            # Files were joined, and the former one ends in this torn line.
+            self.line(number, line[begin:])
+
+    def _forgive_torn(self) -> None:
+        """Only the last line of a segment is bad: the process died while it was written."""
+        self._bad, self._bad_count, self._torn = None, 0, False
+
+    def _no_row(self, number: int) -> None:
+        self._bad_count += 1
+        self._torn = False
+        if self._bad is None:
+            self._bad = Gap(self._file, number, "no row")
+
+    def _usual(self, line: str) -> bool:
+        """Take the next row if it follows the last one, and nothing about it is worth a closer look."""
+        segment = self._segment
+        if segment is None or segment.reason is not None or self._bad is not None:
+            return False
+        found = self._parser.usual(line, self._n + 1, segment.member)
+        if found is None:
+            return False
+        row, wall = found
+        self._n += 1
+        self._pass_time(segment, wall)
+        segment.rows.append(row)
+        return True
+
+    @staticmethod
+    def _pass_time(segment: Segment, wall: float) -> None:
+        if wall > segment.wall_last:
+            segment.wall_last = wall
+        elif wall < segment.wall_first:
+            segment.wall_first = wall
+
+    def _row(self, number: int, fields: Fields) -> None:
+        """Take one row. Raises one of several errors for what is none, before anything has changed."""
+        n, event = whole_number(fields["n"]), fields["event"]
+        mono, wall = self._parser.times(fields)
+        if type(event) is not str:
+            raise ValueError("event")
+        if event == "begin":
+            self._begin(n, mono, wall, fields)
+            return
+        row = self._parser.parse(n, event, mono, fields)
+        segment = self._segment
+        if segment is None:
+            member = self._parser.member(fields)
+            segment = Segment(file=self._file, member=member, mono_first=mono, wall_first=wall, wall_last=wall)
+            self._segment, self._n = segment, n
+            self._no_row(number)
+            self._gap(f"no begin row in front of row {n}")
+        elif fields["member"] != segment.member or n <= self._n or segment.reason is not None:
+            raise ValueError("not of this segment")
+        elif n > self._n + 1:
+            self._no_row(number)
+            self._gap(f"rows {self._n + 1}…{n - 1} are missing")
+        elif self._bad is not None:
+            self._gap(f"lines that are no rows: {self._bad_count}")
+        elif event == "dropped" and self._incomplete:
+            # In a journal it has the number of a row that is missing, and may be the only one.
+            self._no_row(number)
+            self._gap("rows are missing")
+        self._n = n
+        self._pass_time(segment, wall)
+        if row is not None:
+            segment.rows.append(row)
+            if event == "end":
+                segment.reason = row.text
+
+    def _begin(self, n: int, mono: float, wall: float, fields: Fields) -> None:
+        version = whole_number(fields["format"])
+        if version > FORMAT:
+            raise HistoryError(
+                f"{self._file}: its format is {version}, this version of lanes reads up to {FORMAT}: "
+                "upgrade lanes-runtime"
+            )
+        if version < FORMAT:
+            raise HistoryError(
+                f"{self._file}: its format is {version}: written by an earlier lanes, which cannot be judged; judge it "
+                "with the version that wrote it, or leave it out"
+            )
+        parser = self._parser
+        segment = Segment(
+            file=self._file,
+            member=parser.member(fields),
+            pid=whole_number(fields["pid"]),
+            boot=parser.text(fields["boot"]),
+            version=parser.text(fields["version"]),
+            source=parser.text(fields["source"]),
+            concurrency=whole_number(fields["concurrency"]),
+            max_in_flight=whole_number(fields["max_in_flight"]),
+            max_in_flight_bytes=whole_number(fields["max_in_flight_bytes"]),
+            rules=rules_of(fields),
+            mono_first=mono,
+            wall_first=wall,
+            wall_last=wall,
+        )
+        if self._torn and self._segment is not None:
+            self._forgive_torn()
+        # What is bad between two segments may have been of the one, or of the other, or of a third.
+        bad, bad_count = self._bad, self._bad_count
+        self._close()
+        self._segment, self._n, self._incomplete = segment, n, fields.get("incomplete") == 1
+        if bad is not None:
+            self._bad = bad
+            self._gap(f"lines that are no rows: {bad_count}")
+        segment.rows.append(Row(n, "begin", mono))
+
+    def _gap(self, why: str) -> None:
+        """Note at this place what was passed over since the last row, from whose time on it may have happened."""
+        segment = self._segment
+        assert segment is not None
+        assert self._bad is not None
+        segment.gaps.append(self._bad._replace(why=why))
+        segment.rows.append(Row(self._n, "gap", segment.rows[-1].mono if segment.rows else segment.mono_first))
+        self._bad, self._bad_count, self._torn = None, 0, False
+
+    def _close(self) -> None:
+        segment = self._segment
+        if segment is None:
+            return
+        if self._bad is not None:
+            self._gap(f"lines that are no rows: {self._bad_count}")
+            # They may have been rows of another process, of any time: a gap in front of everything says so.
+            segment.rows.insert(0, Row(0, "gap", segment.mono_first))
+        if self._incomplete and segment.crashed:
+            self._no_row(self._number)
+            self._gap("the last rows could not be written before the process died")
+        self._segment, self._incomplete = None, False
+        self.segments.append(segment)

@@ -1,0 +1,300 @@
+"""One row of a history: its value, and how it is made from the fields of a JSON object.
+
+A history may come from anywhere, so every field is checked before it is believed. Unknown events and extra
+fields are left alone: a later version may write them without changing the format.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final, NamedTuple
+
+from lanes.history.recorder import KEY_DIGITS, MEMBER
+from lanes.history.rules import Rules
+
+__all__ = ["EVENTS", "Fields", "Row", "RowParser", "rules_of", "whole_number"]
+
+Fields = dict[str, object]
+
+NUMBER_LIMIT: Final = 1 << 64
+TIME_LIMIT: Final = 1e15
+TEXT_LIMIT: Final = 256
+
+_KEY: Final = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
+
+# event -> the field that becomes a row's ``text``, and the one that becomes its ``number``; "" = neither
+_MESSAGE: Final[dict[str, tuple[str, str]]] = {
+    "delivered": ("", "size"),
+    "redelivered": ("cause", ""),
+    "started": ("", ""),
+    "ended": ("result", ""),
+    "retry": ("", "delay"),
+    "dlq_sent": ("", ""),
+    "dlq_confirmed": ("", ""),
+    "archived": ("", ""),
+    "blocked": ("", ""),
+    "ack": ("", ""),
+    "abandoned": ("", ""),
+    "zombie": ("", ""),
+}
+_COUNT: Final = r"(0|[1-9][0-9]{0,14})"
+_SECONDS: Final = r"((?:0|[1-9][0-9]{0,13})\.[0-9]+)"
+_TEXT: Final = r'"([^"\\\x00-\x1f]+)"'
+# As ``lanes.history.recorder`` writes nearly all lines. Whatever it matches is what a parser of JSON makes of it, and
+# in bounds.
+_USUAL: Final = re.compile(
+    rf'{{"n":{_COUNT},"event":"(started|ack|(ended)|(delivered))","member":{_TEXT},"mono":{_SECONDS},"wall":{_SECONDS},'
+    rf'"partition":{_TEXT},"assignment":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
+    rf'"attempt":{_COUNT}(?(3),"result":"(ok)")(?(4),"size":{_COUNT})}}\n'
+)
+_OWNERSHIP: Final = frozenset(
+    {"assigned", "leased", "revoking", "hastened", "drained", "revoked", "lost", "ahead_left"}
+)
+_LEASE: Final = frozenset({"leased", "lost"})
+_DRAIN: Final = frozenset({"revoking", "hastened"})
+_COMMIT: Final = frozenset({"commit_sent", "commit_ok", "commit_failed"})
+_OTHER: Final[dict[str, tuple[str, str]]] = {
+    "end": ("reason", ""),
+    "paused": ("", "in_flight"),
+    "resumed": ("", "in_flight"),
+    "dropped": ("", "count"),
+}
+EVENTS: Final = frozenset(
+    {*_MESSAGE, *_OWNERSHIP, *_COMMIT, *_OTHER, "begin", "produced", "unblocked", "extended", "ahead_reached"}
+)
+"""Of all rows that this version reads."""
+
+_RULES: Final[dict[str, tuple[type, ...]]] = {
+    "order": (str,),
+    "keyless": (str,),
+    "poison": (str,),
+    "settles": (str,),
+    "hands_over": (bool,),
+    "exclusive": (bool,),
+    "attempts_kept": (bool,),
+    "lanes": (int,),
+    "batch": (int,),
+    "attempts": (int,),
+    "max_ahead": (int,),
+    "timeout": (int, float),
+    "backoff": (int, float),
+    "max_backoff": (int, float),
+    "commit_interval": (int, float),
+    "drain_timeout": (int, float),
+    "grace": (int, float),
+    "extend_interval": (int, float),
+}
+
+
+class Row(NamedTuple):
+    """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
+
+    ``assignment`` is 1, 2, 3 … of the process. ``text`` is the cause, result, reason or incarnation, or ``asked`` of a
+    retry; ``number`` the size, delay, count, runs completed or in flight, the epoch of an assignment, the timeout of a
+    drain, -1 where that is unknown, or the deadline of a lease, 0 where there is none. ``floor`` is the next position
+    to read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and
+    last positions.
+    """
+
+    n: int
+    event: str
+    mono: float
+    partition: str = ""
+    assignment: int = 0
+    position: int = -1
+    key: str | None = None
+    attempt: int = 0
+    text: str = ""
+    number: float = 0
+    floor: int = -1
+    bytes: float = 0
+    runs: tuple[tuple[int, int], ...] = ()
+
+
+class RowParser:
+    """Makes rows. Keeps one object for each distinct text, whatever the number of rows that have it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
+
+    def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
+        """The row and ``wall`` of a line that has this number and member, and the usual form; None = it has to be
+        parsed, which gives the same, but takes several times as long."""
+        match = _USUAL.fullmatch(line)
+        if match is None:
+            return None
+        number, event, _, _, of, mono, wall, where, assignment, position, key, attempt, result, size = match.groups()
+        if of != member or int(number) != n:
+            return None
+        return (
+            Row(
+                n,
+                sys.intern(event),
+                float(mono),
+                self._texts.setdefault(where, where),
+                int(assignment),
+                int(position),
+                None if key is None else self._keys.setdefault(key, key),
+                int(attempt),
+                "" if result is None else "ok",
+                0 if size is None else int(size),
+            ),
+            float(wall),
+        )
+
+    def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
+        """The row of these fields; None for an event this version does not know.
+
+        Raises ``ValueError`` or ``LookupError`` when they are not those of the event.
+        """
+        details = _MESSAGE.get(event)
+        if details is not None:
+            assignment, position, attempt = fields["assignment"], fields["position"], fields["attempt"]
+            if type(assignment) is not int or type(position) is not int or type(attempt) is not int:
+                raise ValueError("numbers")
+            if not 0 <= position < NUMBER_LIMIT:
+                raise ValueError("position")
+            return Row(
+                n,
+                event,
+                mono,
+                self._partition(fields),
+                assignment,
+                position,
+                self._key(fields),
+                attempt,
+                self.text(fields[details[0]]) if details[0] else "asked" if fields.get("asked") else "",
+                _quantity(fields[details[1]]) if details[1] else 0,
+            )
+        if event in _OWNERSHIP:
+            assignment = whole_number(fields["assignment"])
+            incarnation = self.text(fields.get("incarnation", ""))
+            floor = whole_number(fields["floor"]) if "floor" in fields else -1
+            number = _timeout(fields) if event in _DRAIN else 0
+            if event == "assigned":
+                number = whole_number(fields["epoch"])
+            elif event in _LEASE and "deadline" in fields:
+                number = _quantity(fields["deadline"])
+            partition = self._partition(fields)
+            return Row(n, event, mono, partition, assignment, text=incarnation, number=number, floor=floor)
+        if event in _COMMIT:
+            assignment, floor = whole_number(fields["assignment"]), whole_number(fields["floor"])
+            number = whole_number(fields["completed"]) if event == "commit_sent" else 0
+            return Row(n, event, mono, self._partition(fields), assignment, number=number, floor=floor)
+        rare = self._rare(n, event, mono, fields)
+        if rare is not None:
+            return rare
+        if event == "produced":
+            position = whole_number(fields["position"])
+            return Row(n, event, mono, self._partition(fields), 0, position, self._key(fields))
+        details = _OTHER.get(event)
+        if details is None:
+            return None
+        text = self.text(fields[details[0]]) if details[0] else ""
+        size = _quantity(fields.get("bytes", 0))
+        return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0, bytes=size)
+
+    def _rare(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
+        if event == "unblocked":
+            return Row(n, event, mono, key=self._key(fields), number=whole_number(fields["count"]))
+        if event == "extended":
+            assignment = whole_number(fields["assignment"])
+            return Row(n, event, mono, self._partition(fields), assignment, runs=_runs(fields["runs"]))
+        if event == "ahead_reached":
+            assignment = whole_number(fields["assignment"])
+            if "position" not in fields:
+                return Row(n, event, mono, self._partition(fields), assignment)
+            position = whole_number(fields["position"])
+            return Row(n, event, mono, self._partition(fields), assignment, position, self._key(fields))
+        return None
+
+    def times(self, fields: Fields) -> tuple[float, float]:
+        """``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""
+        return _quantity(fields["mono"]), _quantity(fields["wall"])
+
+    def member(self, fields: Fields) -> str:
+        """The member's name. Raises ``ValueError`` or ``LookupError``."""
+        member = self.text(fields["member"])
+        if not MEMBER.fullmatch(member):
+            raise ValueError("member")
+        return member
+
+    def text(self, value: object) -> str:
+        """A short text. Raises ``ValueError`` for anything else."""
+        if type(value) is not str or len(value) > TEXT_LIMIT:
+            raise ValueError("text")
+        return self._texts.setdefault(value, value)
+
+    def _partition(self, fields: Fields) -> str:
+        partition = fields["partition"]
+        if type(partition) is not str or not partition:
+            raise ValueError("partition")
+        return self._texts.setdefault(partition, partition)
+
+    def _key(self, fields: Fields) -> str | None:
+        key = fields["key"]
+        if key is None:
+            return None
+        if type(key) is not str:
+            raise ValueError("key")
+        known = self._keys.get(key)
+        if known is None:
+            if not _KEY.fullmatch(key):
+                raise ValueError("key")
+            known = self._keys[key] = key
+        return known
+
+
+def whole_number(value: object) -> int:
+    """A number that is 0 or more. Raises ``ValueError`` for anything else."""
+    if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
+        raise ValueError("number")
+    return value
+
+
+def _quantity(value: object) -> float:
+    # The comparison refuses NaN as well.
+    if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
+        raise ValueError("quantity")
+    return value
+
+
+def _timeout(fields: Fields) -> float:
+    return _quantity(fields["timeout"]) if "timeout" in fields else -1
+
+
+def _runs(value: object) -> tuple[tuple[int, int], ...]:
+    """Pairs of positions, rising. Raises ``ValueError`` for anything else."""
+    if type(value) is not list:
+        raise ValueError("runs")
+    runs = []
+    latest = -1
+    for pair in value:
+        if type(pair) is not list or len(pair) != 2:
+            raise ValueError("run")
+        first, last = whole_number(pair[0]), whole_number(pair[1])
+        if not latest < first <= last:
+            raise ValueError("run")
+        runs.append((first, last))
+        latest = last
+    return tuple(runs)
+
+
+def rules_of(fields: Fields) -> Rules:
+    """What a ``begin`` row says of the rules. Raises ``ValueError`` for a value that is none."""
+    found: dict[str, object] = {}
+    for name, types in _RULES.items():
+        if name not in fields:
+            continue
+        value = fields[name]
+        if type(value) not in types:
+            raise ValueError(name)
+        if type(value) is str:
+            if len(value) > TEXT_LIMIT:
+                raise ValueError(name)
+        elif type(value) is not bool:
+            _quantity(value)
+        found[name] = value
+    return Rules(**found)  # type: ignore[arg-type]

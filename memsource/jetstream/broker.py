@@ -1,0 +1,191 @@
+"""JetStream as data: a stream in partitions, one durable for each, and the exclusive cohort that shares them.
+
+The server checks no ownership: whoever has a delivery may acknowledge it, also when its slot has another owner. What
+orders a takeover is left to the sources, see ``memsource.jetstream.takeover``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from lanes.clock import Clock, monotonic
+from lanes.core.types import Partition, PartitionKey
+from memsource.jetstream.cohort import Cohort
+from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
+from memsource.jetstream.source import JetStreamMemberSource
+from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.topic import Record, Topic
+from memsource.memory.watchers import Watched
+from memsource.sim.plans.plan import PersonalityName
+
+__all__ = ["JetStreamBroker"]
+
+
+class JetStreamBroker(Watched, KeepsLetters):
+    """``partitions`` numbered from 0 of one stream called ``topic``, each with a durable of its own.
+
+    Positions are sequences of the stream: from 1 on, and those of a partition have gaps where other partitions have
+    messages. ``lease``: seconds that a member keeps its partitions without a sign of life. ``revoke_timeout``: seconds
+    to release one that is asked for. Implements ``memsource.personality.Personality``; nothing blocks; not
+    thread-safe. Raises ``ValueError`` for settings that cannot be.
+    """
+
+    name: PersonalityName = "jetstream"
+    takes_in_at_once = False
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        *,
+        topic: str = "memory",
+        settings: ConsumerSettings | None = None,
+        lease: float = 10.0,
+        revoke_timeout: float = 30.0,
+    ) -> None:
+        super().__init__()
+        self.topic = Topic(partitions, topic)
+        self.settings = settings or ConsumerSettings()
+        self.restarts = 0
+        for log in self.topic.logs:
+            log.end = 1
+        self._consumers = [PullConsumer(log, self.settings, self._changed) for log in self.topic.logs]
+        self.cohort = Cohort(partitions, lease=lease, revoke_timeout=revoke_timeout, changed=self._changed)
+        self._sources: dict[str, JetStreamMemberSource] = {}
+        self._by_lease: dict[str, JetStreamMemberSource] = {}
+        self._incarnations = 0
+        self._wakes: set[float] = set()
+        self._lost_acks = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<JetStreamBroker {self.topic.name}: {len(self._consumers)} partitions, {self.topic.published} messages>"
+        )
+
+    # --- producers
+
+    def publish(
+        self,
+        value: bytes | str = b"",
+        *,
+        key: PartitionKey | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message and return it; see ``Topic.publish``."""
+        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
+        for log in self.topic.logs:
+            log.end = record.position + 1
+        self._changed()
+        return record
+
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of ``count`` sequences, as deleted messages do: in all partitions, which share them."""
+        self.topic.skip(count, partition=partition)
+        for log in self.topic.logs:
+            log.end = self.topic.logs[partition].end
+
+    # --- consumers
+
+    @property
+    def partitions(self) -> range:
+        """The numbers of the partitions."""
+        return self.topic.partitions
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything published, by partition and sequence."""
+        return [log.records[position] for log in self.topic.logs for position in log.positions]
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members; see ``memsource.personality.Personality.taken``."""
+        found = []
+        for member, slot, epoch in self.cohort.taken:
+            partition = self._by_lease[member].announced.get((slot, epoch))
+            if partition is not None:
+                found.append((member.rpartition("#")[0], partition))
+        return found
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """What is not acknowledged, delivered or not."""
+        return [
+            log.records[sequence]
+            for log, consumer in zip(self.topic.logs, self._consumers, strict=True)
+            for sequence in consumer.unfinished
+        ]
+
+    def consumer(self, partition: int) -> PullConsumer:
+        """The durable of a partition. Raises ``IndexError`` for one that does not exist."""
+        self.topic.log(partition)
+        return self._consumers[partition]
+
+    def source(self, member: str, clock: Clock = monotonic) -> JetStreamMemberSource:
+        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        self._incarnations += 1
+        source = JetStreamMemberSource(self, f"{member}#{self._incarnations}", clock)
+        self._sources[member] = self._by_lease[source.member] = source
+        return source
+
+    # --- faults
+
+    def crash(self, member: str, now: float) -> None:
+        """A member's process is gone; what it owned is free when its lease has expired. Idempotent."""
+        source = self._sources.get(member)
+        if source is not None:
+            source.sever()
+            self.cohort.crash(source.member, now)
+
+    def freeze(self, member: str, until: float) -> None:
+        """A member's process does not run before ``until``: its lease is not renewed, and it hears nothing."""
+        source = self._sources.get(member)
+        if source is not None:
+            self.cohort.freeze(source.member, source.clock(), until)
+
+    def rebalance(self, now: float) -> bool:
+        """Plan anew as if somebody had come or gone; whether anything is asked back."""
+        return self.cohort.rebalance(now)
+
+    def lose(self, partition: int, now: float) -> bool:
+        """Take a partition from its owner without asking; False when nobody owns it."""
+        return self.cohort.lose(partition, now)
+
+    def redeliver(self, partition: int, now: float) -> bool:
+        """Deliver something again, in turns what was acknowledged last and the lowest that is not; False = nothing."""
+        consumer = self.consumer(partition)
+        lowest = next(iter(consumer.unacknowledged), None)
+        candidates = [consumer.last_acked, lowest]
+        if self._lost_acks % 2:
+            candidates.reverse()
+        self._lost_acks += 1
+        return any(sequence is not None and consumer.lose_ack(sequence, now) for sequence in candidates)
+
+    def restart(self, now: float) -> bool:
+        """The only server is killed and is back at once: connections are gone, and the books of the last 0.1 s."""
+        self.restarts += 1
+        for consumer in self._consumers:
+            consumer.kill(now)
+        self._changed()
+        return True
+
+    # --- time
+
+    def advance(self, now: float) -> None:
+        """Act on every timer that is due: waits for acknowledgements, leases, deadlines, takeovers."""
+        for consumer in self._consumers:
+            consumer.advance(now)
+        self.cohort.advance(now)
+        due = {at for at in self._wakes if at <= now}
+        if due:
+            self._wakes -= due
+            self._changed()
+
+    def next_at(self) -> float:
+        """When the next timer is due; infinity = there is none."""
+        timers = (consumer.next_at() for consumer in self._consumers)
+        return min(self.cohort.next_at(), *timers, min(self._wakes, default=math.inf))
+
+    def wake_at(self, at: float) -> None:
+        """Call the watchers at ``at``. Idempotent."""
+        self._wakes.add(at)

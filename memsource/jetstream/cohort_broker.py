@@ -1,0 +1,242 @@
+"""A stream and the bucket of an exclusive cohort on it as data, and the members that share it by the real protocol.
+
+It is a personality of the simulator, see ``memsource.personality``: what ``memsource.jetstream.broker`` decides in one
+place and at one moment, here real members agree on over a lease store, with everything that may go wrong on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from heapq import heappop, heappush
+from typing import Final
+
+from lanes.clock import Clock, monotonic
+from lanes.cohort.membership import CohortSettings
+from lanes.core.cohort.records import CohortConfig, drain_key, encode
+from lanes.core.cohort.records import Drain as Wish
+from lanes.core.types import Partition, PartitionKey
+from memsource.jetstream.cohort_source import CohortMemberSource
+from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
+from memsource.jetstream.lease_store import Bucket
+from memsource.jetstream.link import Fate, Way
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.topic import Record
+from memsource.sim.plans.plan import PersonalityName
+
+__all__ = ["CohortBroker"]
+
+NAMESPACE: Final = "orders"
+
+Before = Callable[[str, bool], Awaitable[Fate | None]]
+"""Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Way``."""
+
+
+class CohortBroker(KeepsLetters):
+    """``partitions`` numbered from 0, a stream of this ``retention``, and a cohort on it.
+
+    ``cohort``: the settings of its members. ``drift``: by how much a member's clock is too fast, for each that comes,
+    in turns; 0.1 is a tenth. ``latency``: seconds that its requests take, likewise. ``hints``: whether members hear of
+    what is written. ``markers``: see ``Bucket``. ``seed`` decides how late leases expire, and all nonces.
+    ``in_flight``: how many messages done above the floor make a member write its state down. ``before``: see
+    ``Before``.
+
+    A source joins with ``open`` and leaves with ``aclose``. Time is that of the calls: whoever runs the broker calls
+    ``advance`` when ``next_at`` has come. ``members``: all sources there were; ``owned``: which partition came to be
+    owned under which token and by whom, in order.
+    """
+
+    name: PersonalityName = "jetstream"
+    takes_in_at_once = True
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        *,
+        name: str = "memory",
+        retention: Retention = "limits",
+        settings: ConsumerSettings | None = None,
+        cohort: CohortSettings | None = None,
+        drift: Iterable[float] = (0.0,),
+        latency: Iterable[float] = (0.0,),
+        hints: bool = True,
+        markers: bool = False,
+        seed: int = 0,
+        in_flight: int = 1000,
+        before: Before | None = None,
+    ) -> None:
+        super().__init__()
+        self.stream = EpochStream(partitions, retention=retention, name=name, settings=settings)
+        self.bucket = Bucket(seed=seed, markers=markers, first=self.stream.server_ms(0.0))
+        self.cohort = cohort or CohortSettings()
+        self.config = CohortConfig(
+            cohort=NAMESPACE,
+            partitions=partitions,
+            choice="created",
+            detail="",
+            tokens=(1,),
+            incarnation=name,
+            retention=retention,
+            start="beginning",
+        )
+        self.hints = hints
+        self.seed = seed
+        self.in_flight = in_flight
+        self.restarts = 0
+        self.before = before
+        self.lost_deliveries: dict[int, int] = {}
+        self.members: list[CohortMemberSource] = []
+        self.owned: list[tuple[int, int, str]] = []
+        self._drifts = list(drift)
+        self._latencies = list(latency)
+        self._later: list[tuple[float, int, Callable[[float], None]]] = []
+        self._asked = 0
+        self._redelivered = 0
+        self._drained: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<CohortBroker of {self.stream!r}, {self.bucket!r}: {len(self.members)} members so far>"
+
+    # --- producers
+
+    def publish(
+        self,
+        value: bytes | str = b"",
+        *,
+        key: PartitionKey | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message and return it; see ``Topic.publish``."""
+        return self.stream.publish(value, key=key, headers=headers, partition=partition)
+
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of ``count`` sequences, as deleted messages do."""
+        self.stream.skip(count)
+
+    @property
+    def partitions(self) -> range:
+        """The numbers of the partitions."""
+        return self.stream.topic.partitions
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything published, by partition and sequence."""
+        return [log.records[position] for log in self.stream.topic.logs for position in log.positions]
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """What is not acknowledged, delivered or not."""
+        return [record for partition in self.partitions for record in self.stream.left(partition)]
+
+    # --- members
+
+    def source(self, member: str, clock: Clock = monotonic) -> CohortMemberSource:
+        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        drift = self._drifts[len(self.members) % len(self._drifts)]
+        made = CohortMemberSource(self, member, clock, number=len(self.members), drift=drift)
+        made.way.latency = self._latencies[len(self.members) % len(self._latencies)]
+        self.members.append(made)
+        return made
+
+    def way(self, member: str, clock: Clock) -> Way:
+        """A new member's way to the servers."""
+
+        async def before(writes: bool) -> Fate | None:
+            return None if self.before is None else await self.before(member, writes)
+
+        return Way(clock, self.later, before=before)
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members: those that are followed by a newer owner's and were neither
+        released nor known to be lost; see ``memsource.personality.Personality.taken``."""
+        newest: dict[int, int] = {}
+        for source in self.members:
+            for number, token in source.announced:
+                newest[number] = max(token, newest.get(number, 0))
+        return [
+            (source.member, partition)
+            for source in self.members
+            for (number, token), partition in source.announced.items()
+            if token < newest[number] and partition not in source.released
+        ]
+
+    def crash(self, member: str, now: float) -> None:
+        """A member's process is gone; its leases expire by themselves. Idempotent."""
+        for source in self.members:
+            if source.member == member:
+                source.sever()
+
+    def freeze(self, member: str, until: float) -> None:
+        """A member's process does not run before ``until``: whoever runs it has to see to that."""
+
+    def rebalance(self, now: float) -> bool:
+        """An operator wishes that a member drains, or, the next time, wishes it no more. False = nobody is there."""
+        if self._drained is None:
+            living = sorted({source.member for source in self.members if source.alive})
+            if not living:
+                return False
+            self._drained = living[self._redelivered % len(living)]
+            value = encode(Wish(since=self.stream.server_ms(now)))
+        else:
+            value = b""
+        key = drain_key(self._drained)
+        self.bucket.write(key, value, now, revision=self.bucket.read(key, now).revision)
+        if not value:
+            self._drained = None
+        return True
+
+    def lose(self, partition: int, now: float) -> bool:
+        """The bucket is lost, with all leases in it, and there again empty."""
+        self.bucket.lose(now, first=self.stream.server_ms(now))
+        return True
+
+    def redeliver(self, partition: int, now: float) -> bool:
+        """In turns: the last acknowledgement of a partition is lost, or its next delivery is. False = nothing there."""
+        self._redelivered += 1
+        names = self.stream.names(partition)
+        if not names:
+            return False
+        if self._redelivered % 2:
+            self.lost_deliveries[partition] = self.lost_deliveries.get(partition, 0) + 1
+            return True
+        last = self.stream.consumer(names[-1]).last_acked
+        return last is not None and self.stream.consumer(names[-1]).lose_ack(last, now)
+
+    def restart(self, now: float) -> bool:
+        """The only server is killed and is back at once: connections are gone, and the books of the last 0.1 s."""
+        self.restarts += 1
+        self.stream.kill(now)
+        for source in self.members:
+            source.poke()
+        return True
+
+    # --- time
+
+    def later(self, at: float, act: Callable[[float], None]) -> None:
+        """Do something at a time; those of one time in the order in which they were asked for."""
+        self._asked += 1
+        heappush(self._later, (at, self._asked, act))
+
+    def advance(self, now: float) -> None:
+        """Act on every timer that is due: expiries, waits for acknowledgements, what was to be done later."""
+        while self._later and self._later[0][0] <= now:
+            _, _, act = heappop(self._later)
+            act(now)
+        self.bucket.advance(now)
+        self.stream.advance(now)
+
+    def next_at(self) -> float:
+        """When the next timer is due; infinity = there is none."""
+        return min(self.bucket.next_at(), self.stream.next_at(), self._later[0][0] if self._later else math.inf)
+
+    # --- durables
+
+    def loses_delivery(self, name: Durable) -> bool:
+        """Whether the next delivery of a durable is lost on its way; each such loss once."""
+        left = self.lost_deliveries.get(name.partition, 0)
+        if left:
+            self.lost_deliveries[name.partition] = left - 1
+        return left > 0

@@ -1,0 +1,311 @@
+"""A source over a ``CohortBroker``: one member of its cohort, by the real membership.
+
+``CohortMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on asyncio
+and on trio. What every source of a cohort has to decide ``lanes.cohort.owned`` decides, here as in the adapter: a
+campaign in the simulator runs the code that is shipped. This file moves messages and acknowledgements.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from lanes.clock import Clock
+from lanes.cohort.membership import Membership
+from lanes.cohort.owned import Holdings, Tenancy
+from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.ledger import Done
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
+from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
+from memsource.jetstream.lease_store import MemoryLeaseStore
+from memsource.memory.background import Background
+from memsource.memory.broker import Delivery
+from memsource.memory.calls import Call
+from memsource.memory.topic import Record
+from memsource.memory.turns import READER, Turns, delivered
+
+if TYPE_CHECKING:
+    from memsource.jetstream.cohort_broker import CohortBroker
+
+__all__ = ["CohortMemberSource", "Token"]
+
+
+class Token(NamedTuple):
+    """A delivery, and of which durable it is: only that one can be told that it is finished."""
+
+    durable: Durable
+    delivery: Delivery
+
+
+class _Tenancy(Tenancy):
+    """``durable`` = None: nothing is delivered, for it is taken over, or drained."""
+
+    def __init__(self, number: int, partition: Partition, done: Done) -> None:
+        super().__init__(number, partition, done)
+        self.durable: Durable | None = None
+
+    def rest(self) -> None:
+        self.durable = None
+
+
+class _Drifting(Membership):
+    """A member whose clock goes at another ``pace``, 1.0 is right: its deadlines, as the others' clock has them."""
+
+    pace = 1.0
+
+    def deadline(self, partition: int) -> float:
+        return super().deadline(partition) / self.pace
+
+
+class CohortMemberSource(Turns):
+    """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
+
+    ``clock``: seconds, the time in which the broker is advanced; the member's own clock is faster by ``drift``, 0.1 is
+    a tenth. ``number`` tells it from others that had its name. Tokens are ``Token`` values. ``announced``: the
+    assignments so far, by their number and fencing token; ``released``: those of them that were given back, or known to
+    be lost. ``calls`` is what was called so far.
+    """
+
+    def __init__(self, broker: CohortBroker, member: str, clock: Clock, *, number: int = 0, drift: float = 0.0) -> None:
+        super().__init__()
+        self.broker = broker
+        self.member = member
+        self.announced: dict[tuple[int, int], Partition] = {}
+        self.released: set[Partition] = set()
+        self._clock = clock
+        self._pace = 1.0 + drift
+        self._random = random.Random(f"member {broker.seed} {number}")
+        self.way = broker.way(member, clock)
+        self._holdings: Holdings[_Tenancy] = Holdings(
+            broker.stream.topic.name,
+            READER,
+            membership=self._membership,
+            make=_Tenancy,
+            follow=self._follow,
+            in_flight=broker.in_flight,
+            clock=clock,
+            wake=self._taken_in,
+        )
+        self.membership = self._holdings.membership
+        self._background: Background | None = None
+        self._restarts = broker.restarts
+
+    def _membership(self, *, changed: Callable[[], None]) -> Membership:
+        broker = self.broker
+        made = _Drifting(
+            MemoryLeaseStore(broker.bucket, self.way),
+            MemoryEpochConsumers(broker.stream, self.way, int(broker.cohort.lease)),
+            broker.config,
+            member=self.member,
+            settings=broker.cohort,
+            changed=changed,
+            clock=lambda: self._clock() * self._pace,
+            wall=lambda: broker.stream.server_ms(self._clock()) / 1000,
+            nonce=lambda: f"{self._random.getrandbits(64):016x}",
+        )
+        made.pace = self._pace
+        return made
+
+    def __repr__(self) -> str:
+        return f"<CohortMemberSource {self.member} of {self.broker.stream.topic.name}: {len(self._owned)} partitions>"
+
+    def sever(self) -> None:
+        """Its process is gone. Idempotent."""
+        self.way.sever()
+        self._unwatch()
+
+    def poke(self) -> None:
+        """Have it look again."""
+        self._changed()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is a member that was not severed."""
+        return self._background is not None and not self._background.ended.is_set() and not self.way.severed
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Join the cohort; see ``lanes.source.Source.open``."""
+        self.calls.append(Call("open"))
+        broker = self.broker
+        async with self._faults.meet("open"):
+            self._alive()
+            broker.stream.watch(self.poke)
+            if broker.hints:
+                broker.bucket.watch(self.membership.hint)
+            self._restarts = broker.restarts
+            self._background = Background(self.membership.run, self._holdings.changed)
+        while not self.membership.joined.is_set():
+            self._raise_failure()
+            await self._change()
+        return SourceTraits(
+            name=f"{broker.stream.topic.name}/{self.member}",
+            system="nats",
+            extend_interval=broker.stream.settings.wait(0) / 3,
+            max_in_flight=broker.stream.settings.max_ack_pending,
+            partitions=len(broker.partitions),
+            plans=True,
+            remembers=True,
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
+        owned = [(tenancy, each) for each in settlements if (tenancy := self._holdings.settled(each)) is not None]
+        done = [(tenancy, message) for tenancy, each in owned for message in each.messages]
+        self.calls.append(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done)))
+        async with self._faults.meet("settle"):
+            self._alive()
+            for tenancy, message in done:
+                if self._holdings.owned(message.partition) is tenancy:
+                    self._acknowledge(tenancy, message)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
+        self.calls.append(Call("extend", deliveries=tuple(_token(message).delivery for message in messages)))
+        async with self._faults.meet("extend"):
+            self._alive()
+            for message in messages:
+                if self._holdings.owned(message.partition) is not None and not self.way.cut:
+                    self.broker.stream.extend(_token(message).durable, message.position, self._clock())
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition back to the cohort; see ``lanes.source.Source.release``."""
+        self.calls.append(Call("release", partition=partition.id.number))
+        if not self.way.severed:
+            await self._holdings.release(partition, self._flush)
+
+    async def aclose(self) -> None:
+        """Leave the cohort; see ``lanes.source.Source.aclose``."""
+        self.calls.append(Call("aclose"))
+        async with self._faults.meet("aclose"):
+            background = self._background
+            if background is not None and not self.way.severed:
+                self.membership.stop()
+                try:
+                    while not background.ended.is_set() and self._holdings.leave():
+                        await self._change()
+                finally:
+                    background.cancel()
+            self._unwatch()
+
+    # --- in
+
+    def _alive(self) -> None:
+        if self.way.severed:
+            raise SourceError(f"member {self.member} has crashed: make a new source")
+
+    def _raise_failure(self) -> None:
+        background = self._background
+        if background is not None and background.failure is not None:
+            raise background.failure
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        self._alive()
+        self._raise_failure()
+        self._holdings.step()
+        events = self._told()
+        if not events and self._restarts != self.broker.restarts:
+            self._restarts = self.broker.restarts
+            for tenancy in list(self._holdings.tenancies.values()):
+                if tenancy.durable is not None:
+                    self._holdings.take_over(tenancy)
+        # Whoever deals may find out that something is lost, and nobody waits for that yet.
+        return events or self._dealt(room) or self._told()
+
+    def _told(self) -> list[SourceEvent]:
+        events = self._holdings.next_events()
+        for event in events:
+            if isinstance(event, Assigned) and self._holdings.of(event.partition) is not None:
+                self._turns.append(event.partition.id.number)
+        return events
+
+    def _taken_in(self) -> None:
+        """Something is new: what is owned no more was released, or is known to be lost."""
+        for number, partition in list(self._owned.items()):
+            if self._holdings.of(partition) is None:
+                self.released.add(self._forget(number))
+        for number, tenancy in self._holdings.tenancies.items():
+            if number not in self._owned:
+                self._owned[number] = tenancy.partition
+        self._changed()
+
+    def _follow(self, tenancy: _Tenancy, owned: Owned) -> None:
+        tenancy.begin()
+        tenancy.durable = Durable(tenancy.number, owned.epoch, owned.sub)
+        if not owned.again:
+            self.announced[tenancy.number, owned.token] = tenancy.partition
+            self.broker.owned.append((tenancy.number, owned.token, self.member))
+
+    async def _flush(self) -> None:
+        """Whatever was sent has arrived, but the call may meet its faults."""
+        async with self._faults.meet("release"):
+            pass
+
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
+        tenancy = self._holdings.tenancies[number]
+        if not self.way.cut and tenancy.durable is not None and self._holdings.owned(tenancy.partition) is not None:
+            records = self._pull(tenancy, tenancy.durable, messages, size)
+            if records:
+                yield delivered(tenancy.partition, records)
+
+    def _pull(self, tenancy: _Tenancy, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
+        """What the durable has, as far as nothing is missing; what is done already is acknowledged again."""
+        stream = self.broker.stream
+        deliveries = stream.pull(durable, messages, size, self._clock())
+        if deliveries is None:
+            self._holdings.lose(tenancy, f"its durable {durable} is gone")
+            return []
+        run: list[tuple[Record, Token]] = []
+        for delivery in deliveries:
+            if self.broker.loses_delivery(durable):
+                continue
+            if not tenancy.follows(delivery.token):
+                self._holdings.take_over(tenancy)
+                break
+            record = delivery.record
+            if not tenancy.ledger.delivered(record.position):
+                stream.ack(durable, record.position, self._clock())
+            else:
+                run.append((record, Token(durable, delivery)))
+        return run
+
+    def _at_the_end(self) -> bool:
+        stream = self.broker.stream
+        tenancies = self._holdings.tenancies
+        durables = [tenancies[number].durable for number in self._turns]
+        if None in durables or not len(durables) == len(tenancies) == self.membership.planned:
+            return False
+        return not any(stream.consumer(durable).waiting for durable in durables if durable and stream.exists(durable))
+
+    # --- out
+
+    def _acknowledge(self, tenancy: _Tenancy, message: Message) -> None:
+        token = _token(message)
+        if not self.way.cut and not self._ack(token) and token.durable == tenancy.durable:
+            self._holdings.lose(tenancy, f"its durable {token.durable} took no acknowledgement")
+
+    def _ack(self, token: Token) -> bool:
+        """Acknowledge; False where it is known that nobody took it."""
+        stream, position = self.broker.stream, token.delivery.record.position
+        if self.way.latency:
+            at = self._clock() + self.way.latency
+            self.broker.later(at, lambda now: _late_ack(self.broker, token, now))
+            return True
+        return stream.ack(token.durable, position, self._clock())
+
+    def _unwatch(self) -> None:
+        self.broker.stream.unwatch(self.poke)
+        self.broker.bucket.unwatch(self.membership.hint)
+
+
+def _token(message: Message) -> Token:
+    assert isinstance(message.token, Token)
+    return message.token
+
+
+def _late_ack(broker: CohortBroker, token: Token, now: float) -> None:
+    broker.stream.ack(token.durable, token.delivery.record.position, now)

@@ -1,0 +1,295 @@
+"""The durables of a cohort as data: one stream, and of each cohort partition one pull consumer for every epoch.
+
+``EpochStream`` acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to
+have, by the retention of the stream:
+
+- ``limits``: everything stays. ``workqueue``: what is acknowledged is gone, and a partition has one durable at a time.
+  ``interest``: a message stays until every durable that was there when it came has acknowledged it; without any it is
+  gone at once, and with the last one everything.
+- A durable that was deleted answers no pull and no acknowledgement.
+- Each durable counts its deliveries by itself; how a pull consumer behaves is in ``memsource.jetstream.pull_consumer``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from lanes.cohort.leases import ConsumerExists, EpochConsumer
+from lanes.core.types import PartitionKey
+from memsource.jetstream.link import Way
+from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
+from memsource.memory.broker import Delivery
+from memsource.memory.topic import Log, Record, Topic
+from memsource.memory.watchers import Watched
+
+__all__ = ["Durable", "EpochStream", "MemoryEpochConsumers", "Retention"]
+
+Retention = Literal["limits", "workqueue", "interest"]
+
+EPOCH_MS: Final = 1_700_000_000_000
+"""The server's clock when a stream begins, in milliseconds since the epoch."""
+
+
+class Durable(NamedTuple):
+    """The name of a durable."""
+
+    partition: int
+    epoch: int
+    sub: int
+
+
+class _Made:
+    """A durable. ``log`` is what of the stream it has or had to deliver; ``begin`` the first sequence of that."""
+
+    __slots__ = ("begin", "consumer", "lease", "log", "nonce")
+
+    def __init__(self, nonce: str, begin: int, log: Log, consumer: PullConsumer, lease: int) -> None:
+        self.nonce = nonce
+        self.lease = lease
+        self.begin = begin
+        self.log = log
+        self.consumer = consumer
+
+    @property
+    def floor(self) -> int:
+        unfinished = self.consumer.unfinished
+        if unfinished:
+            return unfinished[0] - 1
+        return max(self.begin - 1, self.log.positions[-1] if self.log.positions else 0)
+
+
+class EpochStream(Watched):
+    """A stream with cohort ``partitions`` numbered from 0, called ``name``. ``settings``: of all durables.
+
+    Sequences are the stream's own and begin at 1; they are shared by all partitions. ``created`` notes every durable
+    in order, ``deleted`` likewise, ``stale`` how often a deleted one was pulled from or acknowledged to. ``set_back``:
+    seconds by which the server's clock was set back. ``marked``: the longest lease of a cohort that has used it,
+    None = none has. Nothing blocks. Not thread-safe. ``now`` never goes back.
+    """
+
+    def __init__(
+        self,
+        partitions: int,
+        *,
+        retention: Retention = "limits",
+        name: str = "memory",
+        settings: ConsumerSettings | None = None,
+    ) -> None:
+        super().__init__()
+        self.topic = Topic(partitions, name)
+        self.retention = retention
+        self.settings = settings or ConsumerSettings()
+        self.created: list[tuple[float, Durable]] = []
+        self.deleted: list[tuple[float, Durable]] = []
+        self.stale = 0
+        self.set_back = 0.0
+        self.marked: int | None = None
+        self._made: dict[Durable, _Made] = {}
+        self._gone: set[tuple[int, int]] = set()
+        self._end(1)
+
+    def __repr__(self) -> str:
+        counts = f"{self.topic.published} messages, {len(self._made)} durables"
+        return f"<EpochStream {self.topic.name}: {self.retention}, {counts}>"
+
+    # --- producers
+
+    def publish(
+        self,
+        value: bytes | str = b"",
+        *,
+        key: PartitionKey | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message and return it; see ``memsource.memory.topic.Topic.publish``."""
+        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
+        self._end(record.position + 1)
+        durables = self._of(record.partition)
+        for made in durables:
+            made.log.append(record)
+        if self.retention == "interest" and not durables:
+            self._gone.add((record.partition, record.position))
+        self._changed()
+        return record
+
+    def skip(self, count: int) -> None:
+        """Leave a gap of ``count`` sequences, as deleted messages do."""
+        self._end(self.topic.logs[0].end + count)
+
+    # --- administrators
+
+    def found(self, partition: int) -> list[EpochConsumer]:
+        """The durables of a partition, rising."""
+        return [
+            EpochConsumer(name.partition, name.epoch, name.sub, made.nonce, made.floor, made.lease)
+            for name, made in sorted(self._made.items())
+            if name.partition == partition
+        ]
+
+    def server_ms(self, now: float) -> int:
+        """The server's clock, in milliseconds."""
+        return EPOCH_MS + int((now - self.set_back) * 1000)
+
+    def create(self, name: Durable, now: float, *, nonce: str, start: int | None, lease: int = 0) -> None:
+        """Create a durable; see ``lanes.cohort.leases.EpochConsumers.create``."""
+        log = self.topic.log(name.partition)
+        there = self._made.get(name)
+        if there is not None:
+            raise ConsumerExists(f"{name} exists", nonce=there.nonce)
+        if self.retention == "workqueue":
+            if self._of(name.partition):
+                raise ConsumerExists(f"another durable of partition {name.partition} exists", nonce=None)
+            if start is not None:
+                raise ValueError(f"start={start} of {name}: on a work queue a durable delivers all there is")
+        begin = start or 1
+        own = Log()
+        own.end = log.end
+        for sequence in log.positions[bisect_left(log.positions, begin) :]:
+            if (name.partition, sequence) not in self._gone:
+                own.append(log.records[sequence])
+        self._made[name] = _Made(nonce, begin, own, PullConsumer(own, self.settings, self._changed), lease)
+        self.created.append((now, name))
+        self._changed()
+
+    def mark(self, lease: int = 0) -> None:
+        """A cohort is, or was, on the stream; see ``lanes.cohort.leases.EpochConsumers.mark``."""
+        self.marked = max(lease, self.marked or 0)
+
+    def delete(self, name: Durable, now: float) -> None:
+        """Delete a durable. Idempotent."""
+        made = self._made.pop(name, None)
+        if made is None:
+            return
+        self.deleted.append((now, name))
+        if self.retention == "interest":
+            for sequence in made.log.positions:
+                self._settle(name.partition, sequence)
+        self._changed()
+
+    # --- consumers
+
+    def exists(self, name: Durable) -> bool:
+        """Whether there is such a durable."""
+        return name in self._made
+
+    def pull(self, name: Durable, messages: int, size: int, now: float) -> list[Delivery] | None:
+        """Deliver what is next; None = there is no such durable. See ``PullConsumer.pull``."""
+        made = self._made.get(name)
+        if made is None:
+            self.stale += 1
+            return None
+        return made.consumer.pull(messages, size, now)
+
+    def ack(self, name: Durable, sequence: int, now: float) -> bool:
+        """A message is finished; False = there is no such durable."""
+        made = self._made.get(name)
+        if made is None:
+            self.stale += 1
+            return False
+        made.consumer.ack(sequence, now)
+        if sequence not in made.consumer.unfinished:
+            self._settle(name.partition, sequence)
+        return True
+
+    def extend(self, name: Durable, sequence: int, now: float) -> None:
+        """In progress; nothing where there is no such durable."""
+        made = self._made.get(name)
+        if made is not None:
+            made.consumer.extend(sequence, now)
+
+    def consumer(self, name: Durable) -> PullConsumer:
+        """One durable. Raises ``KeyError`` where there is none of the name."""
+        return self._made[name].consumer
+
+    def names(self, partition: int) -> list[Durable]:
+        """The durables of a partition, rising."""
+        return sorted(name for name in self._made if name.partition == partition)
+
+    def left(self, partition: int) -> list[Record]:
+        """What of a partition no durable has seen acknowledged, and what none has; by the newest durable."""
+        names = self.names(partition)
+        log = self.topic.log(partition)
+        if not names:
+            return [log.records[each] for each in log.positions if (partition, each) not in self._gone]
+        return [log.records[sequence] for sequence in self._made[names[-1]].consumer.unfinished]
+
+    def kill(self, now: float) -> None:
+        """The only server is killed and started again: the durables forget the acknowledgements of the last 0.1 s."""
+        for made in self._made.values():
+            made.consumer.kill(now)
+
+    # --- time and watchers
+
+    def next_at(self) -> float:
+        """When the next wait for an acknowledgement is over; infinity = there is none."""
+        return min((made.consumer.next_at() for made in self._made.values()), default=math.inf)
+
+    def advance(self, now: float) -> None:
+        """Act on every wait that is over."""
+        for made in self._made.values():
+            made.consumer.advance(now)
+
+    # --- inside
+
+    def _of(self, partition: int) -> list[_Made]:
+        return [made for name, made in self._made.items() if name.partition == partition]
+
+    def _settle(self, partition: int, sequence: int) -> None:
+        """Whether it is gone now, by the retention."""
+        if self.retention == "limits":
+            return
+        waited = any(sequence in made.consumer.unfinished for made in self._of(partition))
+        if not waited:
+            self._gone.add((partition, sequence))
+
+    def _end(self, end: int) -> None:
+        for log in self.topic.logs:
+            log.end = max(log.end, end)
+
+
+class MemoryEpochConsumers:
+    """A member's ``lanes.cohort.leases.EpochConsumers`` over a ``stream``, reached by its ``way``. On asyncio and on
+    trio.
+
+    ``lease``: seconds of the member's leases, which each durable it makes tells; 0 = none does.
+    """
+
+    def __init__(self, stream: EpochStream, way: Way, lease: int = 0) -> None:
+        self.stream = stream
+        self.way = way
+        self.lease = lease
+
+    def __repr__(self) -> str:
+        return f"<MemoryEpochConsumers of {self.stream!r}>"
+
+    async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
+        """See ``lanes.cohort.leases.EpochConsumers.found``."""
+        return await self.way.ask(lambda now: (self.stream.found(partition), self.stream.server_ms(now)))
+
+    async def marked(self) -> int | None:
+        """See ``lanes.cohort.leases.EpochConsumers.marked``."""
+        return await self.way.ask(lambda now: self.stream.marked)
+
+    async def mark(self) -> None:
+        """See ``lanes.cohort.leases.EpochConsumers.mark``."""
+        await self.way.tell(lambda now: self.stream.mark(self.lease))
+
+    async def names(self) -> Sequence[tuple[int, int, int]]:
+        """See ``lanes.cohort.leases.EpochConsumers.names``."""
+        return await self.way.ask(
+            lambda now: [name for partition in self.stream.topic.partitions for name in self.stream.names(partition)]
+        )
+
+    async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
+        """See ``lanes.cohort.leases.EpochConsumers.create``."""
+        name = Durable(partition, epoch, sub)
+        await self.way.tell(lambda now: self.stream.create(name, now, nonce=nonce, start=start, lease=self.lease))
+
+    async def delete(self, partition: int, epoch: int, sub: int) -> None:
+        """See ``lanes.cohort.leases.EpochConsumers.delete``."""
+        name = Durable(partition, epoch, sub)
+        await self.way.tell(lambda now: self.stream.delete(name, now))

@@ -1,0 +1,223 @@
+"""The keys of a cohort as data, and a ``lanes.cohort.leases.LeaseStore`` over them: a bucket of NATS' key-value store.
+
+``Bucket`` acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to have:
+
+- The revision is the bucket's own sequence: it rises with every write, of whichever key.
+- A write expects the revision of its key, or that of another one, the fence; an expired key has none any more.
+- A time to live is in whole seconds, and what has expired is gone up to a quarter of a second late.
+- A bucket can be lost and be there again empty, or fall back to what it was a moment ago, its sequence too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final
+
+from lanes.cohort.leases import Conflict, Entry
+from memsource.jetstream.link import Way
+from memsource.memory.watchers import Watchers
+
+__all__ = ["Bucket", "MemoryLeaseStore"]
+
+LATE: Final = 0.25
+"""Seconds by which a key outlives its time to live, at most."""
+
+_REMEMBERED: Final = 60.0
+"""Seconds of which a bucket knows what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    value: bytes | None
+    revision: int
+    expires: float = math.inf
+
+
+class Bucket:
+    """``first``: the revision before the first write. ``seed`` decides how late each key expires; ``late``: by how many
+    seconds at most. ``markers``: what expires leaves a revision behind, as a bucket with limit markers does.
+
+    ``writes`` counts what was written. Nothing blocks. Not thread-safe. ``now`` never goes back.
+    """
+
+    def __init__(self, *, first: int = 0, seed: int = 0, late: float = LATE, markers: bool = False) -> None:
+        self.writes = 0
+        self._revision = first
+        self._late = late
+        self._markers = markers
+        self._random = random.Random(f"bucket {seed}")
+        self._keys: dict[str, _Held] = {}
+        self._expiries: list[tuple[float, str, int]] = []
+        self._past: list[tuple[float, int, str, _Held | None]] = []
+        self._watchers: Watchers[[str]] = Watchers()
+
+    def __repr__(self) -> str:
+        return f"<Bucket: {len(self._keys)} keys, revision {self._revision}>"
+
+    def read(self, key: str, now: float) -> Entry:
+        """The newest entry of a key; see ``lanes.cohort.leases.Entry``."""
+        self.advance(now)
+        held = self._keys.get(key)
+        return Entry(None, 0) if held is None else Entry(held.value, held.revision)
+
+    def write(
+        self,
+        key: str,
+        value: bytes,
+        now: float,
+        *,
+        revision: int | None,
+        ttl: float | None = None,
+        fence: tuple[str, int] | None = None,
+    ) -> int:
+        """Write a key; see ``lanes.cohort.leases.LeaseStore.write``. Raises ``ValueError`` for what no server takes."""
+        self.advance(now)
+        if ttl is not None and (ttl < 1 or ttl != int(ttl)):
+            raise ValueError(f"ttl={ttl} of key {key!r}: must be whole seconds, 1 or more")
+        if (revision is None) == (fence is None):
+            raise ValueError(f"key {key!r}, revision={revision}, fence={fence}: a write has one condition of the two")
+        if revision is not None and self._revision_of(key) != revision:
+            raise Conflict(f"key {key!r} has revision {self._revision_of(key)}, expected was {revision}")
+        if fence is not None and self._living(fence[0]) != fence[1]:
+            raise Conflict(f"key {fence[0]!r} has revision {self._living(fence[0])}, expected was {fence[1]}")
+        self.writes += 1
+        expires = math.inf if ttl is None else now + ttl + self._random.random() * self._late
+        self._put(key, value, expires, now)
+        self._tell(key)
+        return self._revision
+
+    def entries(self, prefix: str, now: float) -> dict[str, Entry]:
+        """The keys that begin so and hold a value, sorted."""
+        self.advance(now)
+        return {
+            key: Entry(held.value, held.revision)
+            for key, held in sorted(self._keys.items())
+            if held.value is not None and key.startswith(prefix)
+        }
+
+    # --- what goes wrong with a bucket
+
+    def lose(self, now: float, *, first: int | None = None) -> None:
+        """It is deleted and made anew, empty. ``first``: the revision before its first write; None = it goes on."""
+        self.advance(now)
+        self._revision = self._revision if first is None else first
+        for key in list(self._keys):
+            self._note(key, now)
+            del self._keys[key]
+        self._expiries.clear()
+
+    def drop(self, key: str, now: float) -> None:
+        """One key is gone, as if it had expired. Idempotent."""
+        self.advance(now)
+        if key in self._keys:
+            self._note(key, now)
+            del self._keys[key]
+
+    def fall_back(self, seconds: float, now: float) -> None:
+        """It is as it was ``seconds`` ago, at most a minute: what was written since is gone, and revisions come
+        again. What had expired since lives again for a moment."""
+        self.advance(now)
+        while self._past and self._past[-1][0] > now - seconds:
+            _, revision, key, held = self._past.pop()
+            self._revision = revision
+            if held is None:
+                self._keys.pop(key, None)
+            else:
+                self._keys[key] = held
+        self._expiries = sorted(
+            (held.expires, key, held.revision) for key, held in self._keys.items() if held.expires < math.inf
+        )
+
+    # --- time
+
+    def next_at(self) -> float:
+        """When the next key expires; infinity = none does."""
+        return self._expiries[0][0] if self._expiries else math.inf
+
+    def advance(self, now: float) -> None:
+        """Let expire what is due."""
+        while self._expiries and self._expiries[0][0] <= now:
+            at, key, revision = heappop(self._expiries)
+            held = self._keys.get(key)
+            if held is None or held.revision != revision or held.value is None:
+                continue
+            if self._markers:
+                self._put(key, None, math.inf, at)
+            else:
+                self._note(key, at)
+                del self._keys[key]
+
+    # --- watchers
+
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Call ``watcher`` with each key that is written from now on. Idempotent."""
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: Callable[[str], None]) -> None:
+        """Call it no more. Idempotent."""
+        self._watchers.remove(watcher)
+
+    # --- inside
+
+    def _revision_of(self, key: str) -> int:
+        held = self._keys.get(key)
+        return 0 if held is None else held.revision
+
+    def _living(self, key: str) -> int:
+        """The revision of a key that holds a value: what has expired has none, whatever it left behind."""
+        held = self._keys.get(key)
+        return 0 if held is None or held.value is None else held.revision
+
+    def _put(self, key: str, value: bytes | None, expires: float, now: float) -> None:
+        self._note(key, now)
+        self._revision += 1
+        self._keys[key] = _Held(value, self._revision, expires)
+        if expires < math.inf:
+            heappush(self._expiries, (expires, key, self._revision))
+
+    def _note(self, key: str, now: float) -> None:
+        """Keep what a change replaces for as long as a bucket may fall back to it."""
+        while self._past and self._past[0][0] < now - _REMEMBERED:
+            self._past.pop(0)
+        self._past.append((now, self._revision, key, self._keys.get(key)))
+
+    def _tell(self, key: str) -> None:
+        self._watchers.call(key)
+
+
+class MemoryLeaseStore:
+    """A member's ``lanes.cohort.leases.LeaseStore`` over a ``bucket``, reached by its ``way``. On asyncio and on
+    trio."""
+
+    def __init__(self, bucket: Bucket, way: Way) -> None:
+        self.bucket = bucket
+        self.way = way
+
+    def __repr__(self) -> str:
+        return f"<MemoryLeaseStore over {self.bucket!r}>"
+
+    async def read(self, key: str) -> Entry:
+        """See ``lanes.cohort.leases.LeaseStore.read``."""
+        return await self.way.ask(lambda now: self.bucket.read(key, now))
+
+    async def write(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        revision: int | None,
+        ttl: float | None = None,
+        fence: tuple[str, int] | None = None,
+    ) -> int:
+        """See ``lanes.cohort.leases.LeaseStore.write``."""
+        return await self.way.tell(
+            lambda now: self.bucket.write(key, value, now, revision=revision, ttl=ttl, fence=fence)
+        )
+
+    async def entries(self, prefix: str) -> Mapping[str, Entry]:
+        """See ``lanes.cohort.leases.LeaseStore.entries``."""
+        return await self.way.ask(lambda now: self.bucket.entries(prefix, now))

@@ -1,0 +1,121 @@
+"""A client's way to a server in memory: what becomes of its requests, and of the answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from lanes.clock import Clock
+from lanes.cohort.leases import Conflict, ConsumerExists, UnknownResult
+from lanes.errors import SourceError
+
+__all__ = ["Fate", "Later", "Way"]
+
+T = TypeVar("T")
+
+TIMEOUT: Final = 2.0
+"""Seconds after which a client waits no longer for an answer."""
+
+Later = Callable[[float, Callable[[float], None]], None]
+"""Has the server do something at a time of its clock, whatever has become of who asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one call. ``"request lost"``: nothing; ``"reply lost"``: it is done, and nobody hears of it;
+    ``"late"``: a write is done ``seconds`` later, when who asked for it may have given up; a read is lost then."""
+
+    kind: Literal["request lost", "reply lost", "late"]
+    seconds: float = 0.0
+
+
+class Way:
+    """``clock`` is the server's; ``later`` its way to do something at a time. ``timeout``: seconds of the client.
+
+    ``latency``: seconds that each request takes. ``cut``: no request arrives. ``before`` is called and awaited in front
+    of each request and behind each that was done, with whether it writes; what it returns in front is what becomes of
+    it, unless one was put into ``fates``: those are of the next calls. After ``sever`` every call raises
+    ``SourceError``, and nothing is done.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        later: Later,
+        *,
+        timeout: float = TIMEOUT,
+        before: Callable[[bool], Awaitable[Fate | None]] | None = None,
+    ) -> None:
+        self.latency = 0.0
+        self.cut = False
+        self.fates: deque[Fate | None] = deque()
+        self.asked = 0
+        self.told = 0
+        self._clock = clock
+        self._later = later
+        self._timeout = timeout
+        self._before = before
+        self._severed = False
+
+    def __repr__(self) -> str:
+        state = "severed" if self._severed else "cut" if self.cut else "open"
+        return f"<Way: {state}, {self.asked} asked, {self.told} told>"
+
+    def sever(self) -> None:
+        """The client's process is gone. Idempotent."""
+        self._severed = True
+
+    @property
+    def severed(self) -> bool:
+        """Whether the client's process is gone."""
+        return self._severed
+
+    async def ask(self, act: Callable[[float], T]) -> T:
+        """Have the server do what changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
+        self.asked += 1
+        return await self._call(act, writes=False)
+
+    async def tell(self, act: Callable[[float], T]) -> T:
+        """The same of what changes something: without an answer it was done, will be, or never is."""
+        self.told += 1
+        return await self._call(act, writes=True)
+
+    async def _call(self, act: Callable[[float], T], *, writes: bool) -> T:
+        fate = await self._reach(writes)
+        if self.fates:
+            fate = self.fates.popleft()
+        if self.latency:
+            await anyio.sleep(self.latency)
+        # From here to what the server does nothing suspends.
+        self._alive()
+        if fate is not None and fate.kind == "late" and writes:
+            self._later(self._clock() + fate.seconds, lambda now: _unheard(act, now))
+        elif fate is not None and fate.kind == "reply lost" and not self.cut:
+            _unheard(act, self._clock())
+        elif fate is None and not self.cut:
+            done = act(self._clock())
+            await self._reach(writes)
+            return done
+        await anyio.sleep(self._timeout)
+        raise UnknownResult(f"no answer within {self._timeout:g} s")
+
+    async def _reach(self, writes: bool) -> Fate | None:
+        await anyio.lowlevel.checkpoint()
+        self._alive()
+        return None if self._before is None else await self._before(writes)
+
+    def _alive(self) -> None:
+        if self._severed:
+            raise SourceError("the process has crashed: make a new one")
+
+
+def _unheard(act: Callable[[float], object], now: float) -> None:
+    """Do it for nobody: that it is refused is no news."""
+    with suppress(Conflict, ConsumerExists):
+        act(now)

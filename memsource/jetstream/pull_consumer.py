@@ -1,0 +1,335 @@
+"""A durable pull consumer of JetStream as data: what it has delivered, what comes again, and in which order.
+
+It acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to have:
+
+- What is to come again waits in a queue that is served strictly before anything new. Each run of the one timer sorts
+  what has expired by sequence and appends it *behind* what waits already; a nak is appended as it arrives.
+- An orphan waits for its ``ack_wait``. Until then new messages pass it.
+- An acknowledgement counts while the message is unacknowledged, of whichever delivery it is, and takes the message out
+  of the queue. In-progress starts the ``ack_wait`` anew and takes nothing out of the queue.
+- ``max_ack_pending`` holds up new messages only. A message delivered ``max_deliver`` times is dropped without a word.
+- The server writes its books every 0.1 s: ``kill`` makes it forget what was younger, confirmed or not.
+
+Rules and names follow ``server/consumer.go`` of nats-server 2.10 to 2.15 (checkPending, processNak, getNextMsg).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from memsource.memory.broker import Delivery
+from memsource.memory.topic import Log
+
+__all__ = ["ConsumerSettings", "PullConsumer"]
+
+_WRITTEN: Final = 0.1
+"""Seconds after which the books are on disk."""
+
+_TIMER_DELAY: Final = 0.001
+"""Seconds by which the timer is set later than what is due: what is delivered together expires together."""
+
+_LOOK_AFTER_CHANGE: Final = 0.1
+"""Seconds after a change of ack_wait until the timer runs."""
+
+_LOOK_AFTER_NAK: Final = 0.01
+"""Seconds after a nak with a delay until the timer runs."""
+
+_LOOK_AFTER_START: Final = 1.0
+"""Seconds after a start until the timer runs, ``ack_wait`` if that is less. The server draws it from 0.5 to 1.5."""
+
+_REMEMBERED: Final = 256
+"""How many of the last acknowledgements can be lost afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSettings:
+    """``ack_wait``: seconds until an unacknowledged message is due again; with a ``backoff`` its entries in turn, the
+    last one for all further deliveries. ``max_deliver``: how often a message is delivered at most, None = any number.
+    ``max_ack_pending``: how many may be unacknowledged before nothing new comes, None = any number.
+
+    Raises ``ValueError`` for what is not above 0.
+    """
+
+    ack_wait: float = 30.0
+    backoff: tuple[float, ...] = ()
+    max_deliver: int | None = None
+    max_ack_pending: int | None = 1000
+
+    def __post_init__(self) -> None:
+        if not all(seconds > 0 for seconds in (self.ack_wait, *self.backoff)):
+            raise ValueError(f"ack_wait={self.ack_wait}, backoff={self.backoff}: must be more than 0 seconds")
+        for name, bound in (("max_deliver", self.max_deliver), ("max_ack_pending", self.max_ack_pending)):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name}={bound}: must be 1 or more, or None")
+
+    def wait(self, repeats: int) -> float:
+        """Seconds until a message is due that was delivered ``repeats`` times beside the first one."""
+        return self.backoff[min(repeats, len(self.backoff) - 1)] if self.backoff else self.ack_wait
+
+
+class _Pending(NamedTuple):
+    """Delivered and not acknowledged. ``token`` is the number of its first delivery, ``stamp`` when its wait began."""
+
+    token: int
+    stamp: float
+
+
+class _Change(NamedTuple):
+    """What a change at ``time`` has replaced."""
+
+    time: float
+    sequence: int
+    pending: _Pending | None
+    repeats: int
+    dropped: bool
+    at: int
+    deliveries: int
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class PullConsumer:
+    """One durable on ``log``. ``changed`` is called whenever there may be something new to deliver.
+
+    Nothing blocks. Not thread-safe. ``now`` never goes back. Methods about a message take its sequence, and do nothing
+    where it is not unacknowledged.
+    """
+
+    def __init__(self, log: Log, settings: ConsumerSettings, changed: Callable[[], None] = _nothing) -> None:
+        self.settings = settings
+        self._log = log
+        self._changed = changed
+        self._original: ConsumerSettings | None = None
+        self._at = 0  # index of the next new message in the log's positions
+        self._deliveries = 0
+        self._pending: dict[int, _Pending] = {}
+        self._repeats: dict[int, int] = {}
+        self._queue: dict[int, None] = {}  # an ordered set
+        self._dropped: set[int] = set()
+        self._acks: deque[int] = deque(maxlen=_REMEMBERED)
+        self._unwritten: deque[_Change] = deque()
+        self._timer = math.inf
+
+    def __repr__(self) -> str:
+        return f"<PullConsumer: {len(self._pending)} unacknowledged, {len(self._queue)} to come again>"
+
+    # --- deliveries and answers
+
+    def pull(self, messages: int, size: int, now: float) -> list[Delivery]:
+        """Deliver what is next: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
+        bound = self.settings.max_ack_pending
+        deliveries: list[Delivery] = []
+        while len(deliveries) < messages and size > 0:
+            if self._queue:
+                sequence = next(iter(self._queue))
+                del self._queue[sequence]
+                repeats = self._repeats.get(sequence, 0) + 1
+                if self.settings.max_deliver is not None and repeats >= self.settings.max_deliver:
+                    self._drop(sequence, now)
+                    continue
+                first = self._pending[sequence].token
+            elif self._at < len(self._log.positions) and (bound is None or len(self._pending) < bound):
+                sequence = self._log.positions[self._at]
+                repeats = 0
+                first = self._deliveries + 1
+            else:
+                break
+            self._set(sequence, _Pending(first, now), repeats, now)
+            # Behind the change: what it remembers is how far the consumer was before.
+            self._deliveries += 1
+            self._at += not repeats
+            wait = self.settings.wait(repeats)
+            self._timer = min(self._timer, now + wait + _TIMER_DELAY)
+            record = self._log.records[sequence]
+            deliveries.append(Delivery(record, self._deliveries, repeats + 1, now + wait))
+            size -= record.size
+        return deliveries
+
+    def ack(self, sequence: int, now: float) -> None:
+        """It is finished. Idempotent; counts whichever delivery it is about."""
+        if sequence in self._pending:
+            full = len(self._pending) == self.settings.max_ack_pending
+            self._queue.pop(sequence, None)
+            self._set(sequence, None, 0, now)
+            self._acks.append(sequence)
+            if full:
+                self._changed()
+
+    def extend(self, sequence: int, now: float) -> None:
+        """In progress: its wait begins anew. One that waits to come again comes all the same."""
+        pending = self._pending.get(sequence)
+        if pending is not None:
+            self._set(sequence, pending._replace(stamp=now), self._repeats.get(sequence, 0), now)
+
+    def nak(self, sequence: int, now: float, delay: float = 0.0) -> None:
+        """Deliver it again: behind what waits already, or after ``delay`` seconds."""
+        pending = self._pending.get(sequence)
+        if pending is None:
+            return
+        if delay > 0:
+            stamp = now - self.settings.ack_wait + delay
+            self._set(sequence, pending._replace(stamp=stamp), self._repeats.get(sequence, 0), now)
+            self._timer = now + _LOOK_AFTER_NAK
+        else:
+            self._queue.setdefault(sequence)
+            self._changed()
+
+    def lose_ack(self, sequence: int, now: float) -> bool:
+        """Queue a message as if its acknowledgement had not arrived, or its time was over; False = not possible."""
+        if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
+            return False
+        if sequence not in self._pending:
+            self._set(sequence, _Pending(self._deliveries, now), self._repeats.get(sequence, 0), now)
+        self._queue[sequence] = None
+        self._changed()
+        return True
+
+    # --- what an administrator and a crash do
+
+    def reset(self, now: float) -> None:
+        """Begin again behind the ack floor, as CONSUMER.RESET: what was acknowledged above it comes again too."""
+        floor = min(self._pending, default=None)
+        for sequence in [*self._pending, *(each for each in self._dropped if floor is not None and each > floor)]:
+            self._set(sequence, None, 0, now)
+            self._dropped.discard(sequence)
+        self._queue.clear()
+        self._timer = math.inf
+        if floor is not None:
+            self._at = bisect_left(self._log.positions, floor)
+        self._changed()
+
+    def shrink(self, ack_wait: float, now: float) -> None:
+        """Set another ``ack_wait``, without backoff, until ``restore``: so everything unacknowledged is due at once."""
+        self._original = self._original or self.settings
+        self.configure(replace(self.settings, ack_wait=ack_wait, backoff=()), now)
+
+    def restore(self, now: float) -> None:
+        """Be as before ``shrink``, whoever called it. Idempotent."""
+        original, self._original = self._original, None
+        if original is not None:
+            self.configure(original, now)
+
+    def configure(self, settings: ConsumerSettings, now: float) -> None:
+        """Change the settings. After another ``ack_wait`` the timer runs 0.1 s later."""
+        if settings.ack_wait != self.settings.ack_wait and self._pending:
+            self._timer = now + _LOOK_AFTER_CHANGE
+        self.settings = settings
+        self._changed()
+
+    def kill(self, now: float) -> None:
+        """The server is killed and started again: it knows what it knew 0.1 s ago, and no queue."""
+        while self._unwritten and self._unwritten[-1].time > now - _WRITTEN:
+            change = self._unwritten.pop()
+            self._put(change.sequence, change.pending, change.repeats)
+            if change.dropped:
+                self._dropped.add(change.sequence)
+            else:
+                self._dropped.discard(change.sequence)
+            self._at, self._deliveries = change.at, change.deliveries
+        self._unwritten.clear()
+        self._queue.clear()
+        # On disk these times have whole seconds.
+        self._pending = {
+            sequence: each._replace(stamp=math.floor(each.stamp)) for sequence, each in self._pending.items()
+        }
+        wait = min(self.settings.ack_wait + _TIMER_DELAY, _LOOK_AFTER_START)
+        self._timer = now + wait if self._pending else math.inf
+        self._changed()
+
+    # --- time
+
+    def next_at(self) -> float:
+        """When the timer runs; infinity = nothing can expire."""
+        return self._timer
+
+    def advance(self, now: float) -> None:
+        """Run the timer as often as it was due."""
+        while self._timer <= now:
+            self._expire(self._timer)
+
+    def _expire(self, now: float) -> None:
+        expired: list[int] = []
+        later = math.inf
+        for sequence, pending in self._pending.items():
+            if sequence not in self._queue:
+                due = pending.stamp + self.settings.wait(self._repeats.get(sequence, 0))
+                if due <= now:
+                    expired.append(sequence)
+                else:
+                    later = min(later, due)
+        self._timer = later
+        most = self.settings.max_deliver
+        for sequence in sorted(expired):
+            if most is not None and self._repeats.get(sequence, 0) + 1 >= most:
+                self._drop(sequence, now)
+            else:
+                self._queue[sequence] = None
+        if expired:
+            self._changed()
+
+    # --- questions
+
+    @property
+    def unacknowledged(self) -> list[int]:
+        """Delivered, not acknowledged and not dropped, rising; what waits to come again included."""
+        return sorted(self._pending)
+
+    @property
+    def dropped(self) -> list[int]:
+        """Delivered ``max_deliver`` times and never acknowledged, rising."""
+        return sorted(self._dropped)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Everything that is not acknowledged, delivered or not, rising."""
+        return sorted({*self._pending, *self._dropped, *self._log.positions[self._at :]})
+
+    @property
+    def waiting(self) -> int:
+        """How many messages would be delivered next, if there were room."""
+        return len(self._queue) + len(self._log.positions) - self._at
+
+    @property
+    def last_acked(self) -> int | None:
+        """What was acknowledged last and is so still; None = nothing lately."""
+        known = (s for s in reversed(self._acks) if s not in self._pending and self._was_delivered(s))
+        return next(known, None)
+
+    # --- inside
+
+    def _was_delivered(self, sequence: int) -> bool:
+        return sequence in self._log.records and bisect_left(self._log.positions, sequence) < self._at
+
+    def _drop(self, sequence: int, now: float) -> None:
+        self._set(sequence, None, self._repeats.get(sequence, 0), now)
+        self._dropped.add(sequence)
+
+    def _set(self, sequence: int, pending: _Pending | None, repeats: int, now: float) -> None:
+        self._remember(sequence, now)
+        self._put(sequence, pending, repeats)
+
+    def _put(self, sequence: int, pending: _Pending | None, repeats: int) -> None:
+        if pending is None:
+            self._pending.pop(sequence, None)
+        else:
+            self._pending[sequence] = pending
+        if repeats:
+            self._repeats[sequence] = repeats
+        else:
+            self._repeats.pop(sequence, None)
+
+    def _remember(self, sequence: int, now: float) -> None:
+        """Keep what a change replaces for as long as it is not on disk."""
+        while self._unwritten and self._unwritten[0].time <= now - _WRITTEN:
+            self._unwritten.popleft()
+        repeats, dropped = self._repeats.get(sequence, 0), sequence in self._dropped
+        self._unwritten.append(
+            _Change(now, sequence, self._pending.get(sequence), repeats, dropped, self._at, self._deliveries)
+        )

@@ -1,0 +1,215 @@
+"""A source over a ``JetStreamBroker``: one member of its cohort.
+
+``JetStreamMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on
+asyncio and on trio. It never sleeps by itself: it wakes when the broker has something new, and whoever runs the broker
+calls ``advance``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from lanes.clock import Clock
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent, SourceTraits
+from memsource.jetstream.takeover import Takeover
+from memsource.memory.broker import Delivery
+from memsource.memory.calls import Call
+from memsource.memory.turns import READER, Turns, delivered, delivery
+
+if TYPE_CHECKING:
+    from memsource.jetstream.broker import JetStreamBroker
+
+__all__ = ["JetStreamMemberSource"]
+
+_ACKS_KEPT: Final = 10_000
+"""How many acknowledgements are repeated after a connection was lost."""
+
+
+class _Slot:
+    """What it knows of a partition it has announced. ``takeover`` = None: nothing more of it is delivered."""
+
+    __slots__ = ("epoch", "takeover")
+
+    def __init__(self, epoch: int, takeover: Takeover) -> None:
+        self.epoch = epoch
+        self.takeover: Takeover | None = takeover
+
+
+class JetStreamMemberSource(Turns):
+    """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
+
+    ``clock``: seconds, the time in which the broker is advanced. Tokens are ``Delivery`` values. After ``sever`` every
+    call but ``aclose`` raises ``SourceError``, and nothing it does reaches the broker. ``announced``: the assignments
+    so far, by their number and the epoch of the cohort. ``calls`` is what was called so far.
+    """
+
+    def __init__(self, broker: JetStreamBroker, member: str, clock: Clock) -> None:
+        super().__init__()
+        self.broker = broker
+        self.member = member
+        self.clock = clock
+        self.announced: dict[tuple[int, int], Partition] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._acks: deque[tuple[int, int]] = deque(maxlen=_ACKS_KEPT)
+        self._restarts = broker.restarts
+        self._severed = False
+
+    def __repr__(self) -> str:
+        return f"<JetStreamMemberSource {self.member} of {self.broker.topic.name}: {len(self._owned)} partitions>"
+
+    def sever(self) -> None:
+        """Its process is gone. Idempotent."""
+        self._severed = True
+        self.broker.unwatch(self._changed)
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Join the cohort; see ``lanes.source.Source.open``."""
+        self.calls.append(Call("open"))
+        async with self._faults.meet("open"):
+            self._alive()
+            self.broker.watch(self._changed)
+            self.broker.cohort.join(self.member, self.clock())
+            self._restarts = self.broker.restarts
+            return SourceTraits(
+                name=f"{self.broker.topic.name}/{self.member}",
+                system="nats",
+                extend_interval=self.broker.settings.wait(0) / 3,
+                max_in_flight=self.broker.settings.max_ack_pending,
+            )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition known to be lost."""
+        messages = [message for settlement in settlements for message in settlement.messages]
+        self.calls.append(Call("settle", deliveries=tuple(map(delivery, messages))))
+        async with self._faults.meet("settle"):
+            self._alive()
+            for message in messages:
+                if self._owns(message.partition):
+                    number = message.partition.id.number
+                    self._acks.append((number, message.position))
+                    self.broker.consumer(number).ack(message.position, self.clock())
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
+        self.calls.append(Call("extend", deliveries=tuple(map(delivery, messages))))
+        async with self._faults.meet("extend"):
+            self._alive()
+            for message in messages:
+                if self._owns(message.partition):
+                    self.broker.consumer(message.partition.id.number).extend(message.position, self.clock())
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition back to the cohort; see ``lanes.source.Source.release``."""
+        number = partition.id.number
+        self.calls.append(Call("release", partition=number))
+        async with self._faults.meet("release"):
+            self._alive()
+            if self._owns(partition):
+                epoch = self._slots[number].epoch
+                self._forget(number)
+                self.broker.cohort.release(self.member, number, epoch, self.clock())
+
+    async def aclose(self) -> None:
+        """Leave the cohort; see ``lanes.source.Source.aclose``."""
+        self.calls.append(Call("aclose"))
+        async with self._faults.meet("aclose"):
+            if not self._severed:
+                self.broker.unwatch(self._changed)
+                self._forget_all()
+                self.broker.cohort.leave(self.member, self.clock())
+
+    # --- in
+
+    def _alive(self) -> None:
+        if self._severed:
+            raise SourceError(f"member {self.member} of {self.broker.topic.name} has crashed: make a new source")
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        self._alive()
+        now = self.clock()
+        if not self.broker.cohort.runs(self.member):
+            return []
+        # Alone, so that no message comes before the event that its partition begins with.
+        if events := self._noticed():
+            return events
+        if self._restarts != self.broker.restarts:
+            self._reconnect(now)
+        for number in self._turns:
+            self._takeover_of(number).step(now)
+        return self._dealt(room)
+
+    def _noticed(self) -> list[SourceEvent]:
+        events: list[SourceEvent] = []
+        for kind, number, epoch, timeout in self.broker.cohort.poll(self.member):
+            if kind == "assigned":
+                identity = PartitionId(self.broker.topic.name, number)
+                partition = Partition(identity, READER, fencing_token=epoch)
+                self.announced[number, epoch] = self._owned[number] = partition
+                self._slots[number] = _Slot(epoch, self._takeover(number))
+                self._turns.append(number)
+                events.append(Assigned(partition))
+            elif number in self._slots and self._slots[number].epoch == epoch:
+                if kind == "revoking":
+                    self._silence(number)
+                    events.append(Revoking(self._owned[number], timeout))
+                else:
+                    events.append(Lost(self._forget(number), "its lease has expired or was taken"))
+        return events
+
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
+        """What the takeover has collected, and only then what the consumer has."""
+        takeover = self._takeover_of(number)
+        run: list[Delivery] = []
+        if takeover.done and not takeover.taken:
+            run = self.broker.consumer(number).pull(messages, size, self.clock())
+        while takeover.taken and len(run) < messages and size > 0:
+            run.append(takeover.taken.popleft())
+            size -= run[-1].record.size
+        if run:
+            yield delivered(self._owned[number], [(each.record, each) for each in run])
+
+    def _at_the_end(self) -> bool:
+        takeovers = [self._takeover_of(number) for number in self._turns]
+        taken = all(takeover.done and not takeover.taken for takeover in takeovers)
+        left = any(self.broker.consumer(number).waiting for number in self._turns)
+        return taken and not left and not self.broker.cohort.moving
+
+    def _reconnect(self, now: float) -> None:
+        """The server was started anew: repeat what it may have forgotten, and take over from oneself."""
+        self._restarts = self.broker.restarts
+        for number, position in self._acks:
+            self.broker.consumer(number).ack(position, now)
+        for number in self._turns:
+            self._takeover_of(number).cancel(now)
+            self._slots[number].takeover = self._takeover(number)
+
+    # --- out
+
+    def _takeover(self, number: int) -> Takeover:
+        return Takeover(self.broker.consumer(number), self.broker.wake_at)
+
+    def _takeover_of(self, number: int) -> Takeover:
+        takeover = self._slots[number].takeover
+        assert takeover is not None, "only what is delivered has turns"
+        return takeover
+
+    def _owns(self, partition: Partition) -> bool:
+        return self._owned.get(partition.id.number) is partition
+
+    def _silence(self, number: int) -> None:
+        super()._silence(number)
+        slot = self._slots[number]
+        if slot.takeover is not None:
+            slot.takeover.cancel(self.clock())
+            slot.takeover = None
+
+    def _forget(self, number: int) -> Partition:
+        partition = super()._forget(number)
+        del self._slots[number]
+        return partition

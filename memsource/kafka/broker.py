@@ -1,0 +1,397 @@
+"""A Kafka broker as data, with one topic, one group and its clients: what a real one was seen to do, the ugly parts
+included.
+
+- **A commit** is checked for its member alone: neither for ownership, nor for direction, nor for the end of the log.
+  Its metadata is a ``str`` of at most 4,095 UTF-16 units beside the client's NUL; too large a one leaves the old
+  value. Of a request with several partitions the good ones are kept, and all of it is reported as failed.
+- **Loss is heard late.** A crashed or frozen process sends no heartbeats; when its session is over its partitions are
+  given to others, and it hears of that when it polls again. Without polls a classic client leaves at once; one of 848
+  keeps its partitions for another session, and its commits are accepted.
+- **Heartbeats stop in close**, while its callback still drains.
+- **Pause outlives ownership**: a partition paused, revoked and assigned again is paused.
+- **A client prefetches**, and hands that out while the broker is down, or has deleted it meanwhile.
+- **A topic deleted and created anew** within a metadata refresh is read on at the old offset by a classic client; 848
+  revokes and assigns, and takes a commit of the old position for one of the new topic.
+- **A sync commit has no timeout**: with the broker down, 848 blocks; classic fails after seconds.
+
+What differs: each partition goes back when it is drained, a real client gives back those of one callback together.
+
+Nothing blocks, and time is an argument: ``advance`` acts on what is due. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from lanes.clock import Clock, monotonic
+from lanes.core.offset_map import decode
+from lanes.core.types import Partition, PartitionKey
+from memsource.kafka.client import NEVER, Callback, Client, Commit, Held, KafkaFailure
+from memsource.kafka.coordinator import Coordinator, KafkaSettings
+from memsource.kafka.source import KafkaMemberSource
+from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.group import Group
+from memsource.memory.topic import Record
+from memsource.memory.watchers import Watched
+from memsource.sim.plans.plan import PersonalityName
+
+__all__ = ["Commit", "KafkaBroker", "KafkaSettings"]
+
+_ALL: Final = 1 << 62
+
+
+class KafkaBroker(Watched, KeepsLetters):
+    """``partitions`` numbered from 0 of one ``topic``; see ``memsource.personality.Personality``.
+
+    ``settings``: see ``KafkaSettings``. ``hands_over``: whether its sources commit what is completed above the
+    position. ``group`` is the coordinator's view. Methods with a partition raise ``IndexError`` for one that does not
+    exist, those that name a member ``LookupError`` for one that has no source. Not thread-safe.
+    """
+
+    name: PersonalityName = "kafka"
+    takes_in_at_once = False
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        *,
+        topic: str = "memory",
+        settings: KafkaSettings | None = None,
+        hands_over: bool = True,
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.settings = settings or KafkaSettings()
+        self.hands_over = hands_over
+        self.coordinator = Coordinator(partitions, topic, self.settings)
+        self._commits: dict[int, Commit] = {}
+        self._starts = [0] * partitions
+        self._incarnation = 1
+        self._clients: dict[str, Client] = {}
+        self._waits: list[float] = []
+        self.group.watch(self._changed)
+
+    def __repr__(self) -> str:
+        return (
+            f"<KafkaBroker {self.topic}: {len(self.partitions)} partitions, {self.settings.protocol}, "
+            f"{len(self.group.members)} members>"
+        )
+
+    # --- memsource.personality.Personality
+
+    def publish(
+        self,
+        value: bytes | str = b"",
+        *,
+        key: PartitionKey | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` while there is no topic."""
+        if not self.coordinator.exists:
+            raise LookupError(f"topic {self.topic} was deleted: create_topic first")
+        return self.group.publish(value, key=key, headers=headers, partition=partition)
+
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of ``count`` positions, as transaction markers and compaction do."""
+        self.group.skip(count, partition=partition)
+
+    @property
+    def partitions(self) -> range:
+        """The numbers of the partitions."""
+        return self.group.topic.partitions
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything that is in the topic, by partition and position."""
+        return [record for log in self.group.topic.logs for record in log.records.values()]
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """Which assignments were taken from which members; see ``memsource.personality.Personality.taken``."""
+        return list(self.coordinator.taken)
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """What is neither below the committed position of its partition nor completed above it."""
+        found: list[Record] = []
+        for partition, log in enumerate(self.group.topic.logs):
+            offset, completed = self.group.committed(partition)
+            above = log.positions[bisect_left(log.positions, offset) :]
+            found += [log.records[at] for at in above if not any(start <= at < end for start, end in completed)]
+        return found
+
+    def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
+        """A source for a new member, in a process of its own; see ``KafkaMemberSource`` for more of its settings."""
+        return KafkaMemberSource(self, member, clock)
+
+    def crash(self, member: str, now: float) -> None:
+        """The newest process of this name is gone. Its session ends by itself. Idempotent."""
+        self._at(now)
+        self.coordinator.crash(self._client(member))
+        self._changed()
+
+    def freeze(self, member: str, until: float) -> None:
+        """The newest process of this name does not run until then, by its own clock: no calls, no heartbeats."""
+        client = self._client(member)
+        self._at(client.clock())
+        self.coordinator.freeze(client, until)
+
+    def rebalance(self, now: float) -> bool:
+        """Plan as if somebody had come and gone; whether anything is asked back."""
+        self._at(now)
+        return self.coordinator.rebalance()
+
+    def lose(self, partition: int, now: float) -> bool:
+        """Take a partition from its owner, who goes on until its next heartbeat; False when nobody owns it.
+
+        Without another member it is assigned again when a session timeout has passed.
+        """
+        self._at(now)
+        return self.coordinator.lose(partition)
+
+    def redeliver(self, partition: int, now: float) -> bool:
+        """False: Kafka delivers again only from where a new owner begins."""
+        self._at(now)
+        return False
+
+    def restart(self, now: float) -> bool:
+        """False: what a Kafka cluster has confirmed is on more than one server."""
+        self._at(now)
+        return False
+
+    def advance(self, now: float) -> None:
+        """Act on every timer that is due by ``now``, in the order of their times."""
+        acted = False
+        while True:
+            at, act = min(self.coordinator.timers(), key=lambda timer: timer[0])
+            if at > now:
+                break
+            self._at(at)
+            act()
+            acted = True
+        self._at(now)
+        if acted or any(at <= now for at in self._waits):
+            self._waits = [at for at in self._waits if at > now]
+            self._changed()
+
+    def next_at(self) -> float:
+        """When the next timer is due; infinity = there is none."""
+        return min(min(at for at, _ in self.coordinator.timers()), min(self._waits, default=NEVER))
+
+    # --- what else may happen to a broker
+
+    def stop_broker(self, now: float) -> None:
+        """It answers no more: no fetch, no commit, no rebalance; clients live on what they have fetched. Idempotent."""
+        self._at(now)
+        self.coordinator.stop()
+        self._changed()
+
+    def start_broker(self, now: float) -> None:
+        """It does again, and all sessions begin anew. Idempotent."""
+        self._at(now)
+        self.coordinator.start()
+        self._changed()
+
+    def delete_records(self, partition: int, before: int, now: float) -> None:
+        """Retention: the log begins at ``before`` (0 … its end). Idempotent."""
+        self._at(now)
+        log = self.group.topic.log(partition)
+        if not 0 <= before <= log.end:
+            raise ValueError(f"before={before}: partition {partition} of {self.topic} ends at {log.end}")
+        self._starts[partition] = max(before, self._starts[partition])
+        log.trim(before)
+
+    def delete_topic(self, now: float) -> None:
+        """Its messages and commits are gone. Raises ``LookupError`` when it is already."""
+        if not self.coordinator.exists:
+            raise LookupError(f"topic {self.topic} was deleted already: create_topic first")
+        self._at(now)
+        self._incarnation += 1
+        self._commits.clear()
+        self._starts = [0] * len(self.partitions)
+        self.coordinator.delete_topic()
+
+    def create_topic(self, now: float) -> None:
+        """A new, empty one of the same name. Idempotent."""
+        self._at(now)
+        if not self.coordinator.exists:
+            self.coordinator.create_topic()
+
+    # --- for tests and checkers
+
+    @property
+    def group(self) -> Group:
+        """Who owns what in the eyes of the coordinator; its members are named by the coordinator."""
+        return self.coordinator.group
+
+    def owner(self, partition: int) -> str | None:
+        """The name of the member that owns a partition in the eyes of the coordinator."""
+        owner = self.group.owner(partition)
+        return next((client.name for client in self.coordinator.clients if client.id == owner), None)
+
+    def committed(self, partition: int) -> Commit | None:
+        """What was committed last; None before the first commit."""
+        self.group.topic.log(partition)
+        return self._commits.get(partition)
+
+    # --- for clients
+
+    @property
+    def up(self) -> bool:
+        """Whether it answers."""
+        return self.coordinator.up
+
+    @property
+    def topic_id(self) -> str | None:
+        """Which topic of this name there is; None = there is none."""
+        return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
+
+    def introduce(self, client: Client) -> None:
+        """A process has started: from now on its name means this one."""
+        self._clients[client.name] = client
+
+    def join(self, client: Client, now: float) -> None:
+        """A client subscribes. Raises ``KafkaFailure`` while the broker is down."""
+        self._at(now)
+        if not self.up:
+            raise KafkaFailure("_WAIT_COORD", f"the broker of {self.topic} is down")
+        self.coordinator.join(client)
+
+    def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:
+        """The client polls: what it is called back with, in order. What is assigned begins where it was committed."""
+        self._at(now)
+        events = self.coordinator.poll(client)
+        for event in events:
+            if isinstance(event, Callback) and event.kind == "assign":
+                for number in event.partitions:
+                    client.held[number] = self._begin(client, number)
+        return events
+
+    def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
+        """What a client hands out next: at most ``messages``, and the last one is that which reaches ``size`` bytes.
+
+        Nothing of a partition that is paused or being revoked. Raises ``KeyError`` for one it does not believe to own.
+        """
+        held = client.held[partition]
+        if held.revoking or held.silent or not client.running or messages <= 0 or size <= 0:
+            return []
+        if partition in client.paused:
+            return []
+        if self.up and self.coordinator.exists:
+            self._fill(client, partition, held, max(messages, self.settings.prefetch))
+        return held.take(messages, size)
+
+    def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
+        """Keep positions, whoever owns the partitions and whatever was committed before.
+
+        Raises ``KafkaFailure`` when not all of them were kept: ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD``
+        for none, ``OFFSET_METADATA_TOO_LARGE`` when all others were. ``ValueError`` for an offset below 0 and a NUL in
+        metadata, ``UnicodeEncodeError`` for a lone surrogate, ``TypeError`` for what is no ``str``: nothing was sent.
+        """
+        self._at(now)
+        if client.fatal is not None:
+            raise client.fatal
+        units = {number: commit.units() for number, commit in commits.items()}
+        if not self.up:
+            raise KafkaFailure("_WAIT_COORD", f"the broker of {self.topic} is down: nothing was committed")
+        if client.crashed or not self.coordinator.knows(client):
+            raise KafkaFailure("UNKNOWN_MEMBER_ID", f"{client.name} is no member of the group of {self.topic}")
+        if not self.coordinator.exists:
+            raise KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.topic} was deleted")
+        limit = self.settings.metadata_limit
+        for number, commit in commits.items():
+            if units[number] <= limit:
+                self._keep(client, number, commit)
+        large = [number for number in commits if units[number] > limit]
+        if large:
+            raise KafkaFailure(
+                "OFFSET_METADATA_TOO_LARGE",
+                f"partition {large[0]} of {self.topic}: {units[large[0]]} UTF-16 units of metadata with the NUL, the "
+                f"broker takes {limit}; its former commit stands",
+            )
+
+    def release(self, client: Client, partition: int, now: float) -> None:
+        """A client drops a partition; what it was asked for goes back. Idempotent."""
+        self._at(now)
+        self.coordinator.release(client, partition)
+
+    def begin_close(self, client: Client, now: float) -> list[Callback]:
+        """The client closes: heartbeats stop, and its last callback runs. Idempotent."""
+        self._at(now)
+        return self.coordinator.begin_close(client)
+
+    def end_close(self, client: Client, now: float) -> None:
+        """The client has closed: it leaves, unless it is a static member. Idempotent."""
+        self._at(now)
+        if not client.crashed:
+            self.coordinator.end_close(client)
+            self._changed()
+
+    def polling(self, client: Client, now: float, *, on: bool) -> None:
+        """From now on the client polls all the time, or does not poll."""
+        self._at(now)
+        client.polling = on and not client.crashed
+        client.last_poll = self.coordinator.now
+
+    def wait_until(self, at: float) -> None:
+        """Somebody waits for this moment: ``watch``ers are called then."""
+        self._waits.append(at)
+
+    # --- inside
+
+    def _at(self, now: float) -> None:
+        self.coordinator.now = max(self.coordinator.now, now)
+
+    def _client(self, member: str) -> Client:
+        client = self._clients.get(member)
+        if client is None:
+            known = ", ".join(map(repr, self._clients)) or "none"
+            raise LookupError(f"member {member!r} has no source of {self.topic}; these have one: {known}")
+        return client
+
+    def _begin(self, client: Client, partition: int) -> Held:
+        commit = self._commits.get(partition)
+        held = Held(0 if commit is None else commit.offset)
+        if commit is None or not self._reachable(partition, commit.offset):
+            self._reset(client, partition, held)
+            held.position = held.fetched
+        return held
+
+    def _reachable(self, partition: int, position: int) -> bool:
+        return self._starts[partition] <= position <= self.group.topic.log(partition).end
+
+    def _reset(self, client: Client, partition: int, held: Held) -> None:
+        policy = self.settings.offset_reset
+        if policy == "earliest":
+            held.fetched = self._starts[partition]
+        elif policy == "latest":
+            held.fetched = self.group.topic.log(partition).end
+        else:
+            held.silent = True
+            client.failures.append(
+                KafkaFailure("_AUTO_OFFSET_RESET", f"partition {partition} of {self.topic} has no {held.fetched}")
+            )
+
+    def _fill(self, client: Client, partition: int, held: Held, messages: int) -> None:
+        """Fetch until so many messages are in the client."""
+        log = self.group.topic.log(partition)
+        if not self._reachable(partition, held.fetched):
+            self._reset(client, partition, held)
+            if held.silent:
+                return
+        records = log.read(held.fetched, messages - len(held.queue), _ALL)
+        held.queue.extend(records)
+        if records:
+            held.fetched = records[-1].position + 1
+        if not log.read(held.fetched, 1, 1):
+            # Only a gap is left, which is read as well.
+            held.fetched = log.end
+
+    def _keep(self, client: Client, partition: int, commit: Commit) -> None:
+        ahead = max(0, self.group.topic.log(partition).end - commit.offset)
+        completed = decode(commit.metadata, commit.offset, ahead) or ()
+        self.group.commit(client.id, partition, commit.offset, completed)
+        self._commits[partition] = commit

@@ -1,0 +1,407 @@
+"""The coordinator of a Kafka group as data: sessions, who is told what and when, and who is taken for dead.
+
+It builds on ``Group``, which knows who owns what, and adds time: a client hears of a decision with its next
+heartbeat, a silent one is expelled when its session is over, and one that does not poll falls silent by itself.
+What each protocol does was measured on a real broker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from lanes.core.types import Partition
+from memsource.kafka.client import NEVER, Callback, Client, Held, KafkaFailure, OffsetReset, RebalanceProtocol
+from memsource.memory.group import Group, Notice, plan
+
+__all__ = ["Coordinator", "KafkaSettings"]
+
+_GHOST: Final = "a member that comes and goes"
+_METADATA_REFRESH: Final = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSettings:
+    """How a broker and its clients are set. Times in seconds, above 0; ``heartbeat_interval`` may be 0 = at once.
+
+    ``session_timeout``: without a heartbeat. ``max_poll_interval``: between two polls, and to give partitions back.
+    ``commit_timeout``: after which a commit of the classic protocol fails while the broker is down.
+    ``metadata_limit``: UTF-16 units of commit metadata, the client's NUL included. ``prefetch``: messages of a
+    partition that a client fetches ahead.
+    """
+
+    protocol: RebalanceProtocol = "cooperative"
+    session_timeout: float = 6.0
+    heartbeat_interval: float = 0.5
+    max_poll_interval: float = 60.0
+    commit_timeout: float = 6.0
+    metadata_limit: int = 4_096
+    offset_reset: OffsetReset = "earliest"
+    prefetch: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("session_timeout", "max_poll_interval", "commit_timeout"):
+            if not 0 < getattr(self, name) < NEVER:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be a finite number of seconds above 0")
+        if not 0 <= self.heartbeat_interval < self.session_timeout:
+            raise ValueError(
+                f"heartbeat_interval={self.heartbeat_interval!r}: must be in 0 … session_timeout="
+                f"{self.session_timeout!r}, below that"
+            )
+        if self.metadata_limit < 1 or self.prefetch < 0:
+            raise ValueError(
+                f"metadata_limit={self.metadata_limit}, prefetch={self.prefetch}: must be 1 or more, and 0 or more"
+            )
+
+
+class Coordinator:
+    """The members of one group and their timers. ``now`` never falls; ``up``: whether the broker answers.
+
+    ``exists``: whether there is the topic. Nothing blocks. Not thread-safe.
+    """
+
+    def __init__(self, partitions: int, topic: str, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.group = Group(partitions, name=topic, cooperative=settings.protocol != "eager", assignor=self._assignor)
+        self.classic = settings.protocol != "848"
+        self.clients: list[Client] = []
+        self.taken: list[tuple[str, Partition]] = []
+        self.now = 0.0
+        self.up = True
+        self.exists = True
+        self._down_since = 0.0
+        self._unnoticed_until = NEVER
+        self._retake_at = NEVER
+        self._names = 0
+        self._turn = 0
+        self.group.watch(self._note)
+
+    def __repr__(self) -> str:
+        return f"<Coordinator of {self.group.name}: {len(self.clients)} clients, {'up' if self.up else 'down'}>"
+
+    # --- what a client does
+
+    def join(self, client: Client) -> None:
+        """A client comes, for the first time or again. A static member of a known name takes that one's place.
+
+        Where the process of the same static name lives, the classic protocol makes the old one ``fatal``, and 848 the
+        new one, even after a crash of the old one, until its session is over.
+        """
+        former = next((each for each in self.clients if each is not client and self._same(each, client)), None)
+        if former is not None and not self.classic and not former.closed:
+            client.fail(KafkaFailure("_FATAL", f"instance id {client.instance!r} is still used by another member"))
+            return
+        client.joined = client.last_poll = self.now
+        client.silent_since = client.revoking_since = None
+        client.hears_at, client.informed = NEVER, False
+        client.rejoining = client.exceeded = client.cut_off = False
+        client.releases.clear()
+        client.notices.clear()
+        if client not in self.clients:
+            self.clients.append(client)
+        if former is not None:
+            client.id = former.id
+            self.clients.remove(former)
+            if not former.closed and not former.crashed:
+                former.fail(KafkaFailure("_FATAL", f"static member {former.instance!r} was fenced by a newer one"))
+            self.group.rejoin(client.id)
+        else:
+            self._names += 1
+            client.id = f"{client.name}#{self._names}"
+            self.group.join(client.id)
+
+    def poll(self, client: Client) -> list[Callback | KafkaFailure]:
+        """The next thing that the client is called back with; the partitions of an ``assign`` begin nowhere yet."""
+        if not client.running or client.closing:
+            return []
+        client.last_poll = self.now
+        if client.failures:
+            return [client.failures.popleft()]
+        if client.fatal is not None:
+            return []
+        if not client.rejoining and (client.exceeded or client.cut_off or not self.knows(client)):
+            return [self._lost(client)]
+        if not self.up:
+            return []
+        if client.rejoining:
+            if self.knows(client):
+                self.group.leave(client.id)
+            self.join(client)
+        if client.fatal is None and (client.informed or client.hears_at <= self.now):
+            client.hears_at, client.informed = NEVER, False
+            client.notices = _current([*client.notices, *self.group.poll(client.id)])
+        events: list[Callback | KafkaFailure] = []
+        while client.notices and not events:
+            events = self._heard(client)
+        return events
+
+    def release(self, client: Client, partition: int) -> None:
+        """The client drops a partition. One that it was asked for goes back; another one stays its own until it
+        leaves, as no client of Kafka can give back what nobody wants. Idempotent."""
+        held = client.held.pop(partition, None)
+        if held is None or not held.revoking:
+            return
+        if not any(each.revoking for each in client.held.values()):
+            client.revoking_since = None
+        client.releases.add(partition)
+        self._flush(client)
+
+    def begin_close(self, client: Client) -> list[Callback]:
+        """Heartbeats stop, while the last callback runs. Idempotent."""
+        if client.closing or client not in self.clients:
+            client.closing = True
+            return []
+        client.closing = True
+        self._fall_silent(client)
+        return [Callback("revoke", tuple(client.held))] if client.held else []
+
+    def end_close(self, client: Client) -> None:
+        """Leave, unless the member is static: its partitions wait for it until its session is over. Idempotent."""
+        client.closing = client.closed = True
+        client.held.clear()
+        if client in self.clients and (client.instance is None or not self.knows(client)):
+            self.clients.remove(client)
+            self.group.leave(client.id)
+
+    def knows(self, client: Client) -> bool:
+        """Whether the coordinator takes the client for a member, whatever the client believes."""
+        return client.id in self.group.members
+
+    # --- what happens to clients and brokers
+
+    def crash(self, client: Client) -> None:
+        """Its process is gone. Idempotent."""
+        client.crashed = True
+        client.polling = False
+        client.frozen_until = None
+        self._fall_silent(client)
+        if not self.knows(client) and client in self.clients:
+            self.clients.remove(client)
+
+    def freeze(self, client: Client, until: float) -> None:
+        """Its process does not run until then."""
+        if until > self.now and not client.crashed:
+            client.frozen_until = max(until, client.frozen_until or 0.0)
+            self._fall_silent(client)
+
+    def rebalance(self) -> bool:
+        """Plan as if somebody had come and gone; whether anything is asked back."""
+        self.group.join(_GHOST)
+        self.group.leave(_GHOST)
+        owned = [number for number in self.group.topic.partitions if self.group.owner(number) is not None]
+        if owned and not self.group.rebalancing:
+            self._turn += 1
+            self.group.revoke(owned[self._turn % len(owned)])
+        return self.group.rebalancing
+
+    def lose(self, partition: int) -> bool:
+        """Take a partition from its owner, who hears of it with its next heartbeat; False without an owner."""
+        owner = self.group.owner(partition)
+        if owner is None:
+            return False
+        self._take(owner, [partition])
+        self.group.lose(owner, partition)
+        if self.group.owner(partition) is None:
+            self._retake_at = self.now + self.settings.session_timeout
+        return True
+
+    def stop(self) -> None:
+        """The broker answers no more. Idempotent."""
+        if self.up:
+            self.up, self._down_since = False, self.now
+
+    def start(self) -> None:
+        """It does again: sessions begin anew. Idempotent."""
+        if not self.up:
+            self.up = True
+            for client in self.clients:
+                if client.silent_since is not None:
+                    client.silent_since = self.now
+                self._flush(client)
+
+    def delete_topic(self) -> None:
+        """The topic is gone, with what was committed. Classic clients hear of it when they refresh their metadata."""
+        self.exists = False
+        self.group.recreate()
+        if self.classic:
+            self._unnoticed_until = self.now + _METADATA_REFRESH
+        else:
+            self.group.rebalance()
+
+    def create_topic(self) -> None:
+        """A new topic of the same name. Classic clients that have not heard of the deletion never do."""
+        self.exists = True
+        self._unnoticed_until = NEVER
+        if any(self.group.owner(number) is None for number in self.group.topic.partitions):
+            self.group.rebalance()
+
+    # --- time
+
+    def timers(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        """What is to happen, and when. Each ends its own timer."""
+        settings = self.settings
+        yield self._retake_at, self._retake
+        yield self._unnoticed_until, self._notice_deletion
+        for client in self.clients:
+            yield client.hears_at, partial(self._hear, client)
+            if client.frozen_until is not None:
+                yield client.frozen_until, partial(self._thaw, client)
+            if not self.knows(client):
+                continue
+            if client.silent_since is not None and self.up:
+                yield client.silent_since + settings.session_timeout, partial(self._expel, client)
+            if not client.running or client.closing or client.fatal is not None:
+                continue
+            if not self.up and self.classic and not client.cut_off:
+                yield self._down_since + settings.session_timeout, partial(self._cut_off, client)
+            if not client.polling and not client.exceeded:
+                yield client.last_poll + settings.max_poll_interval, partial(self._exceed, client)
+            if client.revoking_since is not None and settings.protocol != "cooperative" and self.up:
+                yield client.revoking_since + settings.max_poll_interval, partial(self._expel, client)
+
+    def _hear(self, client: Client) -> None:
+        client.hears_at, client.informed = NEVER, True
+
+    def _thaw(self, client: Client) -> None:
+        client.frozen_until = None
+        if not client.closing and not (client.exceeded and not self.classic):
+            client.silent_since = None
+        self._flush(client)
+
+    def _expel(self, client: Client) -> None:
+        self._take(client.id)
+        self.group.crash(client.id)
+        if client.crashed or client.closed:
+            self.clients.remove(client)
+
+    def _cut_off(self, client: Client) -> None:
+        client.cut_off = True
+
+    def _exceed(self, client: Client) -> None:
+        client.exceeded = True
+        if self.classic:
+            self._take(client.id)
+            self.group.leave(client.id)
+        else:
+            self._fall_silent(client)
+
+    def _retake(self) -> None:
+        self._retake_at = NEVER
+        if any(self.group.owner(number) is None for number in self.group.topic.partitions):
+            self.group.rebalance()
+
+    def _notice_deletion(self) -> None:
+        self._unnoticed_until = NEVER
+        for number in self.group.topic.partitions:
+            owner = self.group.owner(number)
+            if owner is not None and self.settings.protocol == "eager":
+                self.group.revoke(number)
+            elif owner is not None:
+                self._take(owner, [number])
+                self.group.lose(owner, number, give=False)
+
+    # --- inside
+
+    def _assignor(self, owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
+        return plan(owners, members) if self.exists else [None] * len(owners)
+
+    def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
+        """These partitions of a member, or all it owns, are about to be taken from it."""
+        for client in self.clients:
+            if client.id == member:
+                for number in self.group.topic.partitions if numbers is None else numbers:
+                    held = client.held.get(number)
+                    # What it has not heard of yet it never had.
+                    if self.group.owner(number) == member and held is not None and held.partition is not None:
+                        self.taken.append((client.name, held.partition))
+                        held.partition = None
+
+    def _same(self, one: Client, other: Client) -> bool:
+        return one.instance is not None and one.instance == other.instance and self.knows(one)
+
+    def _fall_silent(self, client: Client) -> None:
+        if client.silent_since is None:
+            client.silent_since = self.now
+
+    def _flush(self, client: Client) -> None:
+        if client.running and self.up:
+            for partition in sorted(client.releases):
+                client.releases.discard(partition)
+                if self.knows(client):
+                    self.group.release(client.id, partition)
+
+    def _lost(self, client: Client) -> Callback:
+        # Kafka calls nothing back for what it is revoking already.
+        lost = tuple(number for number, held in client.held.items() if not held.revoking)
+        client.held.clear()
+        client.releases.clear()
+        client.revoking_since = None
+        client.rejoining = True
+        if client.exceeded:
+            client.failures.append(
+                KafkaFailure("_MAX_POLL_EXCEEDED", f"no poll for {self.settings.max_poll_interval:g} s")
+            )
+        return Callback("lost", lost)
+
+    def _heard(self, client: Client) -> list[Callback | KafkaFailure]:
+        """Notices of one kind at a time: the next callback runs when this one has returned."""
+        kind = client.notices[0].kind
+        numbers = []
+        while client.notices and client.notices[0].kind == kind:
+            numbers.append(client.notices.popleft().partition)
+        if kind == "assigned":
+            client.held.update((number, Held()) for number in numbers)
+            return [Callback("assign", tuple(numbers))]
+        if kind == "lost":
+            lost = Callback("lost", tuple(n for n in numbers if client.held.pop(n, None) is not None))
+            return [lost, *self._deleted()]
+        for number in numbers:
+            if number not in client.held:
+                # Dropped before anybody asked.
+                self.group.release(client.id, number)
+                continue
+            client.held[number].revoking = True
+            client.held[number].purge()
+            if client.revoking_since is None:
+                client.revoking_since = self.now
+        asked = tuple(number for number in numbers if number in client.held)
+        if not asked:
+            return []
+        return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]
+
+    def _deleted(self) -> list[KafkaFailure]:
+        """The error that a classic client is told of a topic that is gone."""
+        if self.exists:
+            return []
+        return [KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
+
+    def _note(self) -> None:
+        """There may be something that a client has not heard: its next heartbeat brings it."""
+        for client in self.clients:
+            if client.informed or not self.knows(client):
+                continue
+            pending = self.group.pending(client.id)
+            if not pending:
+                continue
+            at = self.now
+            interval = self.settings.heartbeat_interval
+            # The classic protocol answers a join when the assignment is made; the rest waits for a heartbeat.
+            if interval and not (self.classic and pending[-1].kind == "assigned"):
+                at = client.joined + interval * -(-(self.now - client.joined) // interval)
+            client.hears_at = min(client.hears_at, at)
+
+
+def _current(notices: Sequence[Notice]) -> deque[Notice]:
+    """Without assignments that were lost again before anybody was called back."""
+    kept: list[Notice] = []
+    for notice in notices:
+        assigned = Notice("assigned", notice.partition)
+        if notice.kind == "lost" and assigned in kept:
+            at = kept.index(assigned)
+            kept[at:] = [other for other in kept[at:] if other.partition != notice.partition]
+        else:
+            kept.append(notice)
+    return deque(kept)

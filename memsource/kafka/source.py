@@ -1,0 +1,333 @@
+"""A source over one client of a ``KafkaBroker``, on a real event loop: what an adapter for Kafka does, by itself.
+
+It keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps: ``broker.advance`` wakes it when a
+timer of the broker has acted, and whoever owns the broker calls that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from lanes.clock import Clock, monotonic
+from lanes.core.offset_map import LIMIT, decode, encode
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.errors import ContractError, SourceError
+from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from memsource.kafka.client import Callback, Client, Commit, KafkaFailure
+from memsource.memory.calls import Call
+from memsource.memory.turns import BATCH, READER, Turns, delivered
+
+if TYPE_CHECKING:
+    from memsource.kafka.broker import KafkaBroker
+
+__all__ = ["KafkaMemberSource"]
+
+_OF_POLL_INTERVAL: Final = 0.8
+"""What a drain may take of ``max_poll_interval``, with its last commit and its release; the rest is a margin."""
+
+
+class KafkaMemberSource(Turns):
+    """``member`` of the group of ``broker`` as a source: it joins with ``open`` and leaves with ``aclose``.
+
+    ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
+    A commit carries what is completed above its position in its metadata, within what the broker takes: what does not
+    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that is somebody else's is
+    sent as long as it has not heard of that; once it has released a partition, or reported it lost, nothing of it is. A
+    receive that waits polls all the time; between two of them nobody polls.
+
+    What is not released within the ``timeout`` of its ``Revoking`` is given back all the same, and reported as lost.
+
+    While its process is frozen its calls wait; after a crash they raise ``SourceError`` and change nothing. ``calls``
+    is what was called so far. Every method but those of the contract is plain and does not block.
+    """
+
+    def __init__(
+        self,
+        broker: KafkaBroker,
+        member: str,
+        clock: Clock = monotonic,
+        *,
+        batch: int = BATCH,
+        instance: str | None = None,
+    ) -> None:
+        super().__init__(batch)
+        self.broker = broker
+        self.member = member
+        self.client = Client(member, clock, instance)
+        self.degraded = 0
+        self._limit = LIMIT
+        self._deadlines: dict[int, float] = {}  # of what is being revoked
+        self._failed: SourceError | None = None
+        broker.introduce(self.client)
+
+    def __repr__(self) -> str:
+        return f"<KafkaMemberSource {self.member} of {self.broker.topic}: {len(self._owned)} partitions>"
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Join the group; see ``lanes.source.Source.open``. Raises ``SourceError`` while the broker is down."""
+        self.calls.append(Call("open"))
+        async with self._faults.meet("open"):
+            self._alive()
+            self.broker.watch(self._changed)
+            try:
+                self.broker.join(self.client, self.client.clock())
+            except KafkaFailure as failure:
+                raise SourceError(f"{self._name} cannot join: {failure}", retryable=True) from failure
+            return SourceTraits(
+                name=self._name, system="kafka", settles="cumulative", hands_over=self.broker.hands_over
+            )
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for events; see ``lanes.source.Source.receive``.
+
+        Raises ``SourceError`` for good when the client has failed for good, when a partition has nowhere to begin, and
+        when the topic was deleted and created anew under the partitions it owns.
+        """
+        with self._polling():
+            return await super().receive(room)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor, and
+        ``SourceError`` for one of a partition that was released or reported lost, also while this call waited.
+
+        While the broker is down it waits (848), or fails after ``commit_timeout`` (classic).
+        """
+        self.calls.append(Call("settle", commits=tuple(settlements)))
+        async with self._faults.meet("settle"):
+            await self._reach()
+            # Nothing suspends from here on: a cancelled commit has not left.
+            if settlements:
+                self._commit(settlements)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Nothing: there is no timer to keep messages from; see ``lanes.source.Source.extend``."""
+        self.calls.append(Call("extend"))
+        async with self._faults.meet("extend"):
+            self._alive()
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition back; see ``lanes.source.Source.release``.
+
+        Does not wait: a release that the broker cannot take now is sent as soon as it can. A partition that nobody
+        asked for is left aside until ``aclose``.
+        """
+        number = partition.id.number
+        self.calls.append(Call("release", partition=number))
+        async with self._faults.meet("release"):
+            self._alive()
+            if self._owned.get(number) is partition:
+                self._forget(number)
+                self.broker.release(self.client, number, self.client.clock())
+
+    async def aclose(self) -> None:
+        """Leave the group; see ``lanes.source.Source.aclose``. Heartbeats stop as soon as it is called."""
+        self.calls.append(Call("aclose"))
+        client = self.client
+        if not client.crashed:
+            self.broker.begin_close(client, client.clock())
+        async with self._faults.meet("aclose"):
+            while client.frozen_until is not None and not client.crashed:
+                await self._change()
+            self.broker.unwatch(self._changed)
+            self.broker.end_close(client, client.clock())
+            self._forget_all()
+
+    # --- in
+
+    @contextmanager
+    def _polling(self) -> Iterator[None]:
+        client = self.client
+        self.broker.polling(client, client.clock(), on=True)
+        try:
+            yield
+        finally:
+            self.broker.polling(client, client.clock(), on=False)
+
+    def _next(self, room: Room) -> list[SourceEvent]:
+        self._alive()
+        if not self.client.running:
+            return []
+        overdue = [number for number, at in self._deadlines.items() if at <= self.client.clock()]
+        if overdue:
+            return [self._given_up(number, "it was not released in time") for number in overdue]
+        while callbacks := self.broker.poll(self.client, self.client.clock()):
+            # Alone, so that no message comes before the event that its partition begins with.
+            events = [event for callback in callbacks for event in self._told(callback)]
+            if events:
+                return events
+        if self._failed is None:
+            self._same_topic(self._owned)
+        if self._failed is not None:
+            raise self._failed
+        self._pause(room)
+        return self._dealt(room)
+
+    def _told(self, callback: Callback | KafkaFailure) -> Iterator[SourceEvent]:
+        if isinstance(callback, KafkaFailure):
+            yield from self._told_failure(callback)
+        elif callback.kind == "assign":
+            for number in callback.partitions:
+                if number in self._owned:
+                    # Its release was cancelled on its way, and what took it away came and went meanwhile.
+                    yield Lost(self._forget(number), "it is assigned anew")
+                yield self._assigned(number)
+        elif callback.kind == "lost":
+            # Once the membership is gone nothing is called back for what was being revoked.
+            for number in list(self._owned) if self.client.rejoining else callback.partitions:
+                yield Lost(self._forget(number), "the group gave it up, or gave it to another member")
+        else:
+            yield from self._revoking(callback.partitions)
+
+    def _told_failure(self, failure: KafkaFailure) -> Iterator[SourceEvent]:
+        if failure.code == "_FATAL":
+            self._failed = SourceError(f"{self._name} cannot go on: {failure}")
+            for number in list(self._owned):
+                yield Lost(self._forget(number), str(failure))
+        elif failure.code == "_AUTO_OFFSET_RESET":
+            self._failed = SourceError(
+                f"{self._name}: {failure}: the log does not reach it. Commit where to begin, or set offset_reset to "
+                '"earliest" or "latest"'
+            )
+
+    def _assigned(self, number: int) -> Assigned:
+        broker, floor = self.broker, self.client.held[number].position
+        commit = broker.committed(number)
+        end = broker.group.topic.log(number).end
+        # Foreign metadata is normal, and says nothing; so does that of another floor, after a reset.
+        completed = None if commit is None else decode(commit.metadata, floor, max(0, end - floor))
+        owned = Partition(
+            PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
+        )
+        self._owned[number] = self.client.held[number].partition = owned
+        self._turns.append(number)
+        return Assigned(owned)
+
+    def _revoking(self, numbers: Sequence[int]) -> Iterator[SourceEvent]:
+        timeout = _OF_POLL_INTERVAL * self.broker.settings.max_poll_interval
+        self._same_topic(numbers)
+        for number in numbers if self._failed is None else ():
+            if self.broker.topic_id is None:
+                yield self._given_up(number, "the topic was deleted")
+            else:
+                # A callback that does not return in time costs the membership.
+                self._deadlines[number] = self.client.clock() + timeout
+                self.broker.wait_until(self._deadlines[number])
+                yield Revoking(self._owned[number], timeout)
+
+    def _given_up(self, number: int, reason: str) -> Lost:
+        """Give a partition back by itself."""
+        lost = Lost(self._forget(number), reason)
+        self.broker.release(self.client, number, self.client.clock())
+        return lost
+
+    def _same_topic(self, numbers: Sequence[int] | dict[int, Partition]) -> None:
+        """Fail for good when the positions of one of these mean other messages than they did."""
+        now = self.broker.topic_id
+        for number in numbers:
+            before = self._owned[number].incarnation
+            if now is not None and now != before:
+                self._failed = self._recreated(before, now)
+
+    def _recreated(self, before: str, now: str) -> SourceError:
+        return SourceError(
+            f"{self._name}: topic {self.broker.topic} was deleted and created anew, {before} is {now} now: its "
+            "positions mean other messages. Nothing more is committed; start again when it is decided where to begin"
+        )
+
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
+        partition, held = self._owned[number], self.client.held[number]
+        position = held.position
+        records = self.broker.fetch(self.client, number, messages, size)
+        if records:
+            position = records[-1].position + 1
+            yield delivered(partition, [(record, None) for record in records])
+        if held.position > position:
+            yield Progressed(partition, held.position)
+
+    def _pause(self, room: Room) -> None:
+        """Pause exactly what is to be paused. A partition may come paused: its former assignment was."""
+        for number, partition in self._owned.items():
+            if (partition in room.paused) != (number in self.client.paused):
+                if partition in room.paused:
+                    self.client.pause(number)
+                else:
+                    self.client.resume(number)
+
+    def _at_the_end(self) -> bool:
+        topic, held = self.broker.group.topic, self.client.held
+        return not self.broker.group.rebalancing and all(
+            held[number].position >= topic.log(number).end for number in self._turns
+        )
+
+    # --- out
+
+    async def _reach(self) -> None:
+        """Until the process runs and the broker answers. Raises ``SourceError`` when it does not answer in time."""
+        broker, client, deadline = self.broker, self.client, None
+        while True:
+            self._alive()
+            if client.running:
+                if broker.up:
+                    return
+                now = client.clock()
+                if broker.settings.protocol != "848" and deadline is None:
+                    deadline = now + broker.settings.commit_timeout
+                    broker.wait_until(deadline)
+                if deadline is not None and now >= deadline:
+                    raise SourceError(f"{self._name}: nothing was committed: the broker is down", retryable=True)
+            await self._change()
+
+    def _commit(self, settlements: Sequence[Settlement]) -> None:
+        commits = {}
+        for settlement in settlements:
+            number = settlement.partition.id.number
+            if settlement.floor is None:
+                raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
+            before, now = settlement.partition.incarnation, self.broker.topic_id
+            if now is not None and now != before:
+                raise self._recreated(before, now)
+            if self._owned.get(number) is not settlement.partition:
+                # The loss may have been heard while this call waited, and its cancellation may not have come yet.
+                gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
+                raise self._failed or SourceError(gone, retryable=True)
+            commits[number] = Commit(settlement.floor, self._metadata(settlement, settlement.floor))
+        try:
+            self.broker.commit(self.client, commits, self.client.clock())
+        except KafkaFailure as failure:
+            if failure.code == "OFFSET_METADATA_TOO_LARGE" and self._limit:
+                # The broker takes less than one with default settings: less is handed over from now on.
+                self._limit //= 2
+                return self._commit(settlements)
+            self._changed()  # receive is to look whether the membership is lost
+            raise SourceError(
+                f"{self._name}: partitions {sorted(commits)} were not committed: {failure}",
+                retryable=failure.code != "_FATAL",
+            ) from failure
+        return None
+
+    def _metadata(self, settlement: Settlement, floor: int) -> str:
+        if not self.broker.hands_over:
+            return ""
+        text = encode(floor, settlement.completed, self._limit)
+        if settlement.completed:
+            kept = decode(text, floor, 1 << 63) or [(floor, floor)]
+            self.degraded += kept[-1][1] < settlement.completed[-1][1]
+        return text
+
+    # --- inside
+
+    @property
+    def _name(self) -> str:
+        return f"{self.broker.topic}/{self.member}"
+
+    def _alive(self) -> None:
+        if self.client.crashed:
+            raise SourceError(f"{self._name}: its process is gone, and nothing it does counts")
+
+    def _forget(self, number: int) -> Partition:
+        self._deadlines.pop(number, None)
+        return super()._forget(number)

@@ -1,0 +1,154 @@
+"""Who takes the next step: the choosers of a ``SimLoop``.
+
+A chooser is asked nothing but the number of the turn and the numbers of the ready tasks, so what it answers depends
+on its seed or its schedule alone. One serves one run: make a new one for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final, Protocol
+
+from memsource.sim.plans.plan import Schedule
+
+__all__ = ["Chooser", "Fifo", "Priorities", "RandomWalk", "Recording", "Sparse", "mixed"]
+
+_JUMPS: Final = 0.01
+"""How often, of the turns in which it could, time jumps although tasks are ready."""
+
+
+class Chooser(Protocol):
+    """Decides what a ``SimLoop`` leaves open. Neither call may await, block or keep ``tasks``."""
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        """The index of the task that takes a step in this turn: 0 … len(tasks) - 1.
+
+        ``tasks``: the numbers of the ready tasks, the one that has waited longest first. Called only where there are
+        two or more.
+        """
+
+    def jump(self, turn: int) -> bool:
+        """Whether time jumps to the next timer, although tasks are ready: their processor is slow.
+
+        Called before ``choose``, and only where a task is ready and a timer is due within a second.
+        """
+
+
+class Fifo:
+    """First in, first out; time never jumps."""
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        return 0
+
+    def jump(self, turn: int) -> bool:
+        return False
+
+
+class RandomWalk:
+    """Any ready task, each as likely; time jumps in one turn of a hundred."""
+
+    def __init__(self, seed: int) -> None:
+        self._random: Final = Random(seed)
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        # Not randrange: the bits it draws depend on how many tasks there are, and it takes five times as long.
+        return int(self._random.random() * len(tasks))
+
+    def jump(self, turn: int) -> bool:
+        return self._random.random() < _JUMPS
+
+
+class Sparse:
+    """First in, first out, except where the schedule says otherwise."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._deviations: Final = dict(schedule.deviations)
+        self._jumps: Final = frozenset(schedule.jumps)
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        index = self._deviations.get(turn, 0)
+        return index if index < len(tasks) else 0
+
+    def jump(self, turn: int) -> bool:
+        return turn in self._jumps
+
+
+class Priorities:
+    """The ready task with the highest priority, which a task keeps for life, except where priorities change.
+
+    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010): at ``changes``
+    choices, anywhere among the first ``span``, the task that would run gets the lowest priority so far. A bug that
+    needs few of these in few tasks is found more often than by a random walk.
+
+    One choice of ``1 / mix`` is any ready task: a task that polls would starve the one it waits for. ``mix``: 0 … 1.
+    Raises ``ValueError`` where a number is out of its range.
+    """
+
+    def __init__(self, seed: int, changes: int = 3, *, span: int = 1_000, mix: float = 0.1) -> None:
+        if changes < 0 or span < max(1, changes) or not 0 <= mix <= 1:
+            raise ValueError(
+                f"Priorities(changes={changes}, span={span}, mix={mix}): changes must be 0 or more, "
+                "span no less than changes and 1, mix 0 to 1"
+            )
+        self._random: Final = Random(seed)
+        self._priorities: Final[dict[int, float]] = {}
+        self._changes: Final = frozenset(self._random.sample(range(span), changes))
+        self._mix: Final = mix
+        self._lowest = 0.0
+        self._choices = 0
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        random, priorities = self._random.random, self._priorities
+        best, highest = 0, float("-inf")
+        for index, task in enumerate(tasks):
+            priority = priorities.get(task)
+            if priority is None:
+                # In order of first sight, which the run decides: the same in the next run of the seed.
+                priority = priorities[task] = random()
+            if priority > highest:
+                best, highest = index, priority
+        changing = self._choices in self._changes
+        self._choices += 1
+        if changing:
+            self._lowest -= 1.0
+            priorities[tasks[best]] = self._lowest
+            return self.choose(turn, tasks)
+        return int(random() * len(tasks)) if random() < self._mix else best
+
+    def jump(self, turn: int) -> bool:
+        return self._random.random() < _JUMPS
+
+
+class Recording:
+    """Another chooser, and what it chose: ``Sparse(recording.schedule)`` makes the same run again."""
+
+    def __init__(self, inner: Chooser) -> None:
+        self._inner: Final = inner
+        self._deviations: Final[list[tuple[int, int]]] = []
+        self._jumps: Final[list[int]] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        """Where this run was not first in, first out, so far."""
+        return Schedule(tuple(self._deviations), tuple(self._jumps))
+
+    def choose(self, turn: int, tasks: Sequence[int]) -> int:
+        index = self._inner.choose(turn, tasks)
+        if index:
+            self._deviations.append((turn, index))
+        return index
+
+    def jump(self, turn: int) -> bool:
+        if self._inner.jump(turn):
+            self._jumps.append(turn)
+            return True
+        return False
+
+
+def mixed(seed: int) -> Chooser:
+    """A chooser for this seed: of three seeds, two walk at random and one has priorities.
+
+    No strategy finds every bug, so a campaign over seeds has all of them.
+    """
+    return Priorities(seed, changes=seed // 3 % 5) if seed % 3 == 2 else RandomWalk(seed)

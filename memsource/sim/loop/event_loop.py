@@ -1,0 +1,427 @@
+"""An event loop of asyncio in virtual time, which takes one step of one task a turn, and asks a chooser which.
+
+A turn: timers that are due become callbacks; the plain callbacks that are there (of futures and timers) run, first
+in, first out; then one of the ready tasks takes one step. Time stands still while anything can happen, and then jumps
+to the next timer. Nothing is left to the operating system, the clock or the memory: with the same chooser the same
+program takes the same steps.
+
+Three things keep it so. Tasks are numbered as they are made, and those that become ready in one turn queue by their
+numbers: anyio delivers a cancellation by walking a set. Tasks, futures and cancel scopes hash by number, so that
+every such walk, a user's own over the result of ``asyncio.wait`` too, has the same order. And garbage is collected
+between runs only. What is left to the user: sets of their own objects, strings in sets (``PYTHONHASHSEED``), clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import sys
+import threading
+import weakref
+from asyncio.events import _get_running_loop
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextvars import Context
+from operator import itemgetter
+from types import FrameType
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple
+
+from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
+from memsource.sim.loop.choosers import Chooser
+from memsource.sim.loop.guards import LOOP_CALLS, THREADS, refusing
+from memsource.sim.loop.places import handlers, place_of_frame, place_of_task, title, waits
+from memsource.sim.loop.tasks import (
+    GROUP,
+    TASK_METHODS,
+    OrderedWeakSet,
+    SimFuture,
+    SimTask,
+    inline,
+    owner_of,
+    wrapped_by,
+)
+from memsource.sim.loop.timers import Timers
+
+__all__ = ["GROUP", "SimLoop", "SimTask", "Threads", "current"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+E = TypeVar("E", bound=BaseException)
+Threads = Literal["refuse", "inline"]
+
+_CALLBACK_TURNS: Final = 100
+"""Turns in which only callbacks ran, after which time passes all the same: anyio's cancellation of a task that is
+frozen tries again in every turn."""
+_CANCELLATION: Final = "_deliver_cancellation"  # by which anyio cancels tasks, again and again until they have ended
+_JUMP_LIMIT: Final = 1.0
+"""Virtual seconds that a chooser may have time jump at once, although tasks are ready."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The loop of one run; made by ``run``, found by ``current``. It has no file descriptor and starts no thread.
+
+    ``thread_time``: how many virtual seconds the function of a thread takes, each time; None = threads are refused.
+    ``turns_limit``: turns in which no time passes, at most; in the end, when what is left is cancelled, turns at all.
+    """
+
+    _closed: bool
+    _stopping: bool
+    _thread_id: int | None
+
+    def __init__(self, chooser: Chooser, *, thread_time: Callable[[], float] | None, turns_limit: int) -> None:
+        super().__init__()
+        self.turns = 0
+        self.steps = 0
+        self.digest = 0
+        self.failure: BaseException | None = None
+        self._ending = False
+        self.scopes: Iterator[int] = itertools.count()
+        self.hashed: Iterator[int] = itertools.count()
+        self._chooser: Final = chooser
+        self._thread_time: Final = thread_time
+        self._turns_limit: Final = turns_limit
+        self._counted_from: Final = turns_limit // 2
+        self._failed = False
+        self._now = 0.0
+        self._still = 0
+        self._callback_turns = 0
+        self._counts: Counter[int] = Counter()
+        self._numbered = 0
+        self._foreign: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        self._callbacks: deque[asyncio.Handle] = deque()
+        self._timers: Final = Timers()
+        # The queue of ready tasks: their numbers, and the steps to take. What is behind the mark is not ranked yet.
+        self._tasks: list[int] = []
+        self._steps: list[asyncio.Handle] = []
+        self._mark = 0
+        self._stepping: asyncio.Handle | None = None
+        self._frozen: dict[str, float] = {}
+        self._held: list[tuple[str, int, asyncio.Handle]] = []
+        self._wrapped: list[Coroutine[Any, Any, Any]] = []
+        self._held_callbacks: list[tuple[str, asyncio.Handle]] = []
+        # Of anyio's cancellation, which tries again until its tasks have ended: as often as a loop that takes a step of
+        # every ready task a turn would let it, so each with the number of steps that are to be taken before.
+        self._retries: deque[tuple[int, asyncio.Handle]] = deque()
+        # BaseEventLoop keeps them in a weak set, and closes them in its order.
+        self._asyncgens: Any = OrderedWeakSet()
+
+    # --- what asyncio calls
+
+    def time(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        owner, name = getattr(callback, "__self__", None), getattr(callback, "__name__", None)
+        if isinstance(owner, asyncio.Task) and name not in TASK_METHODS:
+            number = owner.number if type(owner) is SimTask else self._number_of(owner)
+            group = self._group_of(owner, handle) if self._frozen else None
+            if group is not None and group in self._frozen:
+                self._held.append((group, number, handle))
+            else:
+                self._tasks.append(number)
+                self._steps.append(handle)
+        elif self._frozen and (group := self._group_of(None, handle)) in self._frozen:
+            assert group is not None
+            self._held_callbacks.append((group, handle))
+        elif name == _CANCELLATION:
+            self._retries.append((self.steps + len(self._tasks), handle))
+        else:
+            self._callbacks.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._thread_id not in (None, threading.get_ident()):
+            raise self.refuse("loop.call_soon_threadsafe from another thread", THREADS)
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if math.isnan(when):
+            raise ValueError(f"loop.call_at({when}): the time must be a number of seconds")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers.push(when, timer)
+        return timer
+
+    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        self._timers.on_cancel(timer)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: object = None, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if self.get_task_factory() is not None:
+            return super().create_task(coro, name=name, context=context, **options)
+        self._numbered += 1
+        group = GROUP.get() if context is None else context.get(GROUP, None)
+        number = self._numbered
+        # asyncio's own names are numbered through the process.
+        title = f"Task-{number}" if name is None else str(name)
+        return SimTask(coro, number, group, loop=self, name=title, context=context, **options)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        seconds = self.thread_seconds("loop.run_in_executor")
+        return self.create_task(inline(seconds, func, args), name=f"inline {getattr(func, '__name__', func)}")
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What asyncio reports of tasks. After a failure most of it comes of the tasks that are given up."""
+        if self.failure is None:
+            super().call_exception_handler(context)
+
+    def close(self) -> None:
+        super().close()
+        for queue in (self._callbacks, self._tasks, self._steps, self._held, self._held_callbacks, self._retries):
+            queue.clear()
+        self._timers.clear()
+
+    def _run_once(self) -> None:
+        self.turns = turn = self.turns + 1
+        if self.failure is not None and not self._failed:
+            raise self._end(self.failure)
+        callbacks, tasks, retries = self._callbacks, self._tasks, self._retries
+        while retries and (retries[0][0] <= self.steps or not tasks):
+            callbacks.append(retries.popleft()[1])
+        if not self._pass_time(turn):
+            return
+        for _ in range(len(callbacks)):
+            handle = callbacks.popleft()
+            if not handle._cancelled:
+                self._stepping = handle
+                handle._run()
+        ready = len(tasks)
+        self._still += 1
+        if self._still > self._turns_limit:
+            raise self._standing_still()
+        if not ready:
+            self._callback_turns += 1
+            return
+        self._callback_turns = 0
+        if ready - self._mark > 1:
+            self._rank()
+        index = 0
+        # After a failure the chooser may be what failed.
+        if ready > 1 and not self._failed:
+            index = self._chooser.choose(turn, tasks)
+            if not 0 <= index < ready:
+                what = f"{self._chooser!r} chose task {index} of {ready} in turn {turn}"
+                raise self._end(SimulationError(f"{what}: must be 0 to {ready - 1}"))
+        number = tasks.pop(index)
+        self._stepping = step = self._steps.pop(index)
+        self._mark = ready - 1
+        self.steps += 1
+        if self._still > self._counted_from:
+            self._counts[number] += 1
+        # Of integers alone, so the same in every process.
+        self.digest = hash((self.digest, turn, number))
+        step._run()
+        self._stepping = None
+
+    # --- time
+
+    def _pass_time(self, turn: int) -> bool:
+        """Move on if there is nothing else to do, or the chooser says so; False = the loop stops instead."""
+        when = self._timers.next_at()
+        if when > self._now:
+            if self._tasks:
+                # A processor is slow for a moment, not for as long as a deadline far away.
+                moves = when - self._now <= _JUMP_LIMIT and not self._failed and self._chooser.jump(turn)
+            elif self._callbacks:
+                moves = when < math.inf and self._callback_turns >= _CALLBACK_TURNS
+            elif when < math.inf:
+                moves = True
+            elif self._stopping:
+                return False
+            else:
+                raise self._end(Deadlock(self._deadlock()))
+            if not moves:
+                return True
+            self._now = when
+            self._callback_turns = 0
+            if not self._ending:
+                self._still = 0
+                self._counts.clear()
+        if when <= self._now:
+            self._callbacks.extend(self._timers.due(self._now))
+        return True
+
+    # --- groups
+
+    def freeze(self, group: str, until: float) -> None:
+        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP.
+
+        Its timers come due meanwhile, and it finds that out when it wakes. A later call replaces a former one; a time
+        that has come, or is to come at once, wakes the group. Does not block.
+        """
+        self._frozen[group] = until
+        if until <= self._now or self._ending:
+            self._frozen[group] = self._now
+            self._thaw(group)
+            return
+        queue = list(zip(self._tasks, self._steps, strict=True))
+        ranked = self._mark
+        self._tasks.clear()
+        self._steps.clear()
+        for index, (number, step) in enumerate(queue):
+            if self._group_of(owner_of(step), step) == group:
+                self._held.append((group, number, step))
+                self._mark -= index < ranked
+            else:
+                self._tasks.append(number)
+                self._steps.append(step)
+        if until < math.inf:
+            self.call_at(until, self._thaw, group, context=Context())
+
+    def _thaw(self, group: str) -> None:
+        if self._frozen.get(group, math.inf) > self._now:
+            return
+        del self._frozen[group]
+        held, self._held = self._held, []
+        for one in held:
+            if one[0] == group:
+                self._tasks.append(one[1])
+                self._steps.append(one[2])
+            else:
+                self._held.append(one)
+        waiting, self._held_callbacks = self._held_callbacks, []
+        for of, handle in waiting:
+            if of == group:
+                self._callbacks.append(handle)
+            else:
+                self._held_callbacks.append((of, handle))
+
+    # --- tasks
+
+    def _number_of(self, task: asyncio.Task[Any]) -> int:
+        if isinstance(task, SimTask):
+            return task.number
+        # Made by somebody else's factory. Its first step is scheduled while it is made.
+        number = self._foreign.get(task)
+        if number is None:
+            self._numbered += 1
+            number = self._foreign[task] = self._numbered
+        return number
+
+    @staticmethod
+    def _group_of(task: asyncio.Task[Any] | None, step: Any) -> str | None:
+        if isinstance(task, SimTask):
+            return task.group
+        context: Context = step._context
+        return context.get(GROUP, None)
+
+    def _rank(self) -> None:
+        mark = self._mark
+        fresh = sorted(zip(self._tasks[mark:], self._steps[mark:], strict=True), key=itemgetter(0))
+        self._tasks[mark:] = [number for number, _ in fresh]
+        self._steps[mark:] = [step for _, step in fresh]
+
+    # --- what ends a run
+
+    def fail(self, error: E) -> E:
+        """Let the run end with this error, if it is the first. Returns it."""
+        if self.failure is None:
+            self.failure = error
+        return error
+
+    def end(self) -> None:
+        """The run is over: what is left is cancelled next. Nobody stays frozen, or it would not end. Idempotent."""
+        self._ending = True
+        self._still = 0
+        for group in list(self._frozen):
+            self.freeze(group, self._now)
+
+    def _end(self, error: E) -> E:
+        self.fail(error)
+        self._failed = True
+        self._wrapped = [coroutine for task in asyncio.all_tasks(self) for coroutine in wrapped_by(task)]
+        self.end()
+        return error
+
+    def abandon(self) -> None:
+        """Close the coroutines of tasks that have not ended, after the loop was closed: here, not when and where
+        the garbage collector would. What they raise is dropped."""
+        for inner in self._wrapped:
+            inner.close()
+        for task in sorted(asyncio.all_tasks(self), key=self._number_of):
+            coroutine: Any = task.get_coro()
+            with contextlib.suppress(BaseException):
+                coroutine.close()
+
+    def refuse(self, what: str, remedy: str) -> Refused:
+        """The error for what has no virtual time; the run ends with it in the next turn."""
+        frame = sys._getframe(1)
+        return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}: no virtual time passes in it: {remedy}"))
+
+    def thread_seconds(self, what: str) -> float:
+        """How long the function of a thread takes; see ``memsource.sim.loop.guards.Refuser``."""
+        if self._thread_time is None:
+            raise self.refuse(what, THREADS)
+        return self._thread_time()
+
+    def overdue(self, frame: FrameType | None) -> None:
+        """A step does not end; ``frame``: where it is. See ``memsource.sim.loop.watch.Watched``."""
+        step = self._stepping
+        task = None if step is None else owner_of(step)
+        who = "a callback" if task is None else title(task)
+        self.fail(
+            NeverYields(
+                f"{who} does not yield: turn {self.turns}, at {place_of_frame(frame)}, has no end: "
+                "await something in it, such as anyio.sleep(0)"
+            )
+        )
+
+    def waiting(self, groups: Collection[str]) -> list[str]:
+        """A line for each task of these groups that is in code of the user's own, of the first ten: where it waits."""
+        return waits(
+            task for task in handlers(asyncio.all_tasks(self)) if isinstance(task, SimTask) and task.group in groups
+        )
+
+    def _deadlock(self) -> str:
+        frozen = f"; frozen for ever: {', '.join(sorted(self._frozen))}" if self._frozen else ""
+        what = f"every task waits for another one, and none for a time{frozen}"
+        return "\n".join([f"turn {self.turns}, time {self._now:g}: {what}", *waits(asyncio.all_tasks(self))])
+
+    def _standing_still(self) -> Livelock:
+        tasks = {self._number_of(task): task for task in asyncio.all_tasks(self)}
+        most = ", ".join(
+            f"{title(tasks[number])} ({steps} steps, now at {place_of_task(tasks[number])})"
+            if number in tasks
+            else f"task {number}, which has ended ({steps} steps)"
+            for number, steps in self._counts.most_common(3)
+        )
+        what = "what was cancelled has not ended" if self._ending else "no time has passed"
+        return self._end(
+            Livelock(
+                f"turn {self.turns}, time {self._now:g}: {what} in {self._turns_limit} turns; most steps: "
+                f"{most or 'none, callbacks call one another'}. Wait for an event or a time"
+            )
+        )
+
+
+for _name, _remedy in LOOP_CALLS.items():
+    setattr(SimLoop, _name, refusing(f"loop.{_name}", _remedy))
+
+
+def current() -> SimLoop:
+    """The loop of the simulation this is called in. Raises ``SimulationError`` outside of one."""
+    loop = _get_running_loop()
+    if not isinstance(loop, SimLoop):
+        raise SimulationError("no simulation is running here: call it in what memsource.sim.loop.virtual.run runs")
+    return loop

@@ -1,0 +1,116 @@
+"""Where code stands: file, line and function, for errors that say what a task was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import anyio
+
+import lanes
+import memsource
+from memsource.sim.loop.tasks import SimTask
+
+__all__ = ["handlers", "place_of_frame", "place_of_task", "title", "waits"]
+
+_MACHINERY: Final = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)
+)
+"""Folders that a user's own line is looked for outside of."""
+_LIBRARY: Final = tuple(str(Path(of).parent) + os.sep for of in (lanes.__file__, memsource.__file__))
+_STEP: Final = "_run_once"
+"""The method of a loop that takes all steps."""
+_PACKAGES: Final = ("site-packages", "dist-packages")
+"""Folders below them that hold what is not machinery all the same."""
+_NAMED: Final = 10
+"""Tasks that one error names at most."""
+
+
+def place_of_frame(frame: FrameType | None) -> str:
+    """``file:line in function`` of the innermost caller that is not machinery of asyncio, anyio or the simulator.
+
+    Of a task that consists of nothing else, of the innermost one that is not the simulator's."""
+    innermost = None
+    # What is behind the loop has started it, and called nothing in it.
+    while frame is not None and frame.f_code.co_name != _STEP:
+        if not _machinery(frame):
+            return _place(frame)
+        if innermost is None and not frame.f_code.co_filename.startswith(_MACHINERY[-1]):
+            innermost = frame
+        frame = frame.f_back
+    return "nowhere" if innermost is None else _place(innermost)
+
+
+def place_of_task(task: asyncio.Task[Any]) -> str:
+    """The same, of the line that a suspended task waits at."""
+    frames = _frames(task)
+    if not frames:
+        return "its end"
+    own = [frame for frame in frames if not _machinery(frame)]
+    return _place((own or frames)[-1])
+
+
+def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
+    """What a suspended task is in, the outermost first."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        # A coroutine, a generator, or an asynchronous generator; what is awaited last, a future, is none of them.
+        for kind, below in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                frames.append(frame)
+                awaited = getattr(awaited, f"{kind}_{below}")
+                break
+        else:
+            break
+    return frames
+
+
+def title(task: asyncio.Task[Any]) -> str:
+    """A task for an error: its number, its name, and its group if it has one."""
+    if not isinstance(task, SimTask):
+        return f"task {task.get_name()!r}"
+    group = "" if task.group is None else f" of {task.group!r}"
+    return f"task {task.number} {task.get_name()!r}{group}"
+
+
+def handlers(tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+    """Those that are in code of the user's own."""
+    return [task for task in tasks if any(not _machinery(frame) and not _library(frame) for frame in _frames(task))]
+
+
+def waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
+    """A line for each of the first ten by their numbers: who it is, and where it waits."""
+    ordered = sorted(tasks, key=_numbered)
+    lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in ordered[:_NAMED]]
+    return lines if len(ordered) <= _NAMED else [*lines, f"  … and {len(ordered) - _NAMED} more"]
+
+
+def _numbered(task: asyncio.Task[Any]) -> tuple[float, str]:
+    return (task.number if isinstance(task, SimTask) else math.inf), task.get_name()
+
+
+def _machinery(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith("<"):
+        return file.startswith("<frozen")
+    found = file.startswith(_MACHINERY)
+    if found and file.startswith(_MACHINERY[0]) and any(name in file for name in _PACKAGES):
+        return file.startswith(_MACHINERY[1:])
+    return found
+
+
+def _library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_LIBRARY)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

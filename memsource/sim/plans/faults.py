@@ -1,0 +1,164 @@
+"""How many faults of each kind a run may have, and drawing them: where they happen, to whom, and how much of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from memsource.sim.errors import ImpossiblePlan
+from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, Fault, FaultKind, PersonalityName
+
+__all__ = ["AMOUNTS", "FAULTS_MAX", "FaultBudget", "crash_sweep", "draw", "faults"]
+
+FAULTS_MAX: Final = 1_000
+"""Faults of a kind in a run. One with more of them never gets to its end."""
+
+AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
+    "crash": (0.0, 0.1, 1.0, 5.0, 30.0, 60.0),
+    "freeze": (0.1, 1.0, 5.0, 20.0, 60.0, 400.0),
+    "rebalance": (0.0,),
+    "lost": (0.0,),
+    "redeliver": (0.0,),
+    "slow": (0.05, 0.5, 2.0, 10.0, 40.0),
+    "commit_fails": (0.0, 1.0),
+    "letter_fails": (0.0,),
+    "io_fails": (0.0,),
+    "clock_jump": (1.0, -1.0, 60.0, -60.0, 86_400.0, -86_400.0),
+    "restart": (0.0,),
+}
+"""What is drawn: below and above the usual deadlines of a drain, a session and a lease."""
+
+_NEAR: Final = 0.25
+"""How often a fault comes right behind another one: while what that one began goes on."""
+
+_NEAR_BOUNDARIES: Final = 3
+_TARGETS: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultBudget:
+    """At most so many faults of each kind in a run (0 … 1,000); ``FaultKind`` says what they are.
+
+    Raises ``ImpossiblePlan`` for anything else.
+    """
+
+    crash: int = 0
+    freeze: int = 0
+    rebalance: int = 0
+    lost: int = 0
+    redeliver: int = 0
+    slow: int = 0
+    commit_fails: int = 0
+    letter_fails: int = 0
+    io_fails: int = 0
+    clock_jump: int = 0
+    restart: int = 0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            count = getattr(self, each.name)
+            if type(count) is not int or not 0 <= count <= FAULTS_MAX:
+                raise ImpossiblePlan(f"{each.name}={count!r}: must be a whole number of faults in 0 … {FAULTS_MAX}")
+
+    def __len__(self) -> int:
+        return sum(self.of(kind) for kind in FAULT_KINDS)
+
+    def of(self, kind: FaultKind) -> int:
+        """How many of this kind."""
+        count: int = getattr(self, kind)
+        return count
+
+    def kinds(self, personality: PersonalityName) -> tuple[FaultKind, ...]:
+        """Those that it has some of, and that can happen there."""
+        return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in NEVER[personality])
+
+    def check(self, personalities: Sequence[PersonalityName]) -> None:
+        """Raises ``ImpossiblePlan`` when there is a kind of fault that none of these brokers ever has."""
+        if isinstance(personalities, str):
+            raise ImpossiblePlan(
+                f"personalities={personalities!r}: must be several, ({personalities!r},) for one alone"
+            )
+        for name in personalities:
+            if name not in PERSONALITIES:
+                raise ImpossiblePlan(f"personality {name!r} is unknown: use one of {', '.join(PERSONALITIES)}")
+        if not personalities:
+            raise ImpossiblePlan(f"personalities=(): name one or more of {', '.join(PERSONALITIES)}")
+        for kind in FAULT_KINDS:
+            if self.of(kind) and all(kind in NEVER[name] for name in personalities):
+                able = " or ".join(repr(name) for name in PERSONALITIES if kind not in NEVER[name])
+                raise ImpossiblePlan(
+                    f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave it out, or add {able}"
+                )
+
+
+def faults(
+    *,
+    crash: int = 0,
+    freeze: int = 0,
+    rebalance: int = 0,
+    lost: int = 0,
+    redeliver: int = 0,
+    slow: int = 0,
+    commit_fails: int = 0,
+    letter_fails: int = 0,
+    io_fails: int = 0,
+    clock_jump: int = 0,
+    restart: int = 0,
+) -> FaultBudget:
+    """At most so many faults of each kind in a run. Raises as ``FaultBudget`` does.
+
+    ``crash``: a worker is gone without a word, and a new one comes later. ``freeze``: a worker does not run for some
+    time. ``rebalance``: the coordinator plans anew. ``lost``: a partition is taken away without asking. ``redeliver``:
+    something is delivered again; on JetStream alone. ``slow``: the broker's answers take their time.
+    ``commit_fails``: a settlement raises, made or not. ``letter_fails``: a dead letter is not confirmed.
+    ``io_fails``: a call of ``World.io`` raises. ``clock_jump``: the wall clock jumps, to either side.
+    ``restart``: the server is killed and back at once, and has forgotten its last acknowledgements; on JetStream alone.
+    """
+    return FaultBudget(
+        crash=crash,
+        freeze=freeze,
+        rebalance=rebalance,
+        lost=lost,
+        redeliver=redeliver,
+        slow=slow,
+        commit_fails=commit_fails,
+        letter_fails=letter_fails,
+        io_fails=io_fails,
+        clock_jump=clock_jump,
+        restart=restart,
+    )
+
+
+def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
+    """Faults for a run of so many boundaries, as ``Plan.faults`` wants them.
+
+    Of each kind that can happen there all in every other run, else any number; every fourth is at another fault's
+    boundary or right behind it. No boundary, no fault. Raises ``ImpossiblePlan`` for ``boundaries`` below 0.
+    """
+    _check_boundaries(boundaries)
+    found: list[Fault] = []
+    for kind in budget.kinds(personality) if boundaries else ():
+        most = budget.of(kind)
+        for _ in range(most if rng.random() < 0.5 else rng.randint(0, most)):
+            at = rng.randrange(boundaries)
+            if found and rng.random() < _NEAR:
+                at = min(rng.choice(found).at + rng.randint(0, _NEAR_BOUNDARIES), boundaries - 1)
+            found.append(Fault(at, kind, rng.randrange(_TARGETS), rng.choice(AMOUNTS[kind])))
+    return tuple(sorted(found))
+
+
+def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterator[tuple[Fault, ...]]:
+    """The faults of one run for each boundary of a run: a crash at it.
+
+    ``target``: which worker crashes, 0 = the one at the boundary; ``amount``: seconds until a new one comes. Raises
+    ``ImpossiblePlan`` for ``boundaries`` below 0, when it is called.
+    """
+    _check_boundaries(boundaries)
+    return ((Fault(at, "crash", target, amount),) for at in range(boundaries))
+
+
+def _check_boundaries(boundaries: int) -> None:
+    if boundaries < 0:
+        raise ImpossiblePlan(f"boundaries={boundaries}: a run has 0 or more")

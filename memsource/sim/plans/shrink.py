@@ -1,0 +1,186 @@
+"""Making a failing plan small: fewer faults, fewer deviations, fewer messages, and simple ones of those that stay.
+
+Lists are made short by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
+Input*, IEEE Transactions on Software Engineering 28(2), 2002 (``ddmin``; here without its test of the parts alone,
+which seldom fail where several points are needed). Numbers are made small by steps that halve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from memsource.sim.errors import SimulationError
+from memsource.sim.plans.plan import Fault, Plan, Schedule
+
+__all__ = ["ATTEMPTS", "Shrunk", "shrink"]
+
+ATTEMPTS: Final = 500
+"""Runs, by default: enough for 1,000 deviations of which a handful is needed."""
+
+_LIMITS: Final = tuple(1 << power for power in range(11))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A plan that fails, and how many runs it took to find it. ``complete``: nothing smaller was left to try."""
+
+    plan: Plan
+    attempts: int
+    complete: bool
+
+
+def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
+    """The smallest plan that was found to fail, in at most so many runs (1 or more).
+
+    ``fails`` runs a plan and says whether it fails as the first one did; it must answer the same for the same plan,
+    and is asked once for each. Personality and seed are kept. When the result is ``complete``, no single fault,
+    deviation or jump can be left out of it, and shrinking it again gives the same.
+
+    Raises ``SimulationError`` when ``plan`` itself does not fail, ``ValueError`` for ``attempts`` below 1. Blocks for
+    as long as the runs take; what ``fails`` raises goes through.
+    """
+    if attempts < 1:
+        raise ValueError(f"attempts={attempts}: shrinking takes 1 or more, the first is the plan itself")
+    search = _Search(fails, attempts)
+    if not search.smaller(plan):
+        raise SimulationError("the plan to shrink does not fail: nothing of it can be left out; run it again as it is")
+    complete = True
+    try:
+        before = None
+        while before != search.best:
+            before = search.best
+            for step in (_less_schedule, _fewer_faults, _less_traffic, _simpler_faults, _simpler_schedule):
+                step(search)
+    except _OutOfAttemptsError:
+        complete = False
+    return Shrunk(search.best, search.attempts, complete)
+
+
+class _OutOfAttemptsError(Exception):
+    """The last run was made."""
+
+
+class _Search:
+    """The smallest plan yet, and what is known of all that were tried."""
+
+    def __init__(self, fails: Callable[[Plan], bool], limit: int) -> None:
+        self.best = Plan()
+        self.attempts = 0
+        self._fails = fails
+        self._limit = limit
+        self._known: dict[Plan, bool] = {}
+
+    def smaller(self, plan: Plan) -> bool:
+        """Whether this one fails; it is the best one then."""
+        known = self._known.get(plan)
+        if known is None:
+            if self.attempts == self._limit:
+                raise _OutOfAttemptsError
+            self.attempts += 1
+            known = self._known[plan] = self._fails(plan)
+        if known:
+            self.best = plan
+        return known
+
+
+def _less_schedule(search: _Search) -> None:
+    """Deviations and jumps, all in one list by turn: those at the end, which may be after the failure, go first."""
+    schedule = search.best.schedule
+    points = sorted([*schedule.deviations, *((turn, 0) for turn in schedule.jumps)])
+    _ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
+
+
+def _fewer_faults(search: _Search) -> None:
+    _ddmin(search.best.faults, lambda kept: search.smaller(replace(search.best, faults=tuple(kept))))
+
+
+def _less_traffic(search: _Search) -> None:
+    """A limit where there is none: the first power of two that will do. Then the smallest around it."""
+
+    def limited(limit: int) -> bool:
+        return search.smaller(replace(search.best, limit=limit))
+
+    limit = search.best.limit
+    if limit is None:
+        limit = next((each for each in _LIMITS if limited(each)), None)
+    if limit is not None:
+        _descend(limit, 1, limited)
+
+
+def _simpler_faults(search: _Search) -> None:
+    for number in range(len(search.best.faults)):
+        fault = search.best.faults[number]
+        others = [*search.best.faults[:number], *search.best.faults[number + 1 :]]
+
+        def changed(to: Fault, others: list[Fault] = others) -> bool:
+            return search.smaller(replace(search.best, faults=tuple(sorted([*others, to]))))
+
+        simpler: Fault | None = fault
+        while simpler is not None:
+            simpler = next((each for each in _simpler(simpler) if changed(each)), None)
+
+
+def _simpler(fault: Fault) -> Iterator[Fault]:
+    """Simpler ones, the simplest first: earlier, to the first, with less."""
+    amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if _less(amount, fault.amount)]
+    for target in dict.fromkeys((0, fault.target // 2)):
+        if target < fault.target:
+            yield replace(fault, target=target)
+    for amount in dict.fromkeys(amounts):
+        yield replace(fault, amount=amount)
+    step = fault.at
+    while step:
+        yield replace(fault, at=fault.at - step)
+        step //= 2
+
+
+def _less(amount: float, than: float) -> bool:
+    return abs(amount) < abs(than)
+
+
+def _simpler_schedule(search: _Search) -> None:
+    """The task next in line instead of one further behind."""
+    for number, (_, index) in enumerate(search.best.schedule.deviations):
+
+        def changed(to: int, number: int = number) -> bool:
+            schedule = search.best.schedule
+            deviations = [*schedule.deviations]
+            deviations[number] = (deviations[number][0], to)
+            return search.smaller(replace(search.best, schedule=replace(schedule, deviations=tuple(deviations))))
+
+        _descend(index, 1, changed)
+
+
+def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
+    """The schedule of what ``_less_schedule`` works on: a jump is a deviation to index 0, which there is none of."""
+    return Schedule(tuple(point for point in points if point[1]), tuple(turn for turn, index in points if index == 0))
+
+
+def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
+    """Leave out what ``fails`` can do without: first all, then halves, then less, then single ones.
+
+    ``fails`` is asked with what would be left. One that was needed for the sake of another that has gone is found in
+    the next round.
+    """
+    size = len(items)
+    while items and size:
+        for start in range((len(items) - 1) // size * size, -1, -size):
+            rest = [*items[:start], *items[start + size :]]
+            if fails(rest):
+                items = rest
+        size //= 2
+
+
+def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
+    """A smaller number by steps that halve, until not even one less will do."""
+    step = value - least
+    while step:
+        if fails(value - step):
+            value -= step
+            step = min(step, value - least)
+        else:
+            step //= 2

@@ -1,0 +1,103 @@
+"""Plans as Hypothesis strategies, for property tests of one's own. Needs the extra ``testing``.
+
+Everything shrinks towards the run without a fault, first in first out, of few messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from memsource.sim.plans.faults import AMOUNTS, FaultBudget
+from memsource.sim.plans.plan import NUMBERS_END, PERSONALITIES, Fault, FaultKind, PersonalityName, Plan, Schedule
+from memsource.sim.plans.traffic import Traffic
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError(
+        "memsource.sim.plans.strategies needs hypothesis, which is not installed: pip install 'lanes-runtime[testing]'"
+    ) from error
+
+__all__ = ["fault_plans", "plans", "schedules", "traffics"]
+
+_SHARES: Final = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
+_TARGETS: Final = st.integers(0, 7)
+_NO_FAULTS: Final = FaultBudget()
+
+
+def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic]:
+    """1 to ``max_n`` messages of 1 to ``max_keys`` keys: alike, skewed, one of them hot, keyless, with gaps."""
+    return st.builds(
+        Traffic,
+        n=st.integers(1, max_n),
+        keys=st.integers(1, max_keys),
+        skew=st.sampled_from([0.0, 1.0, 2.0]),
+        hot=_SHARES,
+        keyless=_SHARES,
+        gaps=_SHARES,
+    )
+
+
+def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 6) -> st.SearchStrategy[Schedule]:
+    """First in, first out, but at few points in turns 0 to ``max_turn``; there, and at as few, time may jump."""
+    turns = st.integers(0, max_turn)
+    deviations = st.dictionaries(turns, st.integers(1, max_index), max_size=max_deviations)
+    jumps = st.sets(turns, max_size=max_deviations)
+    return st.builds(
+        lambda found, jumped: Schedule(tuple(sorted(found.items())), tuple(sorted(jumped))), deviations, jumps
+    )
+
+
+def fault_plans(
+    budget: FaultBudget, *, personality: PersonalityName = "kafka", boundaries: int = 200
+) -> st.SearchStrategy[tuple[Fault, ...]]:
+    """Faults within the budget that can happen on this broker, at boundaries 0 to ``boundaries`` − 1.
+
+    Raises ``ImpossiblePlan`` for a kind of fault that never happens there.
+    """
+    budget.check((personality,))
+    return _fault_plans(budget, personality, boundaries)
+
+
+def plans(
+    budget: FaultBudget = _NO_FAULTS,
+    *,
+    personalities: Sequence[PersonalityName] = PERSONALITIES,
+    boundaries: int = 200,
+    max_turn: int = 500,
+    max_deviations: int = 8,
+) -> st.SearchStrategy[Plan]:
+    """Whole plans: one of these brokers, faults within the budget that can happen there, and a schedule.
+
+    Raises ``ImpossiblePlan`` for a kind of fault that happens on none of them.
+    """
+    budget.check(personalities)
+    ordered = schedules(max_turn=max_turn, max_deviations=max_deviations)
+
+    def of(personality: PersonalityName) -> st.SearchStrategy[Plan]:
+        return st.builds(
+            Plan,
+            personality=st.just(personality),
+            seed=st.integers(0, NUMBERS_END - 1),
+            faults=_fault_plans(budget, personality, boundaries),
+            schedule=ordered,
+        )
+
+    return st.sampled_from(list(personalities)).flatmap(of)
+
+
+def _fault_plans(
+    budget: FaultBudget, personality: PersonalityName, boundaries: int
+) -> st.SearchStrategy[tuple[Fault, ...]]:
+    kinds = [
+        st.lists(_faults(kind, boundaries), max_size=budget.of(kind))
+        for kind in budget.kinds(personality)
+        if boundaries > 0
+    ]
+    return st.tuples(*kinds).map(lambda found: tuple(sorted(fault for each in found for fault in each)))
+
+
+def _faults(kind: FaultKind, boundaries: int) -> st.SearchStrategy[Fault]:
+    amounts = st.sampled_from(AMOUNTS[kind])
+    return st.builds(Fault, at=st.integers(0, boundaries - 1), kind=st.just(kind), target=_TARGETS, amount=amounts)

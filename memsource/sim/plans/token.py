@@ -1,0 +1,226 @@
+"""A plan as one word that can be pasted: what a failing run prints, and what runs it again.
+
+**The format.** ``lanes1-``, then base64url without padding of
+
+| bytes | what | how |
+|---|---|---|
+| 4 | check | CRC-32 of all behind it, little-endian |
+| … | plan | JSON without blanks, deflated (no header, the dictionary below) |
+
+The JSON names the version of lanes, the minor version of Python, and what of a plan is not as it is by default. Turns
+are distances from the turn before. There is one text for a plan; how well it is deflated is up to zlib.
+
+A run is repeated only by the same code: another version of lanes schedules other steps, and so does another minor
+version of Python. Therefore a token of those is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any, Final, NoReturn, cast
+
+from memsource.sim.errors import ImpossiblePlan, TokenRefused
+from memsource.sim.plans.plan import NUMBERS_END, Fault, Plan, Schedule
+
+__all__ = ["DICTIONARY", "LIMIT", "decode", "encode"]
+
+LIMIT: Final = 1 << 20
+"""Characters of a token, and of the JSON it stands for: some 200,000 deviations."""
+
+DICTIONARY: Final = (
+    b'"jumps":["deviations":[,1,2,1,1],"limit":,"rebalance","redeliver","lost","slow","commit_fails","letter_fails",'
+    b'"io_fails","clock_jump","freeze",0,0.0],["crash",0,1.0]],"faults":[[{"lanes":"0.1.0","python":"3.11",'
+    b'"personality":"jetstream","kafka","seed":'
+)
+"""What most texts are made of, the commonest last. A part of the format."""
+
+_LANES: Final = version("lanes-runtime")
+_PYTHON: Final = "{}.{}".format(*sys.version_info)
+_PREFIX: Final = "lanes1-"
+_CHECK_BYTES: Final = 4
+_SHOWN: Final = 200
+
+_FIELDS: Final = ("lanes", "python", "personality", "seed", "limit", "faults", "deviations", "jumps")
+
+
+def encode(plan: Plan) -> str:
+    """The token of a plan: printable, without a blank, mostly below 200 characters.
+
+    Raises ``ImpossiblePlan`` for a plan of more than some 200,000 deviations.
+    """
+    text = _text(plan)
+    if len(text) > LIMIT:
+        raise ImpossiblePlan(
+            f"a plan of {len(plan.faults)} faults and {len(plan.schedule)} deviations is too large for a token "
+            f"({len(text)} characters of {LIMIT}): shrink it first"
+        )
+    return _packed(text)
+
+
+def decode(token: str) -> Plan:
+    """The plan that ``encode`` made the token of.
+
+    Raises ``TokenRefused`` for anything else, and names it: not a token, damaged, of another version of lanes or minor
+    version of Python, too large, not a plan. Memory is bounded whatever the token: 1 MiB of text is the most it is
+    taken to be.
+    """
+    try:
+        return _plan(_text_of(token))
+    except ImpossiblePlan as error:
+        raise TokenRefused(f"replay token: {str(error)[:_SHOWN]}") from error
+
+
+def _text(plan: Plan) -> str:
+    fields: dict[str, object] = {
+        "lanes": _LANES,
+        "python": _PYTHON,
+        "personality": plan.personality,
+        "seed": plan.seed,
+    }
+    if plan.limit is not None:
+        fields["limit"] = plan.limit
+    if plan.faults:
+        fields["faults"] = [[each.at, each.kind, each.target, float(each.amount)] for each in plan.faults]
+    if plan.schedule.deviations:
+        turns = _distances(turn for turn, _ in plan.schedule.deviations)
+        indexes = [index for _, index in plan.schedule.deviations]
+        fields["deviations"] = [number for pair in zip(turns, indexes, strict=True) for number in pair]
+    if plan.schedule.jumps:
+        fields["jumps"] = _distances(plan.schedule.jumps)
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _packed(text: str) -> str:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=DICTIONARY)
+    data = deflater.compress(text.encode()) + deflater.flush()
+    return _PREFIX + _base64(zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") + data)
+
+
+def _text_of(token: str) -> str:
+    """What was packed into a token."""
+    if not isinstance(token, str):
+        raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste what the failing run printed")
+    if not token.startswith(_PREFIX):
+        raise TokenRefused(f"replay token {_shown(token)}: begins with {_PREFIX!r} when it is one of this format")
+    if len(token) > LIMIT:
+        raise TokenRefused(f"replay token: {len(token)} characters are too many, {LIMIT} is the most")
+    foreign = re.search("[^A-Za-z0-9_-]", token)
+    if foreign is not None:
+        raise TokenRefused(
+            f"replay token: has {foreign[0]!r} at character {foreign.start()}; paste it as one word, without quotes"
+        )
+    body = token[len(_PREFIX) :]
+    try:
+        packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    except binascii.Error:
+        packed = b""
+    check, data = packed[:_CHECK_BYTES], packed[_CHECK_BYTES:]
+    # The last character has bits to spare, and there is one token for the bytes.
+    if not data or _base64(packed) != body or zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") != check:
+        raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste all of it")
+    return _inflated(data)
+
+
+def _inflated(data: bytes) -> str:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=DICTIONARY)
+    try:
+        text = inflater.decompress(data, LIMIT + 1)
+        if len(text) > LIMIT:
+            raise TokenRefused(f"replay token: stands for more than {LIMIT} characters, which no plan has")
+        if not inflater.eof or inflater.unused_data:
+            raise TokenRefused("replay token: what it holds ends too soon, or something follows it")
+        return text.decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise TokenRefused(f"replay token: what it holds cannot be read ({error})") from error
+
+
+def _plan(text: str) -> Plan:
+    fields = _fields(text)
+    _check_origin(fields)
+    unknown = [name for name in fields if name not in _FIELDS]
+    if unknown:
+        raise TokenRefused(f"replay token: has the unknown field {_shown(unknown[0])}; known are {', '.join(_FIELDS)}")
+    deviations = _list(fields, "deviations")
+    if len(deviations) % 2:
+        raise TokenRefused("replay token: its deviations have a turn without an index")
+    try:
+        plan = Plan(
+            personality=cast(Any, fields.get("personality")),
+            seed=cast(Any, fields.get("seed")),
+            faults=tuple(Fault(*each) for each in _list(fields, "faults")),
+            schedule=Schedule(
+                deviations=tuple(zip(_turns(deviations[::2]), deviations[1::2], strict=True)),
+                jumps=tuple(_turns(_list(fields, "jumps"))),
+            ),
+            limit=cast(Any, fields.get("limit")),
+        )
+    except TypeError as error:
+        raise TokenRefused(f"replay token: is of no plan ({error})") from error
+    if _text(plan) != text:
+        raise TokenRefused("replay token: says its plan in another way than lanes does; it was not made by lanes")
+    return plan
+
+
+def _fields(text: str) -> dict[str, object]:
+    try:
+        fields = json.loads(text, parse_constant=_no_number)
+    # A number of more than 4,300 digits is a ValueError, and what is nested too deep a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise TokenRefused(f"replay token: what it holds is no JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise TokenRefused(f"replay token: holds a {type(fields).__name__}, not the fields of a plan")
+    return fields
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_origin(fields: dict[str, object]) -> None:
+    for name, here in (("lanes", _LANES), ("python", _PYTHON)):
+        if fields.get(name) != here:
+            raise TokenRefused(
+                f"replay token: was made by {name} {_shown(fields.get(name))}, this is {name} {here}; another version "
+                "takes other steps: replay it with that one"
+            )
+
+
+def _list(fields: dict[str, object], name: str) -> list[Any]:
+    found = fields.get(name, [])
+    if not isinstance(found, list):
+        raise TokenRefused(f"replay token: its {name} are a {type(found).__name__}, not a list")
+    return found
+
+
+def _distances(turns: Iterable[int]) -> list[int]:
+    found, last = [], 0
+    for turn in turns:
+        found.append(turn - last)
+        last = turn
+    return found
+
+
+def _turns(distances: Sequence[Any]) -> list[int]:
+    found, last = [], 0
+    for distance in distances:
+        if type(distance) is not int or not 0 <= distance < NUMBERS_END:
+            raise TokenRefused(f"replay token: goes on by {_shown(distance)} turns; must be a whole number below 2**64")
+        last += distance
+        found.append(last)
+    return found
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _shown(value: object) -> str:
+    """A value that anybody may have written, in a message."""
+    return repr(value)[:_SHOWN]

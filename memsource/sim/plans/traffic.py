@@ -1,0 +1,121 @@
+"""What is published in a run: few keys or many, a hot one, messages without a key, gaps. Drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from lanes.core.types import PartitionKey, key_bytes
+from memsource.sim.errors import ImpossiblePlan
+
+__all__ = ["Item", "Traffic", "traffic"]
+
+_GAPS: Final = (1, 1, 1, 2, 2, 3, 10, 1_000)
+"""Positions of a gap: mostly the one of a transaction marker, at times what compaction leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One message to publish. ``index``: which of its traffic, from 0 on.
+
+    To ``partition``, which is always the same for a key: where ``memsource.memory.topic`` puts it. ``gap``: so many
+    positions of that partition are left out in front of it, mostly none.
+    """
+
+    key: PartitionKey | None
+    partition: int
+    gap: int
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """``n`` messages (0 or more) of so many ``keys``, or of these.
+
+    ``skew``: the share of the key of rank r is as 1/rˢᵏᵉʷ (Zipf); 0 = all alike. ``hot``: the share of the first key,
+    the others divide the rest; 0 = as its rank says. ``keyless``: the share of messages without a key. ``gaps``: the
+    share of messages with a gap in front of them. Shares are in 0 … 1.
+
+    Raises ``ImpossiblePlan`` for anything else; ``ValueError`` or ``TypeError`` for what can be no key.
+    """
+
+    n: int = 200
+    keys: int | Sequence[PartitionKey] = 20
+    skew: float = 1.0
+    hot: float = 0.0
+    keyless: float = 0.0
+    gaps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.n) is not int or self.n < 0:
+            raise ImpossiblePlan(f"n={self.n!r}: traffic has a whole number of messages, 0 or more")
+        if isinstance(self.keys, str | bytes):
+            raise ImpossiblePlan(f"keys={self.keys!r}: must be a count or several keys, [{self.keys!r}] for one alone")
+        if isinstance(self.keys, int):
+            if isinstance(self.keys, bool) or self.keys < 1:
+                raise ImpossiblePlan(f"keys={self.keys!r}: must be 1 or more; for messages without a key keyless=1.0")
+        else:
+            distinct = {key_bytes(key) for key in self.keys}
+            if not distinct or len(distinct) < len(self.keys):
+                raise ImpossiblePlan(f"keys={self.keys!r}: must name one key or more, each once")
+        for name, share in (("hot", self.hot), ("keyless", self.keyless), ("gaps", self.gaps)):
+            if not 0 <= share <= 1:
+                raise ImpossiblePlan(f"{name}={share!r}: is a share of the messages, in 0 … 1")
+        if not 0 <= self.skew <= 10:
+            raise ImpossiblePlan(f"skew={self.skew!r}: must be in 0 (all keys alike) … 10 (nearly always the first)")
+
+    def items(self, seed: int, partitions: int) -> list[Item]:
+        """The messages. The same for the same seed; less messages are the beginning of more.
+
+        Raises ``ImpossiblePlan`` for ``partitions`` below 1. O(n log keys).
+        """
+        if partitions < 1:
+            raise ImpossiblePlan(f"partitions={partitions}: there is 1 or more")
+        keys = self._keys()
+        homes = [zlib.crc32(key_bytes(key)) % partitions for key in keys]
+        bounds = list(accumulate(self._weights(len(keys))))
+        rng = random.Random(seed)
+        found: list[Item] = []
+        for index in range(self.n):
+            if rng.random() < self.keyless:
+                key, partition = None, rng.randrange(partitions)
+            else:
+                # The last bound may be rounded to less than the sum of the weights: that is the last key's, too.
+                chosen = min(bisect(bounds, rng.random() * bounds[-1]), len(keys) - 1)
+                key, partition = keys[chosen], homes[chosen]
+            gap = rng.choice(_GAPS) if rng.random() < self.gaps else 0
+            found.append(Item(key, partition, gap, index))
+        return found
+
+    def _keys(self) -> Sequence[PartitionKey]:
+        if isinstance(self.keys, int):
+            return [f"key-{number}".encode() for number in range(self.keys)]
+        return self.keys
+
+    def _weights(self, count: int) -> list[float]:
+        """The share of each key, not yet of one sum but for a hot one."""
+        weights = [rank**-self.skew for rank in range(1, count + 1)]
+        if self.hot == 0 or count == 1:
+            return weights
+        rest = sum(weights[1:])
+        return [self.hot, *((1 - self.hot) * weight / rest for weight in weights[1:])]
+
+
+def traffic(
+    seed: int,
+    n: int,
+    keys: int | Sequence[PartitionKey],
+    *,
+    hot: float = 0.0,
+    keyless: float = 0.0,
+    gaps: float = 0.0,
+    skew: float = 1.0,
+    partitions: int = 1,
+) -> list[Item]:
+    """``Traffic(...).items(seed, partitions)``: see there."""
+    return Traffic(n=n, keys=keys, skew=skew, hot=hot, keyless=keyless, gaps=gaps).items(seed, partitions)

@@ -1,0 +1,272 @@
+"""A campaign: one test under many plans, and the smallest of those that fail."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from memsource.history.rows import EVENTS
+from memsource.sim.errors import ImpossiblePlan, Nondeterministic, Overtime
+from memsource.sim.loop.choosers import Chooser, Fifo, Sparse, mixed
+from memsource.sim.plans.faults import FaultBudget, draw
+from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, PERSONALITIES, PersonalityName, Plan, Schedule
+from memsource.sim.plans.shrink import ATTEMPTS, shrink
+from memsource.sim.plans.token import encode
+from memsource.sim.runs.run import Conditions, Run, collect_garbage, run_plan
+from memsource.sim.world.state import apart
+
+__all__ = ["Campaign", "Failure", "Report"]
+
+RUNS_A_SEED: Final = 20
+"""Runs that share their traffic, and with it the run without faults that they are compared with."""
+
+RECHECKED: Final = 50
+"""One run in so many is made twice."""
+
+FEW_ATTEMPTS: Final = 30
+"""Where each takes a day of virtual time, which is some seconds."""
+
+DEVIATIONS: Final = 4
+GARBAGE: Final = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """``first`` is the run that failed; ``run`` the smallest one found, in ``attempts`` more; ``token`` repeats it."""
+
+    first: Run
+    run: Run
+    attempts: int
+    token: str
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a campaign was. ``happened``: event or fault → how often. ``seconds``: of virtual time, of all runs."""
+
+    runs: int = 0
+    rechecked: int = 0
+    crashes: int = 0
+    turns: int = 0
+    seconds: float = 0.0
+    happened: Counter[str] = field(default_factory=Counter)
+    failure: Failure | None = None
+
+    def add(self, run: Run) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.crashes += run.crashes
+        self.turns += run.turns
+        self.seconds += run.seconds
+        self.happened += run.happened
+
+
+class Campaign:
+    """``runs`` runs of a test: of each personality in turn, with faults drawn from ``budget`` and schedules of every
+    kind, all from ``seed``. The first run of each is without faults: there is one for each at least, and with a budget
+    one more. ``sometimes``: what has to have happened in one run at least (see ``Report``).
+
+    Raises ``ImpossiblePlan`` for what no run can be.
+    """
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        *,
+        runs: int,
+        budget: FaultBudget | None = None,
+        personalities: Sequence[PersonalityName] = PERSONALITIES,
+        seed: int = 0,
+        sometimes: Sequence[str] = (),
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        if not (budget is None or isinstance(budget, FaultBudget)):
+            raise ImpossiblePlan(f"faults={budget!r}: must be made by memsource.faults, as in faults=faults(crash=1)")
+        self._conditions = conditions
+        self._budget = FaultBudget() if budget is None else budget
+        self._budget.check(personalities)
+        _check(runs, seed, sometimes)
+        self._check_runs(runs, personalities)
+        self._runs = runs
+        self._personalities = tuple(personalities)
+        self._seed = seed
+        self._sometimes = tuple(sometimes)
+        self._attempts = attempts
+        self._clean: dict[tuple[PersonalityName, int, int | None], Run] = {}
+        self.report = Report()
+
+    def go(self) -> Report:
+        """Run it, until a run fails or all were made; returns ``report``. Blocks.
+
+        Raises ``Nondeterministic`` when a plan gave two different runs, ``Refused`` for what has no virtual time.
+        """
+        for number in range(self._runs):
+            if number % GARBAGE == 0:
+                collect_garbage()
+            run = self._run(number)
+            self.report.add(run)
+            if run.findings:
+                self.report.failure = self._failure(run)
+                return self.report
+            # Of every kind in turn: never the same place among so many.
+            if number % RECHECKED == number // RECHECKED * 7 % RECHECKED:
+                self.report.rechecked += 1
+                self.recheck(run)
+        missing = [name for name in self._sometimes if not self.report.happened[name]]
+        if missing:
+            raise ImpossiblePlan(
+                f"{', '.join(missing)}: never happened in {self._runs} runs, and had to; make more runs, or let more "
+                "of it happen"
+            )
+        return self.report
+
+    def each(self) -> Iterator[Run]:
+        """All runs, one after the other, whatever they find; nothing is made small."""
+        return map(self._run, range(self._runs))
+
+    def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
+        """One run, compared with the run of the same traffic without any fault."""
+        run = run_plan(plan, self._conditions, chooser)
+        if plan.faults or len(run.plan.schedule):
+            self._compare(run)
+        return run
+
+    # --- inside
+
+    def _check_runs(self, runs: int, personalities: Sequence[PersonalityName]) -> None:
+        named, least = ", ".join(personalities), len(personalities)
+        if runs < least:
+            raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
+        if runs == least and len(self._budget):
+            raise ImpossiblePlan(
+                f"runs={runs}: the first on each of {named} is without faults, and there would be no other; make "
+                f"{least + 1} or more, or leave the faults out"
+            )
+
+    def _run(self, number: int) -> Run:
+        personality = self._personalities[number % len(self._personalities)]
+        seed = self._seed + number // RUNS_A_SEED
+        clean = self._clean_run(personality, seed, None)
+        if clean.findings or number < len(self._personalities):
+            return clean
+        rng = random.Random(f"{self._seed}/{number}")
+        plan = Plan(personality, seed, draw(self._budget, personality, clean.boundaries, rng))
+        return self.judged(plan, self._chooser(number, rng, clean.turns))
+
+    def _chooser(self, number: int, rng: random.Random, turns: int) -> Chooser:
+        # Few deviations first: what they find is small already.
+        kind = number // len(self._personalities) % 4
+        if kind == 0:
+            return Fifo()
+        if kind < 3:
+            return Sparse(_drawn(rng, turns))
+        return mixed(rng.getrandbits(32))
+
+    def _clean_run(self, personality: PersonalityName, seed: int, limit: int | None) -> Run:
+        where = personality, seed, limit
+        run = self._clean.get(where)
+        if run is None:
+            if len(self._clean) > 4 * len(self._personalities):
+                self._clean.clear()
+            run = self._clean[where] = run_plan(Plan(personality, seed, limit=limit), self._conditions)
+        return run
+
+    def _compare(self, run: Run) -> None:
+        plan = run.plan
+        clean = self._clean_run(plan.personality, plan.seed, plan.limit)
+        for number, (found, expected) in enumerate(zip(run.states, clean.states, strict=False)):
+            if found != expected:
+                which = f" of check {number + 1}" if len(clean.states) > 1 else ""
+                run.findings.setdefault(
+                    "FaultDifferential",
+                    f"the final state{which} differs from that without faults: {apart(found, expected)}",
+                )
+        if len(run.states) != len(clean.states) and not run.findings:
+            run.findings["FaultDifferential"] = (
+                f"World.check(state=…) was called {len(run.states)} times, and {len(clean.states)} without faults: "
+                "call it as often in every run"
+            )
+
+    def recheck(self, run: Run) -> None:
+        """Make a run once more. Raises ``Nondeterministic`` when it is another one."""
+        second = self.judged(run.plan)
+        difference = _difference(run, second)
+        if difference:
+            raise Nondeterministic(
+                f"the same plan gave two different runs ({encode(run.plan)}); {difference}\nLook for a clock, a "
+                "random number or the order of a set in the handler, or state that outlives a run: setup= is called "
+                "before each"
+            )
+
+    def _is_innate(self, plan: Plan, name: str) -> bool:
+        """Whether the run of the same traffic without any fault has the finding, too."""
+        return name in self._clean_run(plan.personality, plan.seed, plan.limit).findings
+
+    def _failure(self, run: Run) -> Failure:
+        # Else there is nothing to make small.
+        self.recheck(run)
+        name = next(iter(run.findings))
+        smallest = run
+        # What is wrong with fewer messages alone, such as a count that a test expects, is another failure.
+        innate = self._is_innate(run.plan, name)
+
+        def fails(plan: Plan) -> bool:
+            nonlocal smallest
+            tried = self.judged(plan)
+            if name not in tried.findings or (not innate and self._is_innate(plan, name)):
+                return False
+            smallest = tried
+            return True
+
+        attempts = min(self._attempts, FEW_ATTEMPTS) if name == Overtime.__name__ else self._attempts
+        shrunk = shrink(run.plan, fails, attempts=attempts)
+        if smallest.plan != shrunk.plan:
+            smallest = self.judged(shrunk.plan)
+        return Failure(first=run, run=smallest, attempts=shrunk.attempts, token=encode(shrunk.plan))
+
+
+def _drawn(rng: random.Random, turns: int) -> Schedule:
+    """A few deviations, anywhere in a run of so many turns; now and then time jumps."""
+    at = sorted({rng.randrange(max(1, turns)) for _ in range(rng.randint(1, DEVIATIONS))})
+    jumps = tuple(turn for turn in at if rng.random() < 0.2)
+    return Schedule(tuple((turn, rng.randint(1, 6)) for turn in at if turn not in jumps), jumps)
+
+
+def _difference(first: Run, second: Run) -> str:
+    """In what two runs differ; "" = they are the same."""
+    if first.digest != second.digest:
+        rows = zip(first.history.splitlines(), second.history.splitlines(), strict=False)
+        apart_at = next(
+            (f"\n  {one.decode()}\n  {other.decode()}" for one, other in rows if one != other), " in their length"
+        )
+        return f"they differ{apart_at}"
+    for one, other in zip(first.states, second.states, strict=False):
+        if one != other:
+            return f"their histories are equal, and the states they noted are not: {apart(other, one)}"
+    if first.findings.keys() != second.findings.keys():
+        found = " and then ".join(", ".join(run.findings) or "nothing" for run in (first, second))
+        return f"their histories are equal, and what was found is not: {found}"
+    if len(first.states) != len(second.states):
+        counts = f"{len(first.states)} and then {len(second.states)}"
+        return f"their histories are equal, and the states they noted are {counts}"
+    return ""
+
+
+def _check(runs: object, seed: object, sometimes: object) -> None:
+    """Raises ``ImpossiblePlan`` for what is not of its kind."""
+    if type(runs) is not int or runs < 1:
+        raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more, a whole number")
+    if type(seed) is not int or not 0 <= seed < NUMBERS_END:
+        raise ImpossiblePlan(f"seed={seed!r}: must be a whole number in 0 … 2**64-1")
+    if isinstance(sometimes, str) or not isinstance(sometimes, Sequence):
+        raise ImpossiblePlan(f"sometimes={sometimes!r}: must be several names, such as [{sometimes!r}]")
+    for name in sometimes:
+        kind = name.removeprefix("fault: ") if isinstance(name, str) else ""
+        if kind not in (EVENTS if kind == name else FAULT_KINDS):
+            raise ImpossiblePlan(
+                f"sometimes={sometimes!r}: {name!r} is neither an event of the history ({', '.join(sorted(EVENTS))}) "
+                f"nor 'fault: ' and one of {', '.join(FAULT_KINDS)}"
+            )

@@ -1,0 +1,288 @@
+"""One run of a test under one plan, and everything that can be said about it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal, get_args
+
+import anyio
+from blake3 import blake3
+
+from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
+from memsource.checkers.deadlines import SILENT
+from memsource.history.reader import Segment, read_bytes
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.kafka.broker import KafkaBroker
+from memsource.personality import Personality
+from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime
+from memsource.sim.loop.choosers import Chooser, Recording, Sparse
+from memsource.sim.loop.event_loop import SimLoop, Threads, current
+from memsource.sim.loop.guards import installed
+from memsource.sim.loop.places import place_of_task, waits
+from memsource.sim.loop.virtual import run
+from memsource.sim.plans.plan import Plan
+from memsource.sim.world.injection import Moment
+from memsource.sim.world.outcomes import is_finding, notable
+from memsource.sim.world.world import World
+
+__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "collect_garbage", "judged", "run_plan"]
+
+Test = Callable[[World], Awaitable[None]]
+"""A simulated test: it gets a new world for every run."""
+
+TIME_LIMIT: Final = 86_400.0
+"""Virtual seconds that a test may take."""
+
+_SETUP: Final = "must be a plain function, which is called before each run; what is async goes into the test"
+_MARGIN: Final = 1.0
+"""Virtual seconds by which something may be late where nobody stood still: behind a failure so long is waited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is the same in all runs of a campaign. ``setup`` is called before each; ``partitions``: how many there are.
+
+    ``threads``: ``"refuse"`` or ``"inline"``, see ``memsource.sim.loop.virtual.run``. ``time_limit``: virtual seconds
+    that the test may take, after which it is the finding ``Overtime``. ``checkers`` judge the history. ``broker``
+    makes the broker of a run; None = one with the defaults of its personality. Raises ``ImpossiblePlan`` for what
+    cannot be.
+    """
+
+    test: Test
+    partitions: int = 4
+    threads: Literal["refuse", "inline"] = "refuse"
+    setup: Callable[[], object] | None = None
+    time_limit: float = TIME_LIMIT
+    checkers: Sequence[MakeChecker] = CHECKERS
+    broker: Callable[[Plan], Personality] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.partitions) is not int or self.partitions < 1:
+            raise ImpossiblePlan(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
+        if self.threads not in get_args(Threads):
+            raise ImpossiblePlan(f"threads={self.threads!r}: use one of {', '.join(get_args(Threads))}")
+        if self.setup is not None and (not callable(self.setup) or inspect.iscoroutinefunction(self.setup)):
+            raise ImpossiblePlan(f"setup={self.setup!r}: {_SETUP}")
+        limit = self.time_limit
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ImpossiblePlan(f"time_limit={limit!r}: must be a number of virtual seconds above 0")
+
+    def set_up(self) -> None:
+        """What comes before a run."""
+        done = None if self.setup is None else self.setup()
+        if inspect.isawaitable(done):
+            if inspect.iscoroutine(done):
+                done.close()
+            raise ImpossiblePlan(f"setup={self.setup!r}: it returned {done!r}, {_SETUP}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run was. ``findings``: check → the first thing it found; ``causes``: exceptions behind them.
+
+    ``states``: what the test noted with ``World.check``. ``digest`` says whether two runs were the same.
+    ``boundaries``: how many there were for a fault to be at. ``happened``: event → how often, of the history, with the
+    faults that met something as ``fault: kind``; ``moments``: when that was.
+    """
+
+    plan: Plan
+    findings: dict[str, str]
+    causes: list[BaseException] = field(repr=False)
+    states: list[object] = field(repr=False)
+    segments: list[Segment] = field(repr=False)
+    digest: str
+    boundaries: int
+    turns: int
+    seconds: float
+    crashes: int
+    happened: Counter[str] = field(repr=False)
+    history: bytes = field(repr=False)
+    moments: list[Moment] = field(default_factory=list, repr=False)
+
+
+@installed(SimLoop)  # until the run is judged: the collector would go through its history again and again meanwhile
+def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
+    """Run a test under a plan. Blocks; calls the test with a new world, on a new loop in virtual time.
+
+    ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
+    Raises ``Refused`` for what has no virtual time, ``NeverYields`` for a step that does not end, ``ImpossiblePlan``
+    for what the test asks of its world and cannot have, and what is no finding (see ``is_finding``) as it is.
+    """
+    recording = None if chooser is None else Recording(chooser)
+    worlds: list[World] = []
+    loops: list[SimLoop] = []
+    unexpected: list[tuple[str, BaseException]] = []
+    conditions.set_up()
+    state = random.getstate()
+    random.seed(plan.seed)
+
+    async def main() -> None:
+        loops.append(current())
+        async with anyio.create_task_group() as tasks:
+            world = World(plan, broker_of(plan, conditions), loops[0], tasks, threads=conditions.threads)
+            worlds.append(world)
+            tasks.start_soon(world.turn_time)
+            try:
+                await _tested(world, conditions, loops[0])
+                if world.interrupted is None:
+                    await world.stop()
+            finally:
+                # Whatever ends it: who is frozen could not be cancelled.
+                world.end()
+            tasks.cancel_scope.cancel()
+
+    try:
+        with _quiet():
+            run(main, chooser=recording or Sparse(plan.schedule), threads=conditions.threads)
+    except NeverYields:
+        # Each further run would take as long as this one.
+        raise
+    except (Deadlock, Livelock, Overtime) as error:
+        if not worlds:
+            raise
+        unexpected.append((type(error).__name__, error))
+    except BaseExceptionGroup as group:
+        raise notable(group) from None
+    finally:
+        random.setstate(state)
+    (world,), (loop,) = worlds, loops
+    if world.interrupted is not None:
+        raise world.interrupted
+    for name, cause in unexpected:
+        world.find(name, str(cause), cause)
+    if recording is not None:
+        plan = Plan(plan.personality, plan.seed, plan.faults, recording.schedule, plan.limit)
+    return judged(plan, conditions, world, loop.turns, loop.time())
+
+
+async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
+    """The test itself, and what it raises."""
+    task = asyncio.current_task()
+    assert task is not None, "it runs on a loop of asyncio"
+
+    def overdue() -> None:
+        what = f"the test has not ended in {conditions.time_limit:g} virtual seconds (time_limit=): it waits"
+        loop.fail(
+            Overtime(
+                "\n".join([f"{what} at {place_of_task(task)}, and beside it", *waits(asyncio.all_tasks(loop) - {task})])
+            )
+        )
+
+    late = loop.call_at(conditions.time_limit, overdue)
+    try:
+        await conditions.test(world)
+    except BaseException as error:
+        # Whoever cancels it, the run ends: Ctrl-C, the loop, or what another task has raised.
+        if isinstance(error, asyncio.CancelledError) and task.cancelling():
+            raise
+        cause = notable(error)
+        if is_finding(cause) or isinstance(cause, asyncio.CancelledError):
+            world.find(type(cause).__name__, f"the test raised it: {cause}", cause)
+        else:
+            world.interrupt(cause)
+    finally:
+        late.cancel()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the consumers log of faults is no news while hundreds of runs have them; the view of a run shows it."""
+    log = logging.getLogger("lanes")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def broker_of(plan: Plan, conditions: Conditions) -> Personality:
+    """The broker of a run, new and empty."""
+    if conditions.broker is not None:
+        return conditions.broker(plan)
+    if plan.personality == "kafka":
+        return KafkaBroker(conditions.partitions)
+    return JetStreamBroker(conditions.partitions)
+
+
+def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
+    """Those that can say something of such a run: who stood still was late."""
+    kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
+    stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
+    if not stood_still and "slow" not in kinds:
+        return [partial(make, margin=_MARGIN) if make in TIMED else make for make in conditions.checkers]
+    made = [make for make in conditions.checkers if make not in TIMED]
+    return [partial(NoOverlap, late=True) if stood_still and make is NoOverlap else make for make in made]
+
+
+def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
+    """What a world was whose run is over, with what the checkers find in its histories."""
+    histories = [data for worker in world.members if (data := worker.history.data)]
+    segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
+    happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
+    happened.update(world.injection.happened)
+    # What was taken before its Assigned was handled has no number, and no row.
+    taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
+    if segments:
+        for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
+            # Where nobody stood still, who wrote nothing at its deadline was late, and not suspended.
+            silent = [reason for reason in verdict.reasons if SILENT in reason]
+            if verdict.status == "violated" or silent:
+                world.find(verdict.name, "; ".join([*verdict.witnesses, *silent]))
+    if world.settles:
+        _nothing_lost(world, segments)
+    history = b"".join(histories)
+    return Run(
+        plan=plan,
+        findings=world.findings,
+        causes=world.causes,
+        states=world.states,
+        segments=segments,
+        digest=blake3(history + repr((turns, world.boundaries)).encode()).hexdigest(length=16),
+        boundaries=world.boundaries,
+        turns=turns,
+        seconds=seconds,
+        crashes=world.crashes,
+        happened=happened,
+        history=history,
+        moments=world.injection.moments,
+    )
+
+
+def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
+    """What the broker holds as finished was handled well, or its dead letter is there."""
+    left = {(record.partition, record.position) for record in world.broker.unfinished}
+    done = {
+        (row.partition, row.position)
+        for segment in segments
+        for row in segment.rows
+        if row.event == "ended" and row.text == "ok"
+    }
+    numbers = {partition: int(partition.rpartition("/")[2]) for partition, _ in done}
+    handled = {(numbers[partition], position) for partition, position in done}
+    parked = {(letter.partition, letter.position) for letter in world.broker.dead_letters}
+    lost = [
+        record
+        for record in world.broker.records
+        if (place := (record.partition, record.position)) not in left and place not in handled and place not in parked
+    ]
+    if lost:
+        shown = ", ".join(f"partition {record.partition} position {record.position}" for record in lost[:5])
+        world.find(
+            "NothingLost", f"{len(lost)} messages count as finished, and were neither handled nor parked: {shown}"
+        )
+
+
+def collect_garbage() -> None:
+    """At a known point, between runs: while one goes on, nothing is collected."""
+    gc.collect()

@@ -1,0 +1,77 @@
+"""The faults of one run: which are due where, which are armed and have not struck yet, and which have happened."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memsource.sim.plans.plan import Fault, FaultKind
+
+__all__ = ["InjectedFailure", "Injection", "Moment"]
+
+
+class InjectedFailure(OSError):
+    """A call of ``World.io`` fails because the plan says so."""
+
+
+class Moment(NamedTuple):
+    """A fault that has happened: when, on the clock of the histories, and whom it met: a worker, a partition or ""."""
+
+    at: float
+    fault: Fault
+    whom: str
+
+
+class Injection:
+    """The ``faults`` of a plan. Nothing blocks.
+
+    Some act at their boundary. Others are armed there, and strike whatever comes that they are about. ``performed``:
+    what was done at a boundary, or armed there; ``moments``: what has happened.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.performed: list[Fault] = []
+        self.moments: list[Moment] = []
+        self._faults = faults
+        self._due: defaultdict[int, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            self._due[fault.at].append(fault)
+        self._armed: defaultdict[tuple[FaultKind, str], deque[Fault]] = defaultdict(deque)
+
+    def __repr__(self) -> str:
+        armed = sum(map(len, self._armed.values()))
+        return f"<Injection: {len(self.performed)} of {len(self._faults)} faults, {armed} armed>"
+
+    def at(self, boundary: int) -> Sequence[Fault]:
+        """What the plan has for this boundary."""
+        return self._due.get(boundary, ())
+
+    def arm(self, fault: Fault, whom: str = "") -> None:
+        """Let it strike the next time that something of its kind is done; ``whom``: by this worker, "" = by any."""
+        self._armed[fault.kind, whom].append(fault)
+
+    def take(self, kind: FaultKind, whom: str = "") -> Fault | None:
+        """The fault that strikes now, which is armed no longer; None = there is none."""
+        armed = self._armed.get((kind, whom))
+        return armed.popleft() if armed else None
+
+    def disarm(self, whom: str | None = None) -> None:
+        """Nothing that is armed strikes any more; ``whom``: what is armed for this worker alone."""
+        for key, armed in self._armed.items():
+            if whom is None or whom == key[1]:
+                armed.clear()
+
+    def note(self, at: float, fault: Fault, whom: str) -> None:
+        """It happens now."""
+        self.moments.append(Moment(at, fault, whom))
+
+    @property
+    def over(self) -> bool:
+        """Whether everything of the plan was performed, and nothing is armed."""
+        return len(self.performed) >= len(self._faults) and not any(self._armed.values())
+
+    @property
+    def happened(self) -> Counter[str]:
+        """``fault: kind`` → how often it has happened."""
+        return Counter(f"fault: {moment.fault.kind}" for moment in self.moments)

@@ -1,0 +1,233 @@
+"""One worker of a world: a process of the user's, from its start to its end or its crash."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from lanes.attempts import Attempts
+from lanes.config import Settings
+from lanes.consumer import Consumer
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.dead_letter import DeadLetter
+from lanes.errors import SourceError
+from lanes.handlers import Decode, Handler, is_async
+from lanes.history.recorder import history_of
+from lanes.source import Source, SourceEvent, SourceTraits
+from memsource.sim.errors import ImpossiblePlan, Refused
+from memsource.sim.loop.tasks import GROUP
+from memsource.sim.world.outcomes import is_finding, notable
+from memsource.sim.world.recording import MemoryRecorder
+
+if TYPE_CHECKING:
+    from memsource.sim.world.world import World
+
+__all__ = ["App", "Worker", "checked_app"]
+
+_BLOCKING: Final = ("block", "block_and_dlq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """What each worker runs: the user's ``handler`` with the user's ``settings``.
+
+    ``decode``: see ``lanes.Consumer``. ``dead_letters``: whether it is given dead letters, which are then in
+    ``World.dead_letters``. ``attempts``: the store of attempts of all processes, such as a ``MemoryAttempts``; give all
+    apps the same. Settings that need a clock or threads are checked when a world starts the worker.
+    """
+
+    handler: Handler
+    settings: Settings | None = None
+    decode: Decode | None = None
+    dead_letters: bool = False
+    attempts: Attempts | None = None
+
+
+def checked_app(app: object, what: str) -> App:
+    """``app``, or an ``App`` of it if it is a handler. Raises ``ImpossiblePlan`` for anything else; ``what`` it is."""
+    if isinstance(app, App):
+        return app
+    if inspect.iscoroutine(app):
+        app.close()
+    if not callable(app):
+        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App of one")
+    return App(handler=app)
+
+
+class Worker:
+    """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts.
+    ``blocks``: its poison policy may block a lane. ``make`` makes the app of the process that comes after it."""
+
+    def __init__(self, world: World, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
+        self.world = world
+        self.name = name
+        self.app = app
+        self.blocks = (app.settings or Settings()).poison in _BLOCKING
+        self.make = make
+        self.gone = False
+        self.slow = 0.0
+        self.slow_until = 0.0
+        self.frozen_until = 0.0
+        self.ended = anyio.Event()
+        self.stopped = False
+        self.history = MemoryRecorder(name, number, world.wall)
+        self.source = _Link(self, world.broker.source(name, world.clock))
+        self.consumer = Consumer(
+            self.source,
+            app.handler,
+            settings=self._settings(),
+            decode=app.decode,
+            dead_letters=_Letters(self) if app.dead_letters else None,
+            attempts=app.attempts,
+            history=history_of(self.history),
+            clock=world.clock,
+        )
+
+    def _settings(self) -> Settings:
+        settings = self.app.settings or Settings()
+        if is_async(self.app.handler) or settings.sync_handlers == "inline":
+            return settings
+        if self.world.threads != "inline":
+            raise Refused(
+                f"the handler {self.app.handler!r} is a plain function, which runs in threads, and threads have no "
+                'virtual time: pass threads="inline", or sync_handlers="inline" in its settings'
+            )
+        return dataclasses.replace(settings, sync_handlers="inline")
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name}{' crashed' if self.gone else ''}>"
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """What is called and started within is done by this worker's process, and ends or freezes with it."""
+        token = GROUP.set(self.name)
+        try:
+            yield
+        finally:
+            GROUP.reset(token)
+
+    async def run(self) -> None:
+        """Consume until it is stopped. What ends it otherwise is a finding."""
+        try:
+            await self.consumer.run()
+        except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):
+            raise
+        except BaseException as error:
+            cause = notable(error)
+            if self.gone:
+                return
+            if is_finding(cause):
+                self.world.find(type(cause).__name__, f"{self.name} ended with it: {cause}", cause)
+            else:
+                self.world.interrupt(cause)
+        finally:
+            if not self.gone:
+                # What it could not say goodbye to in time finds out by itself.
+                self.world.broker.crash(self.name, self.world.now)
+            self.world.injection.disarm(self.name)
+            self.ended.set()
+
+    def stop_limit(self) -> float:
+        """Virtual seconds from now on in which it has stopped, if it is told to."""
+        settings = self.app.settings or Settings()
+        # A drain, and the three things that are closed, 5 s each at most. Twice, to be sure.
+        waits = 2 * (settings.longest_drain + 15.0)
+        return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
+
+    async def reach(self) -> None:
+        """A boundary between worker and broker. A crashed worker does not come back from it."""
+        self.world.boundary(self)
+        if self.gone:
+            await anyio.sleep_forever()
+
+
+class _Link:
+    """A worker's way to the broker; see ``lanes.source.Source``. Everything on it can be slow, fail, or be the last."""
+
+    def __init__(self, worker: Worker, inner: Source) -> None:
+        self._worker = worker
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<link of {self._worker.name}>"
+
+    async def _begin(self) -> None:
+        await self._worker.reach()
+        if self._worker.slow_until > anyio.current_time():
+            await anyio.sleep(self._worker.slow)
+
+    async def _begin_within(self) -> None:
+        """A source that takes in at once what is finished or given up does so however slow the way is: that shows in
+        what it writes then."""
+        if self._worker.world.broker.takes_in_at_once:
+            await self._worker.reach()
+        else:
+            await self._begin()
+
+    async def open(self) -> SourceTraits:
+        await self._begin()
+        traits = await self._inner.open()
+        await self._worker.reach()
+        return traits
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        await self._begin()
+        events = await self._inner.receive(room)
+        # Behind it nothing suspends unless the process is gone: what was taken is not lost by a cancellation.
+        await self._worker.reach()
+        return events
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        worker = self._worker
+        await self._begin_within()
+        failing = worker.world.injection.take("commit_fails", worker.name)
+        if failing is None or failing.amount >= 1:
+            await self._inner.settle(settlements)
+            worker.world.progress.note(settlements)
+        await worker.reach()
+        if failing is not None:
+            worker.world.happens(failing, worker.name)
+            raise SourceError(f"injected: the settlement of {worker.name} was not confirmed", retryable=True)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        await self._begin()
+        await self._inner.extend(messages)
+        await self._worker.reach()
+
+    async def release(self, partition: Partition) -> None:
+        await self._begin_within()
+        await self._inner.release(partition)
+        await self._worker.reach()
+
+    async def aclose(self) -> None:
+        await self._begin()
+        await self._inner.aclose()
+        await self._worker.reach()
+
+
+class _Letters:
+    """A worker's dead letters, in the world's broker; see ``lanes.source.DeadLetters``."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def open(self) -> None:
+        await self._worker.reach()
+
+    async def put(self, letter: DeadLetter) -> None:
+        world = self._worker.world
+        await self._worker.reach()
+        await anyio.lowlevel.checkpoint()
+        if world.strikes("letter_fails", self._worker.name):
+            raise OSError("injected: the dead letter was not confirmed")
+        world.broker.write_letter(letter)
+        await self._worker.reach()
+
+    async def aclose(self) -> None:
+        await self._worker.reach()

@@ -1,0 +1,420 @@
+"""A world: a broker, workers around the user's handler, and what a plan lets happen to them.
+
+A crash is what ``kill -9`` is: not one more step of the worker's tasks is taken, so no ``finally`` and no ``except``
+of a handler runs, and nothing of it reaches the broker. What a dead handler held in memory, such as a lock around a
+fake that all workers share, it holds for ever, as a process that shares nothing with the others cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from lanes.core.types import PartitionKey
+from lanes.dead_letter import DeadLetter
+from lanes.handlers import Handler
+from memsource.memory.topic import Record
+from memsource.personality import Personality
+from memsource.sim.errors import ImpossiblePlan, SimulationError
+from memsource.sim.loop.event_loop import GROUP, SimLoop
+from memsource.sim.loop.waiting import until
+from memsource.sim.plans.plan import Fault, FaultKind, Plan
+from memsource.sim.plans.traffic import Traffic
+from memsource.sim.world.injection import InjectedFailure, Injection
+from memsource.sim.world.progress import Progress
+from memsource.sim.world.state import copied
+from memsource.sim.world.worker import App, Worker, checked_app
+
+__all__ = ["World"]
+
+EPOCH: Final = 1_700_000_000.0
+"""Seconds since the epoch at which the wall clock of a world begins."""
+
+TAIL: Final = 3_600.0
+"""Virtual seconds without a fault within which everything has to be caught up."""
+
+_STEP: Final = 1e-6
+_OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
+_ARMED: Final = frozenset({"commit_fails", "letter_fails", "io_fails"})
+_OF_PARTITION: Final = frozenset({"lost", "redeliver"})
+_TICK: Final = 1.0
+_SLOW_FOR: Final = 10
+
+
+class World:
+    """What a simulated test is given. ``plan`` is what happens; ``broker`` the personality, for a look at it.
+
+    ``findings``: check → the first thing it found, of the checks that are the world's own. ``interrupted``: what ends
+    the run without being one of them. ``progress``: what is finished; ``injection``: the faults.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        broker: Personality,
+        loop: SimLoop,
+        tasks: TaskGroup,
+        *,
+        threads: Literal["refuse", "inline"] = "refuse",
+    ) -> None:
+        self.plan = plan
+        self.broker = broker
+        self.threads = threads
+        self.findings: dict[str, str] = {}
+        self.causes: list[BaseException] = []
+        self.members: list[Worker] = []
+        self.states: list[object] = []
+        self.boundaries = 0
+        self.crashes = 0
+        self.progress = Progress(broker)
+        self.injection = Injection(plan.faults)
+        self.settles = False
+        self.interrupted: BaseException | None = None
+        self._loop = loop
+        self._tasks = tasks
+        self._faulty = True
+        self._settling = False
+        self._over = False
+        self._latest = 0.0
+        self._wall_offset = 0.0
+        self._topic: str | None = None
+        self._drawn = 0
+
+    def __repr__(self) -> str:
+        return f"<World of {self.broker.name}: {len(self.members)} workers, {self.boundaries} boundaries>"
+
+    # --- for tests
+
+    def produce(
+        self,
+        topic: str,
+        n: int,
+        *,
+        keys: int | list[PartitionKey] = 20,
+        skew: float = 1.0,
+        hot: float = 0.0,
+        keyless: float = 0.0,
+        gaps: float = 0.0,
+        value: Callable[[int, bytes | None], bytes | str] | None = None,
+    ) -> list[Record]:
+        """Publish ``n`` messages, or as many as the plan allows; returns them. Does not block.
+
+        Keys and their order are drawn from the plan's seed: see ``Traffic`` for ``keys``, ``skew``, ``hot``,
+        ``keyless`` and ``gaps``. ``value`` makes the payload from the number of the message and its key; the default
+        is ``topic`` and number. A world has one topic.
+        """
+        if self._topic not in (None, topic):
+            raise ImpossiblePlan(f"topic {topic!r}: this world has {self._topic!r} already, and a world has one topic")
+        self._topic = topic
+        if self.plan.limit is not None:
+            n = min(n, self.plan.limit)
+        drawn = Traffic(n=n, keys=keys, skew=skew, hot=hot, keyless=keyless, gaps=gaps)
+        records = []
+        for item in drawn.items(self.plan.seed + self._drawn, len(self.broker.partitions)):
+            key = item.key.encode() if isinstance(item.key, str) else item.key
+            payload = (
+                f"{topic} {item.index}" if value is None else value(item.index, key if key is None else bytes(key))
+            )
+            if item.gap:
+                self.broker.skip(item.gap, partition=item.partition)
+            records.append(self.publish(payload, key=item.key, partition=item.partition))
+        self._drawn += 1
+        return records
+
+    def publish(
+        self,
+        value: bytes | str,
+        *,
+        key: PartitionKey | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int | None = None,
+    ) -> Record:
+        """Publish one message and return it. Does not block.
+
+        From here on the faults of the plan go on, if ``settled`` had ended them.
+        """
+        # What a handler publishes is of the weather it is in.
+        if not self._settling and self._current() is None:
+            self._faulty = True
+        data = value.encode() if isinstance(value, str) else value
+        return self.broker.publish(data, key=key, headers=tuple((headers or {}).items()), partition=partition)
+
+    def workers(
+        self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
+    ) -> list[Worker]:
+        """Start ``count`` more workers, each a process of its own in the eyes of the broker. Does not block.
+
+        ``app`` is one object that all of them share, and what it remembers outlives a crash, as a database does.
+        ``make`` makes the handler of each process when it starts, after a crash too: what a handler remembers is gone
+        with its process. One of the two. Raises ``ImpossiblePlan`` for anything else, ``Refused`` for a handler that
+        would run in threads, ``ConfigError`` for settings that contradict each other.
+        """
+        if type(count) is not int or count < 1:
+            raise ImpossiblePlan(f"workers({count!r}): start 1 or more")
+        if (app is None) == (make is None):
+            given = "neither" if app is None else "both"
+            raise ImpossiblePlan(
+                f"workers({count}) with {given} of handler and make=: pass the handler that all of them share, or "
+                "make=, a function that makes one for each process"
+            )
+        if make is None:
+            one = checked_app(app, "workers(app)")
+            return [self._start(lambda: one) for _ in range(count)]
+        return [self._start(make) for _ in range(count)]
+
+    async def settled(self, timeout: float = TAIL) -> None:
+        """Let the faults of the plan happen, then nothing but good weather until everything is caught up.
+
+        A lane that a poison policy has blocked is as far as it gets. What is not caught up after ``timeout`` virtual
+        seconds is the finding ``CaughtUp``. Cancel-safe; may be called again after more was produced: with that the
+        faults that are left go on.
+        """
+        self.settles = self._settling = True
+        try:
+            await until(lambda: self.injection.over or self._caught_up(), timeout)
+            self._calm()
+            caught_up = await until(self._caught_up, timeout)
+        finally:
+            self._settling = False
+        if not caught_up:
+            count, few = self.progress.left_in_words()
+            what = f"{count} messages are unfinished after {timeout:g} s without a fault: {few}"
+            self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
+
+    async def io(self, name: str = "io", seconds: float = 0.0) -> None:
+        """A call of a user's own fake of a database or an API: takes ``seconds`` of virtual time, is a point at which
+        a worker may crash, and raises ``InjectedFailure`` when the plan says so, before it has done anything."""
+        worker = self._current()
+        if worker is not None:
+            await worker.reach()
+        if self.strikes("io_fails", "" if worker is None else worker.name):
+            raise InjectedFailure(f"injected: {name} failed")
+        await anyio.sleep(seconds)
+        if worker is not None:
+            await worker.reach()
+
+    def check(self, *, state: Callable[[], object] | None = None) -> None:
+        """Note the user's final ``state``: at the end it is compared with that of the run without any fault.
+
+        All checkers judge the run when the test has ended, with or without this. Does not block. Raises
+        ``ImpossiblePlan`` for what ``copied`` refuses, and before ``settled``: what is not final differs in every run.
+        """
+        if state is None:
+            return
+        if self._faulty:
+            raise ImpossiblePlan(
+                "check(state=…) while faults happen: the state is not final; call it behind await world.settled(), "
+                "and behind another one when more was produced"
+            )
+        self.states.append(copied(state))
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """The dead letters, in order."""
+        return self.broker.dead_letters
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the world began."""
+        return self._loop.time()
+
+    # --- for workers
+
+    def clock(self) -> float:
+        """The clock of all consumers. Rises with every look, so that all their rows are in one order."""
+        self._latest = max(self._loop.time(), self._latest + _STEP)
+        return self._latest
+
+    def wall(self) -> float:
+        """Seconds since the epoch, as the wall clock shows them."""
+        return EPOCH + self._loop.time() + self._wall_offset
+
+    def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
+        """Note what a check has found; the first finding of each counts."""
+        if check not in self.findings:
+            self.findings[check] = what
+            if cause is not None:
+                self.causes.append(cause)
+
+    def boundary(self, worker: Worker) -> None:
+        """A worker is at the boundary to the broker: what the plan has for this moment happens."""
+        if self._over:
+            return
+        number = self.boundaries
+        self.boundaries += 1
+        for fault in self.injection.at(number):
+            # A process may die in good weather, too, and while it stops: whoever goes on behind it loses nothing.
+            if self._faulty or fault.kind == "crash":
+                self.perform(fault, worker)
+
+    def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
+        """The fault of this kind that strikes ``who`` now, if one is armed for ``of``; None = there is none."""
+        fault = self.injection.take(kind, of)
+        if fault is not None:
+            self.happens(fault, who)
+        return fault
+
+    def happens(self, fault: Fault, whom: str) -> None:
+        """Note a fault that strikes now."""
+        # In front of the next row.
+        self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the run at once: this is none of its findings, whoever asked for the run gets it. The first counts."""
+        if self.interrupted is None:
+            self.interrupted = error
+        self._tasks.cancel_scope.cancel()
+
+    # --- for the run
+
+    async def turn_time(self) -> None:
+        """Have the broker's timers act when they are due; until cancelled."""
+        while True:
+            # What changes meanwhile may be due earlier than what was known.
+            await anyio.sleep(min(max(self.broker.next_at() - self.now, _STEP), _TICK))
+            self.broker.advance(self.now)
+
+    async def stop(self) -> None:
+        """Stop all workers in order; whatever does not end is the finding ``StopEnds``. Some may crash meanwhile."""
+        self._calm()
+        left = [worker for worker in self.members if not worker.gone]
+        for worker in left:
+            worker.stopped = True
+            with worker.acting():
+                worker.consumer.stop()
+        limit = max((worker.stop_limit() for worker in left), default=0.0)
+        with anyio.move_on_after(limit):
+            for worker in left:
+                await worker.ended.wait()
+        for worker in left:
+            if not worker.ended.is_set():
+                self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after it was told to")
+
+    def end(self) -> None:
+        """The run is over: what is cleaned up from here on is not seen."""
+        self._over = True
+        for worker in self.members:
+            worker.history.cut()
+            # It has to wake to be cleaned up.
+            self._loop.freeze(worker.name, self.now)
+
+    # --- inside
+
+    def _start(self, make: Callable[[], App | Handler]) -> Worker:
+        number = len(self.members) + 1
+        name = f"w-{number}"
+        token = GROUP.set(name)
+        try:
+            app = checked_app(make(), f"make= of {name}")
+        finally:
+            GROUP.reset(token)
+        worker = Worker(self, name, number, app, make)
+        self.members.append(worker)
+        with worker.acting():
+            self._tasks.start_soon(worker.run)
+        return worker
+
+    def _calm(self) -> None:
+        """From here on nothing is injected, nor what was and has not struck yet. Who is frozen wakes in time."""
+        self._faulty = False
+        self.injection.disarm()
+        for worker in self.members:
+            worker.slow_until = 0.0
+
+    def _current(self) -> Worker | None:
+        name = GROUP.get()
+        return next((worker for worker in self.members if worker.name == name), None)
+
+    def _hindrances(self) -> list[str]:
+        """Why nothing goes on, as far as it can be seen."""
+        alive = {worker.name for worker in self._alive()}
+        return self._loop.waiting(alive) if alive else ["  no worker runs: none was started, or all have ended"]
+
+    def _alive(self) -> list[Worker]:
+        return [worker for worker in self.members if not worker.gone and not worker.ended.is_set()]
+
+    def _caught_up(self) -> bool:
+        alive = self._alive()
+        if self._faulty and not alive:
+            return False
+        # A status costs much, and says nothing more where nothing can be blocked.
+        asked = alive if any(worker.blocks for worker in alive) else []
+        return self.progress.caught_up(lambda: [worker.consumer.status() for worker in asked if worker.consumer.ready])
+
+    # --- faults
+
+    def perform(self, fault: Fault, caller: Worker) -> None:
+        """Have a fault happen now; ``caller``: the worker that its target is counted from. Does not block."""
+        alive = self._alive()
+        # The one whose call it is, then those after it.
+        at = alive.index(caller) if caller in alive else 0
+        worker = alive[(at + fault.target) % len(alive)] if alive else caller
+        self.injection.performed.append(fault)
+        if worker.gone and fault.kind in _OF_WORKER:
+            return
+        if fault.kind in _ARMED:
+            self.injection.arm(fault, worker.name if fault.kind in _OF_WORKER else "")
+            return
+        partition = fault.target % len(self.broker.partitions)
+        whom = f"partition {partition}" if fault.kind in _OF_PARTITION else ""
+        if self._struck(fault, worker, partition):
+            self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
+
+    def _struck(self, fault: Fault, worker: Worker, partition: int) -> bool:
+        """Let it act; False where it met nothing, and all goes on as before."""
+        now, amount = self.now, fault.amount
+        if fault.kind == "crash":
+            self._crash(worker, amount)
+            return True
+        if fault.kind == "rebalance":
+            return self.broker.rebalance(now)
+        if fault.kind == "lost":
+            return self.broker.lose(partition, now)
+        if fault.kind == "redeliver":
+            return self.broker.redeliver(partition, now)
+        if fault.kind == "restart":
+            return self.broker.restart(now)
+        if fault.kind == "freeze":
+            # One that stands still already wakes no earlier for it.
+            worker.frozen_until = max(worker.frozen_until, now + amount)
+            self._loop.freeze(worker.name, worker.frozen_until)
+            self.broker.freeze(worker.name, worker.frozen_until)
+        elif fault.kind == "slow":
+            worker.slow, worker.slow_until = amount, now + _SLOW_FOR * amount
+        else:
+            self._wall_offset += amount
+        return amount != 0
+
+    def _crash(self, worker: Worker, after: float) -> None:
+        if worker.gone:
+            return
+        self.crashes += 1
+        worker.gone = True
+        worker.ended.set()
+        worker.history.cut()
+        self.injection.disarm(worker.name)
+        self.broker.crash(worker.name, self.now)
+        self._loop.freeze(worker.name, math.inf)
+        if worker.stopped:
+            # Nobody starts it again.
+            return
+        # It is called in a task of the worker, and what is started there would be gone with it.
+        token = GROUP.set(None)
+        try:
+            self._tasks.start_soon(self._replace, worker.make, after)
+        finally:
+            GROUP.reset(token)
+
+    async def _replace(self, make: Callable[[], App | Handler], after: float) -> None:
+        await anyio.sleep(after)
+        try:
+            self._start(make)
+        except SimulationError as error:
+            self.interrupt(error)
+        except Exception as error:
+            self.find(type(error).__name__, f"w-{len(self.members) + 1} could not start again: {error}", error)
