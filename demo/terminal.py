@@ -39,8 +39,8 @@ def main(config: DemoConfig, view: View | None = None) -> int:
 def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) -> int:
     """Run a job, show it, and return an exit status. Blocks; to be called on the main thread.
 
-    The last line on stdout is the report as one JSON object. A signal stops everything in order and removes
-    what was made; a second one does not wait for that.
+    The report is a table and one JSON object. On a terminal the table is last, else the last line on stdout is the
+    object. A signal stops everything in order and removes what was made; a second one does not wait for that.
     """
     view = view or best_view()
     try:
@@ -78,8 +78,12 @@ async def _watched(job: Callable[[View], Awaitable[Outcome]], view: View) -> int
     if report is None:
         _say(f"{received[0].name}: stopped; nothing is left running")
         return EXIT_SIGNAL + received[0]
-    view.report(report)
-    print(report.json(), flush=True)
+    if sys.stdout.isatty():
+        print(report.json(), flush=True)
+        view.report(report)
+    else:
+        view.report(report)
+        print(report.json(), flush=True)
     return EXIT_KEPT if report.ok else EXIT_BROKEN
 
 

@@ -216,7 +216,7 @@ async def test_a_signal_stops_everything(
     assert await streams(client) == before
 
 
-async def test_what_a_terminal_sees(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_what_a_pipe_sees(nats_server: NatsServer, tmp_path: Path) -> None:
     with command(nats_server, tmp_path, "--sample", "0.3s", "--events", "500") as process:
         out, said = await asyncio.to_thread(process.communicate)
     assert (process.returncode, said) == (0, "")
