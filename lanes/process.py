@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 import anyio
 
@@ -16,15 +16,41 @@ from lanes.consumer import Consumer
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
 from lanes.events import OnEvent
-from lanes.exits import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_FAILED, EXIT_HALTED
 from lanes.handlers import Decode, Handler
 from lanes.history.journal import Journal
 from lanes.history.recorder import History
 from lanes.source import DeadLetters, Source
 
-__all__ = ["EXIT_AT_ONCE", "EXIT_DRAINED", "EXIT_FAILED", "EXIT_HALTED", "main", "run", "serve"]
+__all__ = [
+    "EXIT_AT_ONCE",
+    "EXIT_DRAINED",
+    "EXIT_FAILED",
+    "EXIT_HALTED",
+    "EXIT_INTERRUPTED",
+    "EXIT_UNUSABLE",
+    "EXIT_USAGE",
+    "main",
+    "run",
+    "serve",
+]
 
 log = logging.getLogger("lanes")
+
+# Exit statuses of consumers and commands alike: each number has one meaning.
+EXIT_DRAINED: Final = 0
+"""Stopped in order: after a first signal, or at the end of a finite source."""
+EXIT_FAILED: Final = 1
+"""A setting cannot be kept, or the broker is gone."""
+EXIT_UNUSABLE: Final = 3
+"""A command got bad input, or misses something it needs."""
+EXIT_AT_ONCE: Final = 4
+"""Stopped at once, by a second signal; unfinished messages are delivered again."""
+EXIT_HALTED: Final = 5
+"""A message was given up under the poison policy ``exit``; everything else was drained."""
+EXIT_USAGE: Final = 64
+"""The command or the option does not exist."""
+EXIT_INTERRUPTED: Final = 130
+"""Ended by Ctrl-C."""
 
 
 async def run(

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
-from lanes.exits import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE
+from lanes.process import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE
 
 if TYPE_CHECKING:
     import typer

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from lanes.exits import EXIT_UNUSABLE
+from lanes.process import EXIT_UNUSABLE
 
 if TYPE_CHECKING:
     from rich.table import Table

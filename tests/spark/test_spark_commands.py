@@ -15,7 +15,7 @@ import pytest
 
 import lanes
 from lanes.cli import app as cli
-from lanes.exits import EXIT_HALTED
+from lanes.process import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
 from lanes_spark.cli.commands import source_of
 from lanes_spark.cli.options import bound, load, numbers, pairs, settings_of, spark_session

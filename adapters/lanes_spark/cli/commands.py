@@ -13,7 +13,7 @@ from rich.console import Console
 from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
 from lanes.cli.views import printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
-from lanes.exits import EXIT_HALTED
+from lanes.process import EXIT_HALTED
 from lanes_spark.cli.audit import audit_journals
 from lanes_spark.cli.demo import demo
 from lanes_spark.cli.options import (

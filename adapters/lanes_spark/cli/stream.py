@@ -14,7 +14,7 @@ from rich.console import Console
 from lanes.cli.app import EXIT_UNUSABLE, stop
 from lanes.cli.views import printable
 from lanes.errors import HandlerHalted, LanesError
-from lanes.exits import EXIT_AT_ONCE, EXIT_HALTED
+from lanes.process import EXIT_AT_ONCE, EXIT_HALTED
 from lanes_spark.cli.options import (
     EffectsName,
     FirstPosition,
