@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,7 +27,7 @@ from lanes.core.ownership import AlreadyAssigned, SecondPartition
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
-from lanes.handlers import Decode, Handler
+from lanes.handlers import BatchHandler, Decode, Handler, async_handler, is_async, sync_handler
 from lanes.loops import FromAnywhere
 from lanes.observe.given_up import halted, report_blocked
 from lanes.observe.stalls import Stalls, report
@@ -49,7 +50,9 @@ from lanes.source import (
     SourceEvent,
     SourceTraits,
 )
-from lanes.workers.workforce import workforce
+from lanes.workers.batches import BatchWorkers
+from lanes.workers.tasks import Workers, Workforce
+from lanes.workers.threads import ThreadWorkers
 
 log = logging.getLogger("lanes")
 
@@ -98,7 +101,7 @@ class Running:
         self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # None of them calls anything of this one while it is made.
-        self._workers = workforce(handler, decode, settings, engine, self, clock, tap)
+        self._workers = _workers_for(handler, decode, settings, engine, self, clock, tap)
         self._remembering = Remembering(attempts, engine, self, traits.name)
         self._settler = Settler(engine, source, self, self._remembering, clock, tap, traits.name, commits=self._commits)
         self.unsettled = self._settler.unsettled.partitions
@@ -435,3 +438,29 @@ class Running:
         self._settler.wake()
         self._stalls.reached(effect.partition, self._clock())
         self._timer_wake.set()
+
+
+def _workers_for(
+    handler: Handler, decode: Decode | None, settings: Settings, engine: Engine, run: Running, clock: Clock, tap: Tap
+) -> Workforce:
+    """The workers for a handler that ``check_handler`` has let pass. Starts nothing."""
+    inline = settings.sync_handlers == "inline"
+    if settings.batch is not None:
+        return BatchWorkers(
+            engine,
+            cast(BatchHandler, handler),
+            run,
+            clock,
+            tap,
+            size=settings.batch,
+            linger=settings.linger,
+            timeout=settings.timeout,
+            grace=settings.grace,
+            inline=inline,
+            decode=decode,
+        )
+    if is_async(handler) or inline:
+        return Workers(engine, async_handler(handler, decode), run, clock, tap, settings.timeout)
+    return ThreadWorkers(
+        engine, sync_handler(handler, decode), run, clock, tap, timeout=settings.timeout, grace=settings.grace
+    )

@@ -27,8 +27,7 @@ from lanes.handlers import AsyncHandler
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
 from lanes.workers.context import Shell
-from lanes.workers.endings import Endings
-from lanes.workers.outcomes import RESULTS, cancellation_of, failure
+from lanes.workers.outcomes import RESULTS, Endings, cancellation_of, failure
 
 TIME_SLICE: Final = 0.005
 """Seconds of handlers that do not suspend before the workers yield to the event loop."""

@@ -24,8 +24,7 @@ from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
 from lanes.workers.context import Shell
-from lanes.workers.endings import Endings
-from lanes.workers.outcomes import RESULTS
+from lanes.workers.outcomes import RESULTS, Endings
 from lanes.workers.pool import Pool, handler_context
 
 

@@ -48,5 +48,5 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> tuple[Options, list[ThreadWorker
         made.append(ThreadWorkers(*args, **{**kwargs, **options}))
         return made[-1]
 
-    monkeypatch.setattr("lanes.workers.workforce.ThreadWorkers", make)
+    monkeypatch.setattr("lanes.runtime.run.ThreadWorkers", make)
     return options, made
