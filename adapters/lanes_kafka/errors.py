@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError, LanesError, SourceError
-from lanes_kafka.setting_names import redacted
+from lanes_kafka.config import redacted
 
 log = logging.getLogger("lanes.kafka")
 
@@ -103,6 +103,12 @@ def refusal(name: str, failure: Exception, settings: Mapping[str, Any]) -> Lanes
     if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
         return ConfigError(f"{text}: correct the configuration of the client")
     return SourceError(text, retryable=not is_permanent(error))
+
+
+def client_failure(error: object, settings: Mapping[str, Any]) -> ConfigError:
+    """What a client says that cannot be made of its settings, without the secrets among them."""
+    text = error.str() if isinstance(error, KafkaError) else str(error)
+    return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}")
 
 
 class ErrorLog:

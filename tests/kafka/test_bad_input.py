@@ -15,8 +15,7 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 
 import lanes
 from lanes.core.types import Message
-from lanes_kafka import KafkaSource
-from lanes_kafka.admin import asking
+from lanes_kafka import KafkaSource, broker
 from lanes_kafka.client import thread as owner
 from tests.components import KafkaServer
 from tests.conftest import KafkaFactory
@@ -46,7 +45,7 @@ def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not answer is soon given up."""
     monkeypatch.setattr(owner, "OPEN_TIMEOUT", 0.5)
-    monkeypatch.setattr(asking, "DEADLINE", 1.0)
+    monkeypatch.setattr(broker, "TOPIC_DEADLINE", 1.0)
 
 
 async def refused(config: dict[str, Any], topic: str) -> lanes.LanesError:

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.errors import ConfigError
-from lanes_kafka.config import ClientConfig, client_config
-from lanes_kafka.setting_names import is_secret, redacted
+from lanes_kafka.config import ClientConfig, client_config, is_secret, redacted
 
 HERE: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0}
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)

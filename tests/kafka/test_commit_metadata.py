@@ -14,8 +14,7 @@ import lanes
 from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Partition, PartitionId, Runs, Settlement
 from lanes.errors import SourceError
-from lanes_kafka import KafkaSource
-from lanes_kafka.admin import broker
+from lanes_kafka import KafkaSource, broker
 from lanes_kafka.client import commits as committing
 from lanes_kafka.client.commits import Commit, Commits, carries, metadata_room
 from lanes_kafka.client.records import READER

@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: i
 
 
 def test_a_broker_that_is_not_there_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 1.0)
+    monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
     for options in (KAFKA, ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")):
         said = command("list", *options)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 import lanes
 from lanes_kafka import KafkaDeadLetters, KafkaSource, read_letter
-from lanes_kafka.admin import producing
+from lanes_kafka.dead_letters import producer
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
@@ -271,7 +271,7 @@ async def test_a_producer_that_has_failed_for_good_is_made_anew(
         def __len__(self) -> int:
             return len(self._inner)
 
-    monkeypatch.setattr(producing, "Producer", Fails)
+    monkeypatch.setattr(producer, "Producer", Fails)
     sent = letter()
     with caplog.at_level(logging.WARNING):
         async with opened(config_of(dead), dead.name) as target:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 
 import lanes
 from lanes_kafka import KafkaDeadLetters, read_letter
-from lanes_kafka.admin.asking import TopicFacts
+from lanes_kafka.broker import TopicFacts
 from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, wait_until
@@ -193,7 +193,7 @@ async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic)
 
 
 async def test_no_broker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 1.0)
+    monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     target = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}, "dead")
     with pytest.raises(lanes.SourceError, match=r"no Kafka broker answers at 127\.0\.0\.1:9 .*[Cc]onnect") as refused:
         await target.open()

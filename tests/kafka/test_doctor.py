@@ -23,8 +23,8 @@ from confluent_kafka.admin import (
 
 from lanes.cli.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka.admin import broker, questions
-from lanes_kafka.admin.broker import metadata_limit
+from lanes_kafka import broker
+from lanes_kafka.broker import metadata_limit
 from lanes_kafka.cli import doctor
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.config import client_config
@@ -332,7 +332,7 @@ def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory)
 def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> None:
     admin = AdminClient({**QUIET, **kafka.config()})
     with pytest.raises(KafkaException) as failed:
-        questions.answer(admin, Future(), time.monotonic())
+        broker.answer(admin, Future(), time.monotonic())
     assert failed.value.args[0].code() == KafkaError._TIMED_OUT
 
 

@@ -19,7 +19,6 @@ import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes.source import Revoking
 from lanes_kafka import KafkaSource
-from lanes_kafka.admin.producing import ConfirmedProducer
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client import group
 from lanes_kafka.client import thread as owner
@@ -29,6 +28,7 @@ from lanes_kafka.client.leaving import be_called_back
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topic, Topics
 from lanes_kafka.config import client_config
+from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from tests.components import wait_until
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster

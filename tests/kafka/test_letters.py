@@ -15,8 +15,8 @@ from lanes import ConfigError, DeadLetter, MessageError
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.wire import TRUNCATED
 from lanes_kafka import read_disposition, read_letter
-from lanes_kafka.admin.producing import producer_settings
 from lanes_kafka.dead_letters.box import message_at
+from lanes_kafka.dead_letters.producer import producer_settings
 from lanes_kafka.dead_letters.wire import Record, disposition_record, letter_record
 
 NAMES = st.one_of(

@@ -17,15 +17,14 @@ import lanes
 from lanes.cli import app as cli
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes_kafka import KafkaDeadLetters, KafkaSource
-from lanes_kafka.admin.producing import ConfirmedProducer
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.client.commits import Commit, Commits
 from lanes_kafka.client.records import READER
-from lanes_kafka.config import client_config
+from lanes_kafka.config import client_config, is_secret, redacted
 from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import ended_by
-from lanes_kafka.setting_names import is_secret, redacted
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import letter
@@ -66,7 +65,7 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for long that does not come."""
     monkeypatch.setattr("lanes_kafka.client.thread.OPEN_TIMEOUT", 0.3)
-    monkeypatch.setattr("lanes_kafka.admin.asking.DEADLINE", 0.3)
+    monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 0.3)
     monkeypatch.setattr("lanes_kafka.cli.commands.examine", functools.partial(examine, timeout=0.3))
 
 

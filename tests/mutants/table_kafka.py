@@ -25,7 +25,7 @@ def _mutant(name: str, module: str, old: str, new: str, breaks: str, *found_by: 
 _COMMITTING: Final = (
     _mutant(
         "floor_plus_one",
-        "committing",
+        "client.commits",
         "        place, floor = _place(settlement), settlement.floor\n",
         "        place, floor = _place(settlement), (settlement.floor or 0) + 1\n",
         "the first message that is unfinished counts as finished",
@@ -33,7 +33,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "metadata_of_another_snapshot",
-        "committing",
+        "client.commits",
         "        text = encode(floor, settlement.completed, self.limit)\n",
         "        held = self.__dict__.setdefault('held', {})\n"
         "        text = encode(floor, held.get(place, settlement.completed), self.limit)\n"
@@ -43,7 +43,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "commit_after_release",
-        "group",
+        "client.group",
         "        return assignment is not None and assignment.partition is partition and not assignment.released\n",
         "        return True\n",
         "a partition is committed after it was given back or lost, over its next owner",
@@ -52,7 +52,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "commit_in_lost",
-        "group",
+        "client.group",
         '        self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")\n',
         "        self.on_revoke(client, partitions)\n",
         "what is somebody else's already is drained and committed",
@@ -60,7 +60,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "sync_commit_on_the_thread",
-        "mailbox",
+        "client.mailbox",
         "            except Empty:\n                return\n            self._perform(command, until=None)\n",
         "            except Empty:\n                return\n            self._perform(command, until=1e12)\n",
         "every commit waits for the broker, and nothing is read meanwhile",
@@ -68,7 +68,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "never_sync_in_a_revoke",
-        "owner",
+        "client.thread",
         "        self._vetting.repeat(self._client, until)\n"
         "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY), until=until)\n",
         "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY))\n",
@@ -77,7 +77,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "presumed_lost_goes_on",
-        "committing",
+        "client.commits",
         '            self._lost(f"a commit was refused: {error.name()}")\n',
         "            pass\n",
         "a member that the broker does not know any more starts handlers",
@@ -86,7 +86,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "presumed_lost_is_not_fenced",
-        "owner",
+        "client.thread",
         "        self._group.lose_all(reason, presumed=True)\n",
         "        pass\n",
         "a member that the broker does not know any more goes on with its partitions",
@@ -94,7 +94,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "committed_without_asking",
-        "vetting",
+        "client.topic_id_check",
         "        elif _has_ids(commit):\n            commit.deadline",
         "        elif False:\n            commit.deadline",
         "what was read on in a topic that was made anew is committed to it",
@@ -103,7 +103,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "an_old_answer_is_enough",
-        "topics",
+        "client.topics",
         "        self._wanted = self._begun + 1\n        return self._wanted\n",
         "        return self._begun\n",
         "a commit goes by an answer that is older than what it commits",
@@ -111,7 +111,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "error_swallowed",
-        "owner",
+        "client.thread",
         "        elif is_permanent(error):\n            self._fail(",
         "        elif False:\n            self._fail(",
         "a source that may never join its group waits for ever",
@@ -122,7 +122,7 @@ _COMMITTING: Final = (
 _ASSIGNING: Final = (
     _mutant(
         "pause_not_reset",
-        "group",
+        "client.group",
         "not to an assignment.\n        self._pause_or_resume(client, begun)\n",
         "not to an assignment.\n",
         "a partition that was paused when it went is not read when it comes again",
@@ -130,7 +130,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "wrong_kind_of_assign",
-        "group",
+        "client.group",
         '        elif self._config.protocol == "eager":\n            client.assign(offsets)\n',
         '        elif self._config.protocol == "848":\n            client.assign(offsets)\n',
         "the client is told in the other protocol's words where to begin",
@@ -139,7 +139,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "kept_partition_stops",
-        "group",
+        "client.group",
         "            waiting = [each for each in leaving if not each.released and not each.returning]\n",
         "            waiting = [each for each in self.owned.values() if not each.released]\n",
         "a revoke drains what is not asked for, too",
@@ -147,7 +147,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "start_at_every_start",
-        "offsets",
+        "client.offsets",
         "    fresh = [place for place in places if committed[place].offset < 0]\n",
         "    fresh = list(places)\n",
         'start="next" passes over everything that came while nobody ran',
@@ -155,7 +155,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "start_not_decided",
-        "group",
+        "client.group",
         "        self._undecided |= {place: found[place].floor for place in found if found[place].decided}\n",
         "",
         'start="next" is decided anew until something was committed',
@@ -163,7 +163,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "completed_forgotten",
-        "offsets",
+        "client.offsets",
         '            completed = decode(text or "", floor, _ANY_DISTANCE) or []\n',
         "            completed: Runs = []\n",
         "what the former owner had completed is repeated",
@@ -171,7 +171,7 @@ _ASSIGNING: Final = (
     ),
     _mutant(
         "out_of_range_is_silent",
-        "offsets",
+        "client.offsets",
         '    if out_of_range == "fail":\n',
         "    if False:\n",
         "a gap that nobody has allowed is passed over",
@@ -182,7 +182,7 @@ _ASSIGNING: Final = (
 _READING: Final = (
     _mutant(
         "stale_messages_not_filtered",
-        "intake",
+        "client.intake",
         "        return self._without_old(raws, rounds) if raws and self._group.rounds != rounds else raws\n",
         "        return raws\n",
         "what was fetched for a former assignment moves the new one on",
@@ -190,7 +190,7 @@ _READING: Final = (
     ),
     _mutant(
         "held_messages_outlive_a_loss",
-        "held",
+        "client.prefetched",
         "            elif isinstance(event, Lost | Revoking):\n                self.drop(event.partition)\n",
         "            elif isinstance(event, Lost | Revoking):\n",
         "messages of a lost partition are delivered behind its loss",
@@ -198,7 +198,7 @@ _READING: Final = (
     ),
     _mutant(
         "resumed_without_room",
-        "owner",
+        "client.thread",
         "        self._group.rest(self._client, want.resting, want.paused, resume=False)\n",
         "        self._group.rest(self._client, want.resting, want.paused)\n",
         "a client that is full is resumed and paused again and again",
@@ -206,7 +206,7 @@ _READING: Final = (
     ),
     _mutant(
         "rests_at_once",
-        "held",
+        "client.prefetched",
         "            self.resting = (self.resting & room.paused) | over\n",
         "            self.resting = room.paused\n",
         "a commit that takes a moment costs the client what it has fetched",
@@ -214,7 +214,7 @@ _READING: Final = (
     ),
     _mutant(
         "closed_before_drained",
-        "owner",
+        "client.thread",
         "            self._group.release(command.partition)\n",
         "            self._group.release(command.partition)\n            self._group.closing = True\n",
         "the client is closed when the first of several partitions is drained",

@@ -16,12 +16,19 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, Resourc
 
 from lanes.cli.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka.admin.broker import DEADLINE, METADATA_LIMIT, broker_settings
-from lanes_kafka.admin.producing import addresses
-from lanes_kafka.admin.questions import NOT_ALLOWED, answer, cause, is_login, is_refused, settings_of
-from lanes_kafka.config import ClientConfig
+from lanes_kafka.broker import (
+    METADATA_LIMIT,
+    NOT_ALLOWED,
+    QUESTION_TIMEOUT,
+    answer,
+    broker_settings,
+    cause,
+    is_login,
+    is_refused,
+    settings_of,
+)
+from lanes_kafka.config import ClientConfig, addresses, redacted
 from lanes_kafka.errors import named
-from lanes_kafka.setting_names import redacted
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -37,7 +44,7 @@ _SHOWN: Final = 5  # brokers by their addresses
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 
 
-def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = DEADLINE) -> list[Check]:
+def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
     """Look at everything a consumer of these topics needs; what cannot be reached ends the list.
 
     Blocks for up to ``timeout`` seconds a question, and 10 s more where a token is fetched. Raises nothing of the

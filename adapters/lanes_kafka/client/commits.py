@@ -17,8 +17,8 @@ from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Partition, Settlement
 from lanes.errors import SourceError
-from lanes_kafka.admin.broker import metadata_limit
 from lanes_kafka.bridge import Answer
+from lanes_kafka.broker import metadata_limit
 from lanes_kafka.client.assignment import Place
 from lanes_kafka.errors import said, words
 

@@ -12,8 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError
-from lanes_kafka.admin.asking import no_answer
-from lanes_kafka.admin.questions import wait
+from lanes_kafka.broker import no_answer, wait
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the ids."""

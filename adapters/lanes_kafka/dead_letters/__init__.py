@@ -1,4 +1,4 @@
 """Dead letters in a Kafka topic: written, read back, disposed of.
 
-Reading order: ``wire``, ``writer``, ``log_reader``, ``box``.
+Reading order: ``wire``, ``producer``, ``writer``, ``log_reader``, ``box``.
 """

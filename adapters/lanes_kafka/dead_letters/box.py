@@ -19,10 +19,10 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, Found, Parked
 from lanes.errors import ConfigError, MessageError, SourceError
-from lanes_kafka.admin.asking import ask_topic
-from lanes_kafka.admin.producing import ConfirmedProducer, producer_settings
+from lanes_kafka.broker import ask_topic
 from lanes_kafka.client.records import READER
 from lanes_kafka.dead_letters.log_reader import LogReader, Range
+from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import WIRE, Record, disposition_record, read_disposition, read_letter, read_whole
 from lanes_kafka.dead_letters.writer import is_topic, topic_name
 from lanes_kafka.errors import is_permanent, named

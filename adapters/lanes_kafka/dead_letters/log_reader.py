@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from lanes.errors import SourceError
-from lanes_kafka.admin.producing import addresses, client_failure
-from lanes_kafka.errors import is_permanent, named
+from lanes_kafka.config import addresses
+from lanes_kafka.errors import client_failure, is_permanent, named
 
 SILENCE: Final = 15.0
 """Seconds without an answer of the broker after which reading has failed."""

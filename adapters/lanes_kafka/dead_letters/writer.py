@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
-from lanes_kafka.admin.asking import ask_topic
-from lanes_kafka.admin.producing import ConfirmedProducer, producer_settings
+from lanes_kafka.broker import ask_topic
+from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, letter_record
 from lanes_kafka.errors import named
 

@@ -15,9 +15,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Answer, Bridge
+from lanes_kafka.config import Given, check_addresses, connects
 from lanes_kafka.dead_letters.wire import Record
-from lanes_kafka.errors import ErrorLog
-from lanes_kafka.setting_names import Given, check_addresses, connects, redacted
+from lanes_kafka.errors import ErrorLog, client_failure
 
 log = logging.getLogger("lanes.kafka")
 
@@ -54,7 +54,6 @@ _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "log_level": ("log_level", "logger", "log_cb", "debug"),
 }
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-_ADDRESSES: Final = ("bootstrap.servers", "metadata.broker.list", "test.mock.num.brokers")
 
 _T = TypeVar("_T")
 
@@ -80,20 +79,9 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **ours}
 
 
-def addresses(settings: Mapping[str, Any]) -> str:
-    """The brokers, for messages."""
-    return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
-
-
 def _spellings(name: str) -> tuple[str, ...]:
     names = _SPELLINGS.get(name, (name,))
     return (*names, *(f"topic.{other}" for other in names))
-
-
-def client_failure(error: object, settings: Mapping[str, Any]) -> ConfigError:
-    """What a client says that cannot be made of its settings, without the secrets among them."""
-    text = error.str() if isinstance(error, KafkaError) else str(error)
-    return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}")
 
 
 class _Outcome(Generic[_T]):

@@ -1,4 +1,0 @@
-"""Questions to a broker and confirmed writes to it, outside the consuming client.
-
-Reading order: ``questions``, ``asking``, ``broker``, ``producing``.
-"""
