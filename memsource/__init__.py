@@ -5,6 +5,8 @@ source passes is in ``memsource.contract``; plans as Hypothesis strategies are i
 the base class of state machines is in ``memsource.sim.runs.machine``.
 
 A name is imported when it is asked for: the pytest plugin, which every test run loads, shall not import all of this.
+
+Reading order: ``personality``, ``pytest_plugin``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""NATS JetStream for ``lanes``: a pull consumer as a source, a subject as dead letters."""
+"""NATS JetStream for ``lanes``: a pull consumer as a source, a subject as dead letters.
+
+Reading order: ``source``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys."""
+"""Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys.
+
+Reading order: ``source``, ``config``, ``setting_names``, ``bridge``, ``errors``, ``partitioners``.
+"""
 
 from __future__ import annotations
 

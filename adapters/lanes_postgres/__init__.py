@@ -1,5 +1,8 @@
-"""PostgreSQL for ``lanes``: positions in the transaction of the effect, so that each message has its effect once; and
-the attempts of failed messages, for the next owner of their partition."""
+"""PostgreSQL for ``lanes``: effects that happen exactly once, and attempts that outlive their process.
+
+Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``transactions``, ``steps``,
+``migrations``, ``errors``, ``names``.
+"""
 
 from __future__ import annotations
 

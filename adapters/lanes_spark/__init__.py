@@ -1,4 +1,7 @@
-"""Spark for ``lanes``: the handler a team already has, run over history on all executors, in order within a key."""
+"""Spark for ``lanes``: the handler a team already has, run over history on all executors, in order within a key.
+
+Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``.
+"""
 
 from __future__ import annotations
 

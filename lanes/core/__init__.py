@@ -3,7 +3,7 @@
 No async, clock, randomness, logging or I/O lives below this package; time and chance are arguments.
 ``tests/core/test_purity.py`` parses the imports of every module here to prove it.
 
-Read in this order: ``types``, ``lane``; ``ledger``, ``offset_ledger``, ``outbox``; ``flow``, ``retry``, ``policy``,
-``effects``; ``commits``, ``waiting``, ``chains``, ``committer``; ``ownership``, ``engine``; ``snapshot``. Beside
-them, needing none of it: ``ring``, ``offset_map``.
+Reading order: ``types``, ``lane``; ``ledger``, ``offset_ledger``, ``outbox``; ``flow``, ``retry``, ``policy``,
+``effects``; ``commits``, ``waiting``, ``chains``, ``committer``; ``ownership``, ``engine``, ``drain``; ``snapshot``;
+and ``ring``, ``offset_map``, which stand alone.
 """

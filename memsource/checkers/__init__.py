@@ -1,4 +1,9 @@
-"""The promises, each as a checker over a history. docs/checkers.md says which invariant is whose."""
+"""The promises, each as a checker over a history. ``docs/checkers.md`` maps each invariant to its checker.
+
+Reading order: ``verdict``, ``report``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
+``outcomes``, ``delivery``; ``settlement``, ``commits``, ``commit_times``, ``redelivery``, ``repeats``, ``crashes``;
+``retries``, ``progress``, ``ahead``, ``flow``, ``pauses``, ``drains``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What must hold whatever the order of events, each as a function that raises ``Broken``.
 
-The numbers are those of the table in `docs/design.md`, section 9.
+The numbers are those of the table in ``docs/design/explorer.md``.
 """
 
 from __future__ import annotations
