@@ -1,7 +1,7 @@
 """Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys.
 
-Reading order: ``consumer``, ``config``, ``handlers``, ``source``, ``errors``, ``dead_letter``, ``attempts``, ``events``,
-``process``, ``clock``, ``loops``.
+Reading order: ``consumer``, ``config``, ``handlers``, ``source``, ``errors``, ``dead_letter``, ``attempts``,
+``events``, ``process``, ``clock``, ``loops``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What README.md, memsource/README.md and docs/*.md show is true: their blocks are executed.
+"""What README.md, memsource/README.md and docs/**/*.md show is true: their blocks are executed.
 
 | fence | what happens |
 |---|---|
@@ -41,7 +41,7 @@ from tests.conftest import NatsFactory, PostgresFactory
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL", "postgres": "POSTGRES_URL"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,4 +1,4 @@
-"""Every file and every name that docs/journey.md and the layout of docs/design.md point at is there."""
+"""Every file, room and name that docs/journey.md and the pages of the design point at is there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 SHIPPED: Final = ("lanes", "adapters", "memsource")
+DESIGN: Final = [ROOT / "docs" / "design.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
+PLACE: Final = re.compile(rf"(?:{'|'.join(SHIPPED)}|tests|docs|demo|bench|fuzz|examples)/[\w./]*")
 QUOTED: Final = re.compile(r"`([^`]+)`")
 NAME: Final = re.compile(r"(?:[A-Za-z_]\w*\.)?[A-Za-z_]\w*")
 FOREIGN: Final = {"remembers", "block", "block_and_dlq", "revoked", "lost", "delivered", "ack", "started", "grace"}
@@ -36,10 +38,6 @@ def names_of(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def modules_of(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
-
-
 def unknown(text: str, files: list[Path]) -> list[str]:
     """The names in ``text`` that none of these files has; what else is in backticks is no name."""
     known = frozenset().union(*map(names_of, files)) | FOREIGN
@@ -51,19 +49,24 @@ def sections(page: str) -> Iterator[str]:
     return (section for section in re.split(r"^## ", page, flags=re.MULTILINE))
 
 
-def layout() -> list[tuple[list[Path], str]]:
-    """The files of each row of the layout in docs/design.md, and what is said of them."""
-    (section,) = (each for each in sections((ROOT / "docs" / "design.md").read_text()) if each.startswith("3. Layout"))
-    rows = []
-    for first, second in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", section, re.MULTILINE):
-        if "/" in first and "." not in first:
-            paths: list[Path] = []
-            for name in QUOTED.findall(first):
-                path = ROOT / name if "/" in name else paths[-1].parent / name
-                module = path.with_suffix(".py")
-                paths.append(path if path.is_dir() and not module.exists() else module)
-            rows.append((paths, second))
-    return rows
+def rooms() -> dict[str, list[str]]:
+    """The rooms in the table of docs/design.md, each with the modules that are to be read first."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(rf"^\| `((?:{'|'.join(SHIPPED)})[\w/]*)` \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE)
+    assert len(dict(rows)) == len(rows), "a room has two rows"
+    return {room: QUOTED.findall(first) for room, first in rows}
+
+
+def modules_of(room: str) -> set[str]:
+    return {path.stem for path in (ROOT / room).glob("*.py") if path.stem != "__init__"}
+
+
+def reading_order(room: str) -> list[str]:
+    """The modules that the docstring of a room lists."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
+    listed = re.search(r"^Reading order: (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None, f"{room}/__init__.py does not say in which order its modules are read"
+    return re.findall(r"``(\w+)``", listed[1])
 
 
 @pytest.mark.parametrize("section", list(sections((ROOT / "docs" / "journey.md").read_text())), ids=lambda s: s[:20])
@@ -73,21 +76,31 @@ def test_the_journey_leads_through_what_is_there(section: str) -> None:
     assert unknown(section, files) == []
 
 
-def test_the_layout_says_what_is_there() -> None:
-    rows = layout()
-    assert len(rows) > 50
-    missing = [str(path.relative_to(ROOT)) for paths, _ in rows for path in paths if not path.exists()]
-    assert missing == []
-    wrong = {name: said for paths, said in rows for name in unknown(said, [m for p in paths for m in modules_of(p)])}
-    assert wrong == {}
+def test_the_design_names_every_room() -> None:
+    there = {path.parent for name in SHIPPED for path in (ROOT / name).rglob("__init__.py")}
+    assert sorted(rooms()) == sorted(str(path.relative_to(ROOT)) for path in there)
 
 
-def test_the_layout_leaves_no_file_out() -> None:
-    said = {module for paths, _ in layout() for path in paths for module in modules_of(path)}
-    there = {module for name in SHIPPED for module in (ROOT / name).rglob("*.py") if not module.stem.startswith("_")}
-    assert sorted(str(each.relative_to(ROOT)) for each in there - said) == []
+@pytest.mark.parametrize("room", rooms())
+def test_a_room_lists_each_of_its_modules_once(room: str) -> None:
+    assert sorted(reading_order(room)) == sorted(modules_of(room))
+
+
+def test_the_modules_to_be_read_first_are_there() -> None:
+    assert {room: gone for room, first in rooms().items() if (gone := set(first) - modules_of(room))} == {}
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.stem)
+def test_the_files_that_a_page_of_the_design_names_are_there(page: Path) -> None:
+    named = {each for each in QUOTED.findall(page.read_text()) if PLACE.fullmatch(each)}
+    assert [each for each in named if not (ROOT / each).exists() and not (ROOT / f"{each}.py").is_file()] == []
 
 
 def test_a_name_that_is_not_there_is_found() -> None:
     engine = ROOT / "lanes" / "core" / "engine.py"
     assert unknown("`Engine.receive` and `Engine.recieve`, `+ACK`, `key=`", [engine]) == ["Engine.recieve"]
+
+
+def test_a_room_that_lists_nothing_is_found() -> None:
+    with pytest.raises(AssertionError, match="does not say in which order"):
+        reading_order("tests")
