@@ -1,6 +1,6 @@
 """Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys.
 
-Reading order: ``source``, ``config``, ``setting_names``, ``bridge``, ``errors``, ``partitioners``.
+Reading order: ``source``, ``config``, ``bridge``, ``broker``, ``errors``, ``partitioners``.
 """
 
 from __future__ import annotations
