@@ -39,11 +39,12 @@ class Committer:
         self.partitions.pop(partition, None)
         self.ahead.discard(partition)
 
-    def receive(self, partition: Partition, ledger: OffsetLedger, run: list[Message], now: float) -> tuple[int, int]:
+    def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
         """Admit a run, as far as ``max_ahead`` lets in; returns count and bytes of what was finished before.
 
         Raises ``PositionFell`` for a position that does not rise.
         """
+        ledger = self.partitions[partition]
         ledger.deliver(run, now)
         if ledger.waiting:
             ledger.waiting += run
@@ -129,5 +130,5 @@ class Committer:
 
 def _commits(partition: Partition) -> Commits:
     commits = partition.commits
-    assert commits is not None, "only a partition whose source commits has commits"
+    assert isinstance(commits, Commits), "only a partition whose source commits has commits"
     return commits

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from lanes.core import effects as fx
-from lanes.core.ledger import AckLedger
 from lanes.core.ownership import Ownership
 from lanes.core.types import NEVER, Message, Partition
 
@@ -94,11 +93,11 @@ class Drain:
     @property
     def left(self) -> bool:
         """Whether anything that has finished of the partition, which is fenced, is not settled."""
-        partition, commits, ledger = self.partition, self.partition.commits, self.partition.ledger
+        commits = self.partition.commits
         if commits is not None:
-            return commits.changes > 0 or commits.sending is not None or bool(partition.finished)
+            return commits.changes > 0 or commits.sending is not None or bool(self.partition.finished)
         # Of a fenced one nothing else is held.
-        return isinstance(ledger, AckLedger) and bool(ledger.held)
+        return self.partition.ledger.holes() > 0
 
     def begin(self, now: float, timeout: float) -> None:
         """Start nothing more of it; its handlers get ``timeout`` seconds to end. ``Drained`` is among the engine's

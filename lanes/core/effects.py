@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from lanes.core.policy import Follows
 from lanes.core.types import Failure, Message, Partition
-
-if TYPE_CHECKING:
-    from lanes.core.policy import Follows
 
 STILL_HELD: Final = "held"
 ALREADY_SETTLED: Final = "settled"

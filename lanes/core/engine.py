@@ -40,7 +40,6 @@ from lanes.core import effects as fx
 from lanes.core.chains import behind
 from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, Lane, illegal, step
 from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import Policy
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, Room, Settlement
@@ -73,9 +72,9 @@ class Engine(Ownership):
         if self.chains.relabels:
             self.chains.relabel(run)
         ledger = partition.ledger
-        if isinstance(ledger, OffsetLedger):
+        if not isinstance(ledger, AckLedger):
             if not partition.draining:
-                finished = self.committer.receive(partition, ledger, run, now)
+                finished = self.committer.receive(partition, run, now)
                 self._admitted(len(run), size, now)
                 self._released(*finished)
             return

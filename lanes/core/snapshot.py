@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lanes.core.commits import Commits
 from lanes.core.engine import Engine
@@ -23,10 +23,8 @@ from lanes.core.lane import HELD, Lane
 from lanes.core.ledger import AckLedger
 from lanes.core.offset_ledger import OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import Failure, LaneId, Message, Partition, PartitionId, Reader, Settlement
-
-if TYPE_CHECKING:
-    from lanes.errors import MessageError
+from lanes.core.types import CommitState, Failure, LaneId, Ledger, Message, Partition, PartitionId, Reader, Settlement
+from lanes.errors import MessageError
 
 _NO_DATA: Final = object()
 
@@ -210,7 +208,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
         live=partition.live,
         draining=partition.draining and owned,
         unended=partition.unended if owned else 0,
-        ledger=_offset_state(ledger) if isinstance(ledger, OffsetLedger) else _ack_state(ledger),
+        ledger=_ledger_state(ledger),
         commits=_commits_state(partition.commits) if owned else None,
         ahead=partition in engine.committer.ahead,
         held=_messages(ledger.in_flight()),
@@ -221,7 +219,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
     )
 
 
-def _empty(partition: Partition) -> AckLedger | OffsetLedger:
+def _empty(partition: Partition) -> Ledger:
     return AckLedger() if partition.floor is None else OffsetLedger(partition.floor)
 
 
@@ -248,7 +246,10 @@ def _message_state(message: Message) -> MessageState:
     )
 
 
-def _ack_state(ledger: AckLedger) -> AckLedgerState:
+def _ledger_state(ledger: Ledger) -> AckLedgerState | OffsetLedgerState:
+    if isinstance(ledger, OffsetLedger):
+        return _offset_state(ledger)
+    assert isinstance(ledger, AckLedger), f"no snapshot of a {type(ledger).__name__} is known"
     settled = tuple(zip(ledger._starts, ledger._ends, strict=True))
     return AckLedgerState(ledger.highest, settled, tuple(sorted(ledger._loose)))
 
@@ -270,9 +271,10 @@ def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
     )
 
 
-def _commits_state(commits: Commits | None) -> CommitsState | None:
+def _commits_state(commits: CommitState | None) -> CommitsState | None:
     if commits is None:
         return None
+    assert isinstance(commits, Commits), f"no snapshot of a {type(commits).__name__} is known"
     sending = commits.sending
     return CommitsState(
         not_before=commits._not_before,

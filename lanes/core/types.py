@@ -6,14 +6,10 @@ else does. Hot states and outcomes are compared by identity or as plain ints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from lanes.core.commits import Commits
-    from lanes.core.ledger import AckLedger
-    from lanes.core.offset_ledger import OffsetLedger
-    from lanes.errors import MessageError
+from lanes.errors import MessageError
 
 __all__ = [
     "ABANDON",
@@ -95,6 +91,53 @@ class Reader(Protocol):
         """The topic or the subject the message was published to."""
 
 
+class Ledger(Protocol):
+    """The record of which messages of an assignment are in flight. Each way of settling has its own.
+
+    ``highest``: the highest position admitted so far.
+    """
+
+    highest: int
+
+    def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
+        """Mark messages as settled; returns how many that changed and their bytes."""
+
+    def drop(self, message: Message) -> None:
+        """Forget an unfinished message; the broker delivers it again."""
+
+    def in_flight(self) -> list[Message]:
+        """The messages delivered and not settled, in order of delivery."""
+
+    def unfinished(self) -> list[Message]:
+        """The messages in flight that are not finished, in order of delivery."""
+
+    def oldest(self) -> Message | None:
+        """The unfinished message that was delivered first."""
+
+    def holes(self) -> int:
+        """How many deliveries are not settled."""
+
+    def floor(self) -> int:
+        """The next position to read; every delivery below it is finished."""
+
+
+class CommitState(Protocol):
+    """How far the commits of an assignment are."""
+
+    changes: int
+    confirmed: int
+    confirmed_ordinal: int
+    sending: Settlement | None
+    over: bool
+
+    @property
+    def pending(self) -> bool:
+        """Whether a change waits for a commit, and none is on its way."""
+
+    def unknown(self, again_at: float) -> None:
+        """Repeat the commit on its way, not before ``again_at``: its result is unknown."""
+
+
 _NOTHING_RECALLED: Final[Mapping[int, int]] = {}
 
 
@@ -119,11 +162,11 @@ class PartitionInternals:
         "unended",
     )
 
-    commits: Commits | None
+    commits: CommitState | None
     dirty: bool
     draining: bool
     finished: list[Message]
-    ledger: AckLedger | OffsetLedger
+    ledger: Ledger
     recalled: Mapping[int, int]
     resettle: list[Message]
     steady: bool
