@@ -26,7 +26,7 @@ from bench.kafka_broker import alone
 from lanes import Message, Settings
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import State, encode, state_key
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.cohort.partitioning import partition_of
 from tests.components import running
 

@@ -28,7 +28,7 @@ from bench.source import SIZE
 from lanes import GroupEvent, Message
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
 from lanes_jetstream.cohort.partitioning import partition_of
-from lanes_jetstream.wire.start import Start
+from lanes_jetstream.wire.stream import Start
 
 COHORT: Final = "bench"
 STAMP: Final = struct.Struct("<q")

@@ -45,7 +45,7 @@ def source_of(config: WorkerConfig) -> lanes.Source:
     from lanes_jetstream import JetStreamSource, subject_token
 
     if config.lease:
-        from lanes_jetstream.cohort.member import Cohort
+        from lanes_jetstream.cohort.settings import Cohort
 
         return JetStreamSource(
             config.server,

@@ -13,7 +13,7 @@ from lanes.clock import monotonic
 from lanes.core.cohort.records import Heartbeat, Lease, PlanRecord
 from lanes.core.types import PartitionId
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.cohort.partitioning import partition_of
 from lanes_jetstream.cohort.view import CohortView
 

@@ -12,7 +12,7 @@ from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import ERROR_TEXT_LIMIT, DeadLetter
 from lanes.errors import MessageError
 from lanes_jetstream import read_letter
-from lanes_jetstream.dead_letters.writer import letter_headers
+from lanes_jetstream.dead_letters.wire import letter_headers
 
 Headers = Sequence[tuple[str, bytes]]
 

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from lanes.core.types import key_bytes
 from lanes.errors import SourceError
 from lanes_jetstream import header, subject_token, whole_subject
-from lanes_jetstream.wire.transport import sequences
+from lanes_jetstream.wire.messages import sequences
 
 CLIENT = Client()
 

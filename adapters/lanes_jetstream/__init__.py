@@ -5,8 +5,7 @@ Reading order: ``source``.
 
 from __future__ import annotations
 
-from lanes_jetstream.cohort.member import Cohort
-from lanes_jetstream.cohort.stream import CohortStream
+from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.dead_letters.wire import read_letter
 from lanes_jetstream.dead_letters.writer import JetStreamDeadLetters
 from lanes_jetstream.source import JetStreamSource

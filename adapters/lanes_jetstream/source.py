@@ -11,17 +11,15 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
-from lanes_jetstream.cohort.member import Cohort
+from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.source import CohortSource
-from lanes_jetstream.durable.consumer import Durable
-from lanes_jetstream.durable.fitting import LEAST_ACK_WAIT
+from lanes_jetstream.durable.consumer import LEAST_ACK_WAIT, Durable
 from lanes_jetstream.durable.source import DurableSource
 from lanes_jetstream.durable.takeover import Mode
-from lanes_jetstream.durable.watch import OutOfRange
 from lanes_jetstream.wire.acks import AckMode
 from lanes_jetstream.wire.connection import Connection, Where
 from lanes_jetstream.wire.keys import KeyFunction
-from lanes_jetstream.wire.start import Start, start_fields
+from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
 
 __all__ = ["JetStreamSource"]
 

@@ -17,7 +17,7 @@ from lanes.core.cohort.records import Drain, Heartbeat, Lease, Record, drain_key
 from lanes.core.types import Partition
 from lanes.source import Source
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from memsource.contract.source import Ability, Check, Sample, checks
 from tests.components import NatsServer
 

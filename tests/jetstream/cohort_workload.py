@@ -17,8 +17,8 @@ import lanes
 from lanes.clock import monotonic
 from lanes.core.types import Partition
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
-from lanes_jetstream.cohort.epoch_names import mark_of
-from lanes_jetstream.cohort.member import bucket_name, namespace_of
+from lanes_jetstream.cohort.epoch_consumers import mark_of
+from lanes_jetstream.cohort.lease_store import bucket_name, namespace_of
 from lanes_jetstream.cohort.partitioning import partition_of
 from tests.jetstream.workload import until
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import pytest
 
 import lanes
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, draining, members, settled
 from tests.jetstream.wire import Losses, Wire
 from tests.jetstream.workload import until

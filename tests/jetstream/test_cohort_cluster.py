@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.components.nats_cluster import NatsCluster
 from tests.jetstream.cluster_workload import confirmed, leader, patiently
 from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, settled

@@ -13,7 +13,7 @@ import pytest
 import lanes
 from lanes.cli import app as cli
 from lanes.core.cohort.records import Drain, drain_key, encode
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.workload import until
 

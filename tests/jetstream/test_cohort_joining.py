@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 import lanes
 from lanes_jetstream import Cohort, JetStreamSource, header, subject_token, whole_subject
 from lanes_jetstream import CohortStream as Create
-from lanes_jetstream.cohort.member import bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.components import NatsServer
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream, connect

@@ -10,10 +10,8 @@ from nats.aio.client import Client
 
 import lanes
 from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
-from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.cohort.epoch_names import EpochName
-from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
-from lanes_jetstream.cohort.member import bucket_name, namespace_of
+from lanes_jetstream.cohort.epoch_consumers import EpochName, JetStreamEpochConsumers
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name, namespace_of
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.wire.connection import Connection
 from tests.components import NatsServer

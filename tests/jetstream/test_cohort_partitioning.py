@@ -17,7 +17,8 @@ from nats.aio.msg import Msg
 import lanes
 from lanes_jetstream import header, subject_token, whole_subject
 from lanes_jetstream.cohort.partitioning import KeyWatch, Partitioning, partition_of, read_partitioning
-from lanes_jetstream.cohort.stream import CohortStream, ensure_stream
+from lanes_jetstream.cohort.settings import CohortStream
+from lanes_jetstream.cohort.setup import ensure_stream
 from lanes_jetstream.wire.connection import Connection
 
 _numbers = itertools.count(1)

@@ -13,10 +13,10 @@ from nats.aio.client import Client
 
 import lanes
 from lanes_jetstream.cohort import watch as cohort_watch
-from lanes_jetstream.cohort.backlog import Backlog
+from lanes_jetstream.cohort.tenancy import Backlog
 from lanes_jetstream.cohort.watch import CohortWatch
-from lanes_jetstream.durable.watch import OutOfRange
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.stream import OutOfRange
 from tests.cohort.held import taken_over
 from tests.jetstream.test_cohort_deliveries import Held
 

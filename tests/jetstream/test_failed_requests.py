@@ -16,8 +16,15 @@ from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.cohort.setup import find_place
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.dead_letters.box import JetStreamLetterBox
-from lanes_jetstream.wire.api_codes import STREAM_NOT_FOUND
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NoJetStream, NotPermitted, fields_of
+from lanes_jetstream.wire.connection import (
+    STREAM_NOT_FOUND,
+    ApiError,
+    Connection,
+    NoAnswer,
+    NoJetStream,
+    NotPermitted,
+    fields_of,
+)
 from tests.components import NatsServer
 from tests.jetstream.workload import Stream
 

@@ -13,7 +13,7 @@ import lanes
 from lanes.dead_letters.box import Parked
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamLetterBox
-from lanes_jetstream.dead_letters.writer import letter_headers
+from lanes_jetstream.dead_letters.wire import letter_headers
 from tests.jetstream.workload import Stream
 from tests.kafka.letters import letter
 

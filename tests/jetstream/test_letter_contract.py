@@ -14,7 +14,7 @@ from lanes.dead_letters.box import LetterBox, Parked
 from lanes.source import DeadLetters
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamLetterBox
-from lanes_jetstream.dead_letters.writer import letter_headers
+from lanes_jetstream.dead_letters.wire import letter_headers
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import NatsServer
 from tests.contract.outage import killed

@@ -13,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.transport import sequences
+from lanes_jetstream.wire.messages import sequences
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Stream

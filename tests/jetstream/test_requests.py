@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.requests import HEARTBEAT, Requests
+from lanes_jetstream.wire.pull_requests import HEARTBEAT, Requests
 from tests.jetstream.stub_pulls import StubClient
 
 
@@ -83,7 +83,7 @@ def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPa
     assert kind(requests) == "connection"
     requests, client = begun()
     now = 100.0
-    monkeypatch.setattr("lanes_jetstream.wire.requests.monotonic", lambda: now)
+    monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)
     asyncio.run(requests.ask_exactly(1))
     while now < 100.0 + 4 * HEARTBEAT:
         assert kind(requests) is None or now > 100.0 + 3 * HEARTBEAT
@@ -94,7 +94,7 @@ def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPa
 def test_what_comes_behind_what_waits_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     requests, _ = begun()
     now = 100.0
-    monkeypatch.setattr("lanes_jetstream.wire.requests.monotonic", lambda: now)
+    monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)
     asyncio.run(requests.ask_exactly(100))
     # Nothing is taken meanwhile, as of a partition that is paused, and the server has no need of heartbeats.
     while now < 100.0 + 6 * HEARTBEAT:

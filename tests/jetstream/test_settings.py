@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 import lanes
 from lanes.errors import MessageError
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, header, subject_token, whole_subject
-from lanes_jetstream.wire.transport import sequences
+from lanes_jetstream.wire.messages import sequences
 from memsource import MemoryBroker, MemoryDeadLetters
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running

@@ -17,7 +17,7 @@ from lanes.errors import SourceError
 from lanes.source import Delivered
 from lanes_jetstream import JetStreamSource, subject_token, whole_subject
 from lanes_jetstream.wire.acks import send_all
-from lanes_jetstream.wire.start import start_fields
+from lanes_jetstream.wire.stream import start_fields
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, inner, moment_behind, running, until
 

@@ -16,7 +16,7 @@ import lanes
 from lanes_jetstream.durable.consumer import Durable, Pending
 from lanes_jetstream.durable.watch import Watch
 from lanes_jetstream.wire.connection import ApiError, Connection
-from lanes_jetstream.wire.stream_state import StreamState
+from lanes_jetstream.wire.stream import StreamState
 from tests.components import NatsServer
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import DURABLE, Recorder, Stream, running, until

@@ -1,5 +1,5 @@
-"""A member of an exclusive cohort as a source.
+"""Runs a member of an exclusive cohort as a source.
 
-Reading order: ``member``, ``setup``, ``stream``, ``partitioning``, ``source``, ``tenancy``, ``pulls``, ``backlog``,
-``watch``, ``lease_store``, ``epoch_consumers``, ``epoch_names``, ``view``.
+Reading order: ``settings``, ``partitioning``, ``setup``, ``source``, ``tenancy``, ``pulls``, ``watch``,
+``lease_store``, ``epoch_consumers``, ``view``.
 """

@@ -1,33 +1,42 @@
-"""The durables of a cohort on a real server: one for each cohort partition and epoch, made strictly.
+"""The durables of a cohort: one for each cohort partition and epoch, created strictly.
 
-Requests are raw JSON: the client's own create overwrites a consumer of the same name, and its types drop what they do
-not know.
+Requests are raw JSON. The client's own create call overwrites a consumer of the same name, and its types drop the
+fields they do not know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from lanes.cohort.leases import ConsumerExists, EpochConsumer, UnknownResult
+from lanes.core.cohort.records import HIGHEST
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.cohort.epoch_names import EpochName, mark_of
-from lanes_jetstream.cohort.member import bucket_name
-from lanes_jetstream.wire.api_codes import (
+from lanes_jetstream.cohort.lease_store import bucket_name
+from lanes_jetstream.wire.connection import (
     CONSUMER_NAME_TAKEN,
     CONSUMER_NOT_FOUND,
     CONSUMER_NOT_UNIQUE,
     NO_MORE_CONSUMERS,
     STREAM_NOT_FOUND,
+    ApiError,
+    Connection,
+    NoAnswer,
+    NotPermitted,
+    pages,
+    seconds_of,
 )
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NotPermitted, pages, seconds_of
 
-__all__ = ["DEFAULT_ACK_WAIT", "JetStreamEpochConsumers", "floor_of"]
+__all__ = ["DEFAULT_ACK_WAIT", "EpochName", "JetStreamEpochConsumers", "floor_of", "mark_of"]
 
 log = logging.getLogger("lanes.jetstream")
+
+_NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")
+
 
 NONCE: Final = "lanes-nonce"
 """Metadata of a durable: of the acquisition that made it."""
@@ -46,6 +55,36 @@ _TRIES: Final = 3
 
 _NAMED: Final = 5
 """Consumers that are not the cohort's which one line names at most."""
+
+
+def mark_of(namespace: str) -> str:
+    """What the durable is called that says that a work queue has a cohort: none of a partition."""
+    return f"{namespace}-cohort"
+
+
+class EpochName(NamedTuple):
+    """A durable's cohort partition, its epoch, and its number among those of one epoch: 0, then takeovers from
+    oneself."""
+
+    partition: int
+    epoch: int
+    sub: int
+
+    def durable(self, namespace: str) -> str:
+        """``<namespace>-p<partition>-e<epoch>``, with ``-<sub>`` behind that unless it is 0."""
+        return f"{namespace}-p{self.partition}-e{self.epoch}" + (f"-{self.sub}" if self.sub else "")
+
+    @classmethod
+    def parse(cls, namespace: str, durable: object) -> EpochName | None:
+        """The inverse of ``durable``; None for what it does not make, which is nobody's of this cohort."""
+        if not isinstance(durable, str) or not durable.startswith(namespace):
+            return None
+        match = _NAME.fullmatch(durable, len(namespace))
+        if match is None:
+            return None
+        parsed = cls(int(match[1]), int(match[2]), int(match[3] or 0))
+        # A leading zero makes another name, and no record holds a higher epoch.
+        return parsed if parsed.epoch <= HIGHEST and parsed.durable(namespace) == durable else None
 
 
 class JetStreamEpochConsumers:

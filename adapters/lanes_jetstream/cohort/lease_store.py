@@ -22,14 +22,13 @@ from nats.aio.subscription import Subscription
 
 from lanes.cohort.leases import Conflict, Entry, UnknownResult
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.wire.api_codes import (
+from lanes_jetstream.cohort.settings import NAME
+from lanes_jetstream.wire.connection import (
     MESSAGE_NOT_FOUND,
     NO_JETSTREAM,
     STREAM_NAME_TAKEN,
     STREAM_NOT_FOUND,
     WRONG_REVISION,
-)
-from lanes_jetstream.wire.connection import (
     ApiError,
     Connection,
     Denials,
@@ -40,7 +39,7 @@ from lanes_jetstream.wire.connection import (
     pages,
 )
 
-__all__ = ["JetStreamLeaseStore"]
+__all__ = ["JetStreamLeaseStore", "bucket_name", "namespace_of"]
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -62,6 +61,21 @@ _API_LEVEL: Final = 1
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
 _KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+def bucket_name(stream: str, namespace: str) -> str:
+    """What the bucket of a cohort on a stream is called; no two cohorts have the same.
+
+    ``lanes_<stream>_<namespace>``. A stream has underscores, too: where the namespace has one its length says where it
+    begins, ``lanes-<length>_<stream>_<namespace>``.
+    """
+    return f"lanes-{len(namespace)}_{stream}_{namespace}" if "_" in namespace else f"lanes_{stream}_{namespace}"
+
+
+def namespace_of(bucket: str, stream: str) -> str | None:
+    """The namespace of the cohort on a stream whose bucket is called so; None = it is not one on that stream."""
+    named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({NAME.pattern})", bucket)
+    return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 
 
 class _NobodyThere(UnknownResult):

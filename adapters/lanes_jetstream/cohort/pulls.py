@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from lanes.core.types import Room
 from lanes_jetstream.wire.connection import Connection
-from lanes_jetstream.wire.requests import Requests
+from lanes_jetstream.wire.pull_requests import Requests
 
 __all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
 

@@ -1,4 +1,4 @@
-"""Where a cohort is: its stream, how that is divided, its bucket, and what of both may never change."""
+"""A cohort's stream and bucket: found or created, checked, and described by the facts that never change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 from lanes.cohort.roster import patience_of
 from lanes.core.cohort.records import CohortConfig
 from lanes.errors import ConfigError
-from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
-from lanes_jetstream.cohort.member import Cohort, bucket_name
-from lanes_jetstream.cohort.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Partitioning
-from lanes_jetstream.cohort.stream import ensure_stream
-from lanes_jetstream.wire.api_codes import MESSAGE_NOT_FOUND
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
+from lanes_jetstream.cohort.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Partitioning, read_partitioning
+from lanes_jetstream.cohort.settings import Cohort, CohortStream
+from lanes_jetstream.wire.connection import (
+    MESSAGE_NOT_FOUND,
+    STREAM_NAME_TAKEN,
+    STREAM_NOT_FOUND,
+    ApiError,
+    Connection,
+    NoAnswer,
+)
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
-from lanes_jetstream.wire.start import Start, start_fields
+from lanes_jetstream.wire.stream import Start, start_fields
 
 __all__ = ["FoundPlace", "find_place"]
 
@@ -71,6 +76,58 @@ async def find_place(
         namespace=cohort.namespace,
     )
     return FoundPlace(partitioning, config, store, sequence, watched)
+
+
+async def ensure_stream(
+    connection: Connection, stream: str, create: CohortStream | None, partitions: int
+) -> tuple[Partitioning, Mapping[str, Any]]:
+    """Find the stream, or create it, and read how it is divided; with the server's own description of the stream.
+
+    ``partitions``: of a stream that is created. Raises ``ConfigError`` for a stream that does not fit, ``SourceError``
+    for what the server refuses, ``NoAnswer``.
+    """
+    try:
+        info = await _find_stream(connection, stream)
+        if info is None and create is not None:
+            info = await _create_stream(connection, stream, create.config(stream, partitions))
+    except ApiError as error:
+        raise connection.failed(f"stream {stream!r}", error) from None
+    if info is None:
+        raise ConfigError(
+            f"stream {stream!r} does not exist at {connection.servers}: create it, correct stream=…, or pass "
+            "create=CohortStream(…)"
+        )
+    partitioning = read_partitioning(stream, info["config"])
+    if create is not None:
+        wanted = read_partitioning(stream, create.config(stream, partitioning.partitions))
+        if wanted.rules != partitioning.rules:
+            raise ConfigError(
+                f"stream {stream!r} exists and is divided by {partitioning.detail}, not by {wanted.detail} as "
+                "create=CohortStream(…) says: correct that, or name another stream"
+            )
+    return partitioning, info
+
+
+async def _find_stream(connection: Connection, stream: str) -> dict[str, Any] | None:
+    try:
+        return await connection.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+    return None
+
+
+async def _create_stream(connection: Connection, stream: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        return await connection.api(f"STREAM.CREATE.{stream}", config)
+    except ApiError as error:
+        if error.err_code != STREAM_NAME_TAKEN:
+            raise ConfigError(
+                f"stream {stream!r} cannot be created: {error}; correct create=CohortStream(…), or create the stream "
+                "yourself"
+            ) from None
+    # Another member was faster.
+    return await _find_stream(connection, stream)
 
 
 def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config: Mapping[str, Any]) -> None:

@@ -24,19 +24,18 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
-from lanes_jetstream.cohort.member import Cohort, bucket_name
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
+from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.setup import find_place
 from lanes_jetstream.cohort.tenancy import PulledTenancy
 from lanes_jetstream.cohort.watch import CohortWatch
-from lanes_jetstream.durable.watch import OutOfRange
 from lanes_jetstream.wire.acks import ACK, keep_alive, send_all, sending
 from lanes_jetstream.wire.connection import Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
-from lanes_jetstream.wire.start import Start
+from lanes_jetstream.wire.stream import OutOfRange, Start
 
 __all__ = ["CohortSource"]
 

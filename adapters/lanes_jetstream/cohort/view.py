@@ -28,12 +28,17 @@ from lanes.core.cohort.records import (
     member_key,
 )
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.cohort.epoch_consumers import floor_of
-from lanes_jetstream.cohort.epoch_names import EpochName
-from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
-from lanes_jetstream.cohort.member import bucket_name, namespace_of
-from lanes_jetstream.wire.api_codes import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, pages, seconds_of
+from lanes_jetstream.cohort.epoch_consumers import EpochName, floor_of
+from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name, namespace_of
+from lanes_jetstream.wire.connection import (
+    MESSAGE_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    ApiError,
+    Connection,
+    NoAnswer,
+    pages,
+    seconds_of,
+)
 
 __all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
 

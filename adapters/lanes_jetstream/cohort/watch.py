@@ -15,10 +15,8 @@ import nats.errors
 from lanes.cohort.owned import Holdings
 from lanes.errors import LanesError, SourceError
 from lanes_jetstream.cohort.tenancy import PulledTenancy
-from lanes_jetstream.durable.watch import OutOfRange
-from lanes_jetstream.wire.api_codes import CONSUMER_NOT_FOUND
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
-from lanes_jetstream.wire.stream_state import read_stream
+from lanes_jetstream.wire.connection import CONSUMER_NOT_FOUND, ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.stream import OutOfRange, read_stream
 
 __all__ = ["CohortWatch"]
 

@@ -1,4 +1,4 @@
-"""Dead letters in a JetStream subject: written, read back, disposed of.
+"""Writes dead letters to a JetStream subject, and lists, republishes and deletes them.
 
 Reading order: ``wire``, ``writer``, ``box``.
 """

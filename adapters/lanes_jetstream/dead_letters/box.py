@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, Found, Parked
 from lanes.errors import ConfigError, MessageError, SourceError
-from lanes_jetstream.dead_letters.wire import ID, WIRE, read_whole
-from lanes_jetstream.dead_letters.writer import header_text, letters_subject, publish
+from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
+from lanes_jetstream.dead_letters.writer import letters_subject, publish
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Where
 
 _NOTHING_THERE: Final = (10037, 10043)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-from typing import Any, Final
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -13,12 +11,10 @@ from nats.aio.client import Client
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import fitting
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.dead_letters.wire import WIRE
+from lanes_jetstream.dead_letters.wire import letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
 
-__all__ = ["JetStreamDeadLetters", "header_text", "letter_headers", "letters_subject", "publish"]
-
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+__all__ = ["JetStreamDeadLetters", "letters_subject", "publish"]
 
 
 class JetStreamDeadLetters:
@@ -102,19 +98,7 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
     return confirmation
 
 
-def letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
-    """The headers of a letter on the wire. ``whole``: bytes its value had, where it was cut."""
-    headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
-    # Two original headers of one name are one here, so that indices of them would name others.
-    return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
-
-
 def _size(letter: DeadLetter, whole: int | None) -> int:
     # "NATS/1.0", each "name: value", an empty line; CRLF behind every line.
     headers = letter_headers(letter, whole)
     return len(letter.value) + 12 + sum(len(name.encode()) + len(text.encode()) + 4 for name, text in headers.items())
-
-
-def header_text(value: bytes) -> str:
-    """The value of a header as any client sends it."""
-    return _CONTROL.sub(" ", value.decode("utf-8", "replace"))

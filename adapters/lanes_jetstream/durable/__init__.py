@@ -1,4 +1,4 @@
-"""One durable pull consumer as a source.
+"""Reads one durable pull consumer as a source.
 
-Reading order: ``source``, ``consumer``, ``fitting``, ``takeover``, ``watch``.
+Reading order: ``source``, ``consumer``, ``pulls``, ``takeover``, ``watch``.
 """

@@ -16,14 +16,15 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import Durable
+from lanes_jetstream.durable.pulls import Pulls
 from lanes_jetstream.durable.takeover import Takeover
-from lanes_jetstream.durable.watch import OutOfRange, Reading, Watch
+from lanes_jetstream.durable.watch import Reading, Watch
 from lanes_jetstream.wire.acks import AckMode, Acks, keep_alive, sending
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.keys import KeyFunction
-from lanes_jetstream.wire.messages import READER, message_of
-from lanes_jetstream.wire.requests import PULL_EXPIRES
-from lanes_jetstream.wire.transport import Pulls, sequences
+from lanes_jetstream.wire.messages import READER, message_of, sequences
+from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.stream import OutOfRange
 
 log = logging.getLogger("lanes.jetstream")
 

@@ -18,10 +18,11 @@ from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.durable.consumer import Durable, Pending
+from lanes_jetstream.durable.pulls import Pulls
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NotPermitted
-from lanes_jetstream.wire.requests import PULL_EXPIRES
-from lanes_jetstream.wire.stream_state import StreamState
-from lanes_jetstream.wire.transport import Pulls, sequences
+from lanes_jetstream.wire.messages import sequences
+from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.stream import StreamState
 
 log = logging.getLogger("lanes.jetstream")
 

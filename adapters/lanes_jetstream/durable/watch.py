@@ -10,21 +10,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import nats.errors
 
 from lanes.clock import monotonic
 from lanes.errors import SourceError
-from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, Durable, Look, Pending
-from lanes_jetstream.durable.fitting import filtered
+from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, Durable, Look, Pending, filtered
 from lanes_jetstream.wire.connection import ApiError, Connection, Denials, NoAnswer, NotPermitted
-from lanes_jetstream.wire.requests import PULL_EXPIRES
-from lanes_jetstream.wire.stream_state import StreamState
+from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.stream import OutOfRange, StreamState
 
 log = logging.getLogger("lanes.jetstream")
-
-OutOfRange = Literal["fail", "earliest"]
 
 LOOK: Final = 2.0
 """Seconds between two looks."""

@@ -1,5 +1,4 @@
-"""Requests, pulls and acknowledgements: what both kinds of sources send and receive.
+"""Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
-Reading order: ``connection``, ``api_codes``, ``requests``, ``transport``, ``acks``, ``keys``, ``messages``,
-``start``, ``stream_state``.
+Reading order: ``connection``, ``stream``, ``pull_requests``, ``keys``, ``messages``, ``acks``.
 """

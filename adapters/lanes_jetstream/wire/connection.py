@@ -17,7 +17,6 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.wire.api_codes import NO_JETSTREAM
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -38,6 +37,23 @@ FLUSH_PATIENCE: Final = 86_400
 
 OLDEST_SERVER: Final = (2, 11)
 """The oldest nats-server this was tested with, as major and minor version."""
+
+# Error codes of the JetStream API, as in `ApiError.err_code`.
+CONSUMER_NOT_FOUND: Final = 10014
+CONSUMER_NAME_TAKEN: Final = frozenset({10013, 10148})
+CONSUMER_NOT_UNIQUE: Final = frozenset({10099, 10100})
+"""A work queue has a consumer already that filters some of the same subjects."""
+NO_MORE_CONSUMERS: Final = 10026
+
+STREAM_NOT_FOUND: Final = 10059
+STREAM_NAME_TAKEN: Final = 10058
+
+MESSAGE_NOT_FOUND: Final = 10037
+WRONG_REVISION: Final = frozenset({10071, 10164})
+"""The last sequence of a subject is another one than expected."""
+
+NO_JETSTREAM: Final = frozenset({10039, 10076})
+"""There is none on the server or for the account, with the same status as what is over in a moment."""
 
 _DENIED_LOOK: Final = 0.1
 """Seconds between two looks at whether the server has refused a request for want of a permission: it says so, but not

@@ -8,7 +8,7 @@ from typing import Final
 from nats.aio.msg import Msg
 
 from lanes.core.types import Message, Partition, key_bytes
-from lanes.errors import MessageError
+from lanes.errors import MessageError, SourceError
 from lanes_jetstream.wire.keys import KeyFunction
 
 
@@ -60,3 +60,33 @@ def _break(message: Message, error: Exception) -> None:
         "correct the key function, or exclude such messages with filter_subject"
     )
     message.broken.__cause__ = error
+
+
+def sequences(reply: str) -> tuple[int, int]:
+    """Stream sequence and delivery number of the consumer, from either form of the reply subject.
+
+    ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
+    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15). Raises ``SourceError``
+    for any other.
+    """
+    dots = reply.count(".")
+    if dots == 8:
+        _, stream, consumer, _, _ = reply.rsplit(".", 4)
+    else:
+        stream, consumer = reply.split(".")[7:9] if dots in (10, 11) else ("", "")
+    # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
+    both = stream + consumer
+    if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):
+        raise SourceError(
+            f"a delivery has the reply subject {reply!r:.200}, which is not one of JetStream's: see that nobody else "
+            "publishes to the inbox of this client"
+        )
+    return int(stream), int(consumer)
+
+
+def pending(reply: str) -> int:
+    """How many messages the consumer had still to deliver behind one, as that one's reply subject says."""
+    tokens = reply.split(".")
+    number = tokens[8] if len(tokens) == 9 else tokens[10]
+    # Of one that does not say it nothing can be missed.
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else 0

@@ -9,10 +9,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from lanes.errors import SourceError
-from lanes_jetstream.wire.requests import Requests
+from lanes_jetstream.wire.pull_requests import Requests
 
-__all__ = ["Pulls", "sequences"]
+__all__ = ["Pulls"]
 
 
 class Pulls(Requests):
@@ -65,25 +64,3 @@ class Pulls(Requests):
             self.said(message)
         else:
             self.came(message)
-
-
-def sequences(reply: str) -> tuple[int, int]:
-    """Stream sequence and delivery number of the consumer, from either form of the reply subject.
-
-    ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
-    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15). Raises ``SourceError``
-    for any other.
-    """
-    dots = reply.count(".")
-    if dots == 8:
-        _, stream, consumer, _, _ = reply.rsplit(".", 4)
-    else:
-        stream, consumer = reply.split(".")[7:9] if dots in (10, 11) else ("", "")
-    # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
-    both = stream + consumer
-    if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):
-        raise SourceError(
-            f"a delivery has the reply subject {reply!r:.200}, which is not one of JetStream's: see that nobody else "
-            "publishes to the inbox of this client"
-        )
-    return int(stream), int(consumer)

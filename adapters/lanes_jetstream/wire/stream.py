@@ -1,12 +1,21 @@
-"""What a stream says of itself: which one it is, where it begins and ends, and what it does with its messages."""
+"""A stream as a consumer needs it: its state, where a new consumer begins, and what to do about dropped messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
 
+from lanes.config import check_aware
 from lanes.errors import ConfigError
-from lanes_jetstream.wire.api_codes import STREAM_NOT_FOUND
-from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.connection import STREAM_NOT_FOUND, ApiError, Connection
+
+Start = Literal["beginning", "next"] | int | datetime
+"""``"beginning"`` of the stream, the ``"next"`` message that is published, a stream sequence (1 or more), or an aware
+``datetime``: the first message stored then or later."""
+
+OutOfRange = Literal["fail", "earliest"]
+"""What to do when the stream dropped messages before they were delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +54,18 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
         or int(config.get("max_msgs_per_subject", -1)) > 0,
         forgets=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
     )
+
+
+def start_fields(start: object) -> dict[str, Any]:
+    """The fields of a consumer's configuration for it. Raises ``ConfigError`` for what is none."""
+    if start == "beginning":
+        return {"deliver_policy": "all"}
+    if start == "next":
+        return {"deliver_policy": "new"}
+    if isinstance(start, int) and not isinstance(start, bool) and 1 <= start < 1 << 64:
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+    if isinstance(start, datetime):
+        check_aware("start", start)
+        moment = start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return {"deliver_policy": "by_start_time", "opt_start_time": moment}
+    raise ConfigError(f'start={start!r}: use "beginning", "next", a stream sequence of 1 or more, or an aware datetime')
