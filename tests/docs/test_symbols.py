@@ -17,7 +17,19 @@ DESIGN: Final = [ROOT / "docs" / "design.md", *sorted((ROOT / "docs" / "design")
 PLACE: Final = re.compile(rf"(?:{'|'.join(SHIPPED)}|tests|docs|demo|bench|fuzz|examples)/[\w./]*")
 QUOTED: Final = re.compile(r"`([^`]+)`")
 NAME: Final = re.compile(r"(?:[A-Za-z_]\w*\.)?[A-Za-z_]\w*")
-FOREIGN: Final = {"remembers", "skip", "block", "block_and_dlq", "exit", "revoked", "lost", "delivered", "ack", "started", "grace"}
+FOREIGN: Final = {
+    "remembers",
+    "skip",
+    "block",
+    "block_and_dlq",
+    "exit",
+    "revoked",
+    "lost",
+    "delivered",
+    "ack",
+    "started",
+    "grace",
+}
 """Words of users and of the history, not names of code: ``lost`` is a row."""
 
 
