@@ -51,7 +51,7 @@ class Engine(Ownership):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.concurrency = policy.concurrency
-        self.running: int = 0
+        self.running_handlers: int = 0
         self.halted: bool = False
         self.retries: int = 0
         self.late: int = 0
@@ -118,11 +118,11 @@ class Engine(Ownership):
 
     def take(self) -> Message | None:
         """The next message to run, or None when nothing is ready or ``concurrency`` handlers run."""
-        if not self._ready or self.running >= self.concurrency:
+        if not self._ready or self.running_handlers >= self.concurrency:
             return None
         message = self._ready.popleft()
         message.state = RUNNING
-        self.running += 1
+        self.running_handlers += 1
         return message
 
     def take_batch(self, limit: int) -> list[Message]:
@@ -131,7 +131,7 @@ class Engine(Ownership):
         Heads of different lanes, and of each lane what follows its head. The call is one of ``concurrency``.
         """
         batch: list[Message] = []
-        if self.running >= self.concurrency:
+        if self.running_handlers >= self.concurrency:
             return batch
         while self._ready and len(batch) < limit:
             message: Message | None = self._ready.popleft()
@@ -139,7 +139,7 @@ class Engine(Ownership):
                 message.state = RUNNING
                 batch.append(message)
                 message = message.next
-        self.running += bool(batch)
+        self.running_handlers += bool(batch)
         return batch
 
     def available(self, limit: int) -> int:
@@ -159,7 +159,7 @@ class Engine(Ownership):
         if message.state != RUNNING:
             raise illegal(message, "finish")
         partition = message.partition
-        self.running -= 1
+        self.running_handlers -= 1
         if outcome is not ACK or not partition.steady:
             self._finish_slow(message, outcome, now)
             return
@@ -185,13 +185,13 @@ class Engine(Ownership):
             raise illegal(stray, "finish")
         if len(outcomes) != len(batch):
             raise ValueError(f"{len(outcomes)} outcomes for a batch of {len(batch)} messages: return one for each")
-        self.running -= bool(batch)
+        self.running_handlers -= bool(batch)
         for message, outcome in zip(batch, outcomes, strict=True):
             if message.state != RUNNING:
                 continue  # It was given back to its lane just now.
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
-                self.running += 1  # ``finish`` takes it off: of a batch that has been done
+                self.running_handlers += 1  # ``finish`` takes it off: of a batch that has been done
                 self.finish(message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
@@ -414,6 +414,7 @@ class Engine(Ownership):
 
     def __repr__(self) -> str:
         return (
-            f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, {self.running} running, "
-            f"{len(self._ready)} ready, {len(self.waiting.lanes)} held, blocked or parking>"
+            f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, "
+            f"{self.running_handlers} running, {len(self._ready)} ready, "
+            f"{len(self.waiting.lanes)} held, blocked or parking>"
         )

@@ -134,7 +134,7 @@ class EngineState(NamedTuple):
 
     policy: Policy
     latest_assignment: int
-    running: int
+    running_handlers: int
     halted: bool
     flow: FlowState
     assignments: tuple[AssignmentState, ...]
@@ -169,7 +169,7 @@ def snapshot(engine: Engine) -> EngineState:
     return EngineState(
         policy=engine.policy,
         latest_assignment=engine.latest_assignment,
-        running=engine.running,
+        running_handlers=engine.running_handlers,
         halted=engine.halted,
         flow=FlowState(flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at),
         assignments=tuple(_assignment_state(engine, partition) for partition in _assignments(engine)),
@@ -297,7 +297,11 @@ def restore(state: EngineState) -> Engine:
     ledgers, ``chains.fenced`` and ``Commits.sending``.
     """
     engine = Engine(state.policy)
-    engine.latest_assignment, engine.running, engine.halted = state.latest_assignment, state.running, state.halted
+    engine.latest_assignment, engine.running_handlers, engine.halted = (
+        state.latest_assignment,
+        state.running_handlers,
+        state.halted,
+    )
     flow = engine.flow
     flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
     messages: dict[MessageId, Message] = {}

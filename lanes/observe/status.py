@@ -100,7 +100,7 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         in_flight_bytes=flow.bytes,
         max_in_flight_bytes=flow.max_bytes,
         peak_in_flight_bytes=flow.peak_bytes,
-        running=engine.running,
+        running=engine.running_handlers,
         concurrency=engine.concurrency,
         ready=engine.ready,
         held=waiting.count(HELD),

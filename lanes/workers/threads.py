@@ -87,7 +87,7 @@ class ThreadWorkers:
         """Have the lanes taken that are ready; the caller takes ``taking`` of them. Does not block. Idempotent."""
         engine = self._engine
         # While all threads are busy it is their results that wake.
-        if engine.ready > taking and engine.running < engine.concurrency:
+        if engine.ready > taking and engine.running_handlers < engine.concurrency:
             self._pool.wake()
 
     def cancel(self, partition: Partition) -> None:
@@ -150,7 +150,7 @@ class ThreadWorkers:
         self._pool.put(taken)
         try:
             # As many as there are messages that run or are to run; never more than ``concurrency``.
-            self._pool.need(engine.running)
+            self._pool.need(engine.running_handlers)
         except ConfigError as refused:
             if self._pool.empty:
                 # Nobody would ever call their handlers.

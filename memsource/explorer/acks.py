@@ -113,7 +113,7 @@ class AckWorld:
             if token and not waits and state.redeliveries < self._redeliveries:
                 more = state._replace(redeliveries=state.redeliveries + 1)
                 yield f"delivered again: {position}", True, partial(self._delivered, more, position)
-        if engine.ready and engine.running < engine.concurrency:
+        if engine.ready and engine.running_handlers < engine.concurrency:
             yield "takes", False, partial(self._take, state)
         for running in _running(engine):
             name = message_id(running)

@@ -92,7 +92,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
     """What may happen to a member by itself."""
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
-    if engine.ready and engine.running < engine.concurrency:
+    if engine.ready and engine.running_handlers < engine.concurrency:
         found.append(Event("takes"))
     for state in member.engine.assignments:
         shell = known.get(state.assignment)

@@ -226,7 +226,7 @@ def test_what_is_delivered_beyond_the_ceiling_waits_in_order() -> None:
     run += start(engine, partition, 2, 3, 4, now=2.0)
     assert (ahead(engine), engine.room().paused) == ([("reached", 0)], frozenset({partition}))
     run += start(engine, partition, 5, now=3.0)
-    assert (ahead(engine), engine.running, engine.flow.in_flight) == ([], 3, 6)
+    assert (ahead(engine), engine.running_handlers, engine.flow.in_flight) == ([], 3, 6)
     ack(engine, run[0], run[1])
     (settlement,) = engine.collect(4.0)
     assert take_all(engine) == []
@@ -345,7 +345,7 @@ def test_after_the_end_nothing_is_committed(way: str) -> None:
         report(sent)
         assert (effects(engine), engine.collect(100.0, everything=True), engine.settled_count) == ([], [], 1)
     ack(engine, run[2])
-    assert (engine.flow.in_flight, engine.running) == (0, 0)
+    assert (engine.flow.in_flight, engine.running_handlers) == (0, 0)
 
 
 def test_a_late_answer_does_not_reach_the_next_assignment() -> None:
@@ -359,7 +359,7 @@ def test_a_late_answer_does_not_reach_the_next_assignment() -> None:
     start(engine, new, 0, 1)
     engine.settled(sent)
     engine.unsettled(sent)
-    assert (engine.running, engine.collect(100.0, everything=True)) == (1, [])
+    assert (engine.running_handlers, engine.collect(100.0, everything=True)) == (1, [])
     assert new.commits is not None
     assert new.commits.confirmed == 0
 

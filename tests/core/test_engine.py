@@ -27,9 +27,9 @@ def test_a_message_from_delivery_to_settlement() -> None:
     (message,) = deliver(engine, partition, 7, size=30, now=5.0)
     assert (message.state, message.received, engine.ready) == (QUEUED, 5.0, 1)
     assert take(engine) is message
-    assert (message.state, engine.running, engine.ready) == (RUNNING, 1, 0)
+    assert (message.state, engine.running_handlers, engine.ready) == (RUNNING, 1, 0)
     engine.finish(message, ACK, 6.0)
-    assert (message.state, engine.running, engine.dirty) == (FINISHED, 0, [partition])
+    assert (message.state, engine.running_handlers, engine.dirty) == (FINISHED, 0, [partition])
     (settlement,) = engine.collect(0.0)
     assert (settlement.partition, settlement.messages) == (partition, [message])
     # On its way to the broker it still counts.
@@ -215,7 +215,7 @@ def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
     (held,) = effects(engine)
     assert isinstance(held, fx.Held)
     assert (held.message, held.delay) == (head, BACKOFF / 2)
-    assert (head.state, engine.running, engine.retries) == (HELD, 0, 1)
+    assert (head.state, engine.running_handlers, engine.retries) == (HELD, 0, 1)
     (lane,) = engine.lanes()
     assert (lane.head, lane.until) == (head, 100.0 + BACKOFF / 2)
     assert take_all(engine) == [2]

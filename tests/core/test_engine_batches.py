@@ -40,7 +40,7 @@ def test_heads_of_different_lanes_and_what_follows_each() -> None:
     assert engine.available(100) == 7
     assert started(engine) == [0, 3, 1, 6, 2, 4, 5]
     assert {message.state for message in run} == {RUNNING}
-    assert (engine.running, engine.ready, engine.available(100)) == (1, 0, 0)
+    assert (engine.running_handlers, engine.ready, engine.available(100)) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
     delivered(engine, partition, b"ab")
     assert engine.available(100) == 2
     assert started(engine) == [3, 5]
-    assert (started(engine), engine.running) == ([], 2)
+    assert (started(engine), engine.running_handlers) == ([], 2)
 
 
 def test_a_call_is_one_of_the_concurrency() -> None:
@@ -75,16 +75,16 @@ def test_a_call_is_one_of_the_concurrency() -> None:
     assert started(engine, 3) == [2, 3, 4]
     assert (started(engine), engine.take()) == ([], None)
     engine.finish_batch(first, [ACK, ACK], 0.0)
-    assert (engine.running, started(engine), engine.running) == (1, [5], 2)
+    assert (engine.running_handlers, started(engine), engine.running_handlers) == (1, [5], 2)
     assert states(run) == ["finished"] * 2 + ["running"] * 4
 
 
 def test_there_may_be_nothing_to_take() -> None:
     engine = new_engine()
     assigned(engine)
-    assert (engine.take_batch(10), engine.available(10), engine.running) == ([], 0, 0)
+    assert (engine.take_batch(10), engine.available(10), engine.running_handlers) == ([], 0, 0)
     engine.finish_batch([], [], 0.0)
-    assert engine.running == 0
+    assert engine.running_handlers == 0
 
 
 # --- how it ends
@@ -97,7 +97,7 @@ def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> Non
     batch = engine.take_batch(3)
     assert batch == [run[0], run[1], run[3]]
     engine.finish_batch(batch, [ACK] * 3, 0.0)
-    assert engine.running == 0
+    assert engine.running_handlers == 0
     (settlement,) = engine.collect(0.0)
     assert settlement.messages == batch
     assert started(engine) == [2, 5, 6, 4]
@@ -110,7 +110,7 @@ def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
     partition = assigned(engine)
     delivered(engine, partition, b"aab.")
     engine.finish_batch(engine.take_batch(10), [ACK] * 4, 0.0)
-    assert (partition.tails, engine.ready, engine.running) == ({}, 0, 0)
+    assert (partition.tails, engine.ready, engine.running_handlers) == ({}, 0, 0)
 
 
 def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None:
@@ -122,7 +122,7 @@ def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None
     engine.finish_batch(batch, [ACK, failed(delay=3.0), ACK, failed(), ABANDON, ACK], 10.0)
     assert states(run) == ["finished", "held", "queued", "queued", "queued", "finished", "queued"]
     assert [(e.message, e.delay) for e in effects(engine) if isinstance(e, fx.Held)] == [(run[1], 3.0)]
-    assert (engine.running, engine.retries, partition.draining) == (0, 1, False)
+    assert (engine.running_handlers, engine.retries, partition.draining) == (0, 1, False)
     assert started(engine) == [6]
     engine.due(13.0)
     # They run again, in order.
@@ -172,7 +172,12 @@ def test_an_interruption_drains_the_partition() -> None:
     # The drain that the first one began takes the failure of the third.
     assert isinstance(interrupted, fx.Interrupted) and isinstance(drained, fx.Drained)
     assert interrupted.message is run[2]
-    assert (drained.partition, engine.running, partition.unended, engine.flow.in_flight) == (partition, 0, 0, 2)
+    assert (drained.partition, engine.running_handlers, partition.unended, engine.flow.in_flight) == (
+        partition,
+        0,
+        0,
+        2,
+    )
     assert partition.tails == {}
 
 
@@ -191,7 +196,7 @@ def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) ->
     assert (abandoned.messages, type(drained)) == ([run[2]], fx.Drained)
     # Of those that failed with the call only the first counts.
     assert [e.message for e in interrupted if isinstance(e, fx.Interrupted)] == [run[1]] * (outcome is not ABANDON)
-    assert (engine.flow.in_flight, engine.running, partition.tails) == (2, 0, {})
+    assert (engine.flow.in_flight, engine.running_handlers, partition.tails) == (2, 0, {})
 
 
 def test_a_drain_waits_for_the_whole_call() -> None:
@@ -219,11 +224,11 @@ def test_a_fence_makes_zombies_of_all_and_their_lanes_wait_for_them(outcome: Out
     engine.finish_batch(batch, [outcome, ACK, ACK], 0.0)
     assert [(e.message, type(e)) for e in effects(engine) if isinstance(e, fx.Zombie)] == [(m, fx.Zombie) for m in run]
     assert (engine.zombies, states(run)) == (3, ["abandoned"] * 3)
-    assert (engine.running, engine.flow.in_flight) == (1, 4)
+    assert (engine.running_handlers, engine.flow.in_flight) == (1, 4)
     assert started(engine) == [0, 1, 2]
     engine.finish_batch(again[:3], [ACK] * 3, 0.0)
     engine.finish_batch([again[3]], [ACK], 0.0)
-    assert (new.tails, engine.running) == ({}, 0)
+    assert (new.tails, engine.running_handlers) == ({}, 0)
 
 
 @pytest.mark.parametrize(("late", "order"), [(0, [0, 5, 7]), (3, [3, 5, 7]), (6, [5, 6, 7]), (8, [5, 7, 8])])
@@ -257,7 +262,7 @@ def test_what_is_returned_goes_back_to_its_lane() -> None:
     run = delivered(engine, assigned(engine), b"aab.")
     engine.finish_batch(engine.take_batch(10), [RETURN, ACK, ACK, RETURN], 0.0)
     assert states(run) == ["queued", "queued", "finished", "queued"]
-    assert (effects(engine), engine.running, engine.retries) == ([], 0, 0)
+    assert (effects(engine), engine.running_handlers, engine.retries) == ([], 0, 0)
     assert started(engine) == [0, 1, 3]
     # It was no attempt.
     assert [m.attempt for m in run] == [1] * 4
@@ -273,7 +278,7 @@ def test_what_is_returned_in_a_drain_is_abandoned() -> None:
     assert states(run) == ["abandoned"] * 3
     abandoned, drained = effects(engine)
     assert isinstance(abandoned, fx.Abandoned)
-    assert (abandoned.messages, type(drained), engine.running) == ([run[1]], fx.Drained, 0)
+    assert (abandoned.messages, type(drained), engine.running_handlers) == ([run[1]], fx.Drained, 0)
 
 
 def test_a_batch_of_a_source_that_commits() -> None:
@@ -298,11 +303,11 @@ def test_what_does_not_run_cannot_end() -> None:
     ):
         engine.finish_batch([*batch, run[1]], [ACK, ACK], 0.0)
     # Nothing of it was done.
-    assert (run[0].state, engine.running) == (RUNNING, 1)
+    assert (run[0].state, engine.running_handlers) == (RUNNING, 1)
     engine.finish_batch(batch, [ACK], 0.0)
     with pytest.raises(IllegalTransition, match="position 0: 'finish' is not allowed while finished"):
         engine.finish_batch(batch, [ACK], 0.0)
-    assert engine.running == 0
+    assert engine.running_handlers == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -312,7 +317,7 @@ def test_there_is_one_outcome_for_each(count: int) -> None:
     batch = engine.take_batch(2)
     with pytest.raises(ValueError, match=f"^{count} outcomes for a batch of 2 messages: return one for each"):
         engine.finish_batch(batch, [ACK] * count, 0.0)
-    assert (states(run), engine.running) == (["running"] * 2, 1)
+    assert (states(run), engine.running_handlers) == (["running"] * 2, 1)
 
 
 def test_single_messages_and_batches_take_turns() -> None:
@@ -325,4 +330,4 @@ def test_single_messages_and_batches_take_turns() -> None:
     engine.finish(single, ACK, 0.0)
     assert started(engine, 5) == [1, 2]
     engine.finish_batch(batch, [ACK], 0.0)
-    assert engine.running == 1
+    assert engine.running_handlers == 1

@@ -76,7 +76,7 @@ def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> N
     engine.finish(run[3], ACK, 0.0)
     assert (kinds(engine), take_all(engine)) == ([fx.Drained], [])
     assert committed(engine) == [(6, [])]
-    assert (partition.tails, engine.running) == ({}, 0)
+    assert (partition.tails, engine.running_handlers) == ({}, 0)
 
 
 @pytest.mark.parametrize("entered", [False, True])
@@ -227,7 +227,7 @@ def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left(
     assert (kinds(engine), take_all(engine)) == ([fx.Drained], [])
     assert (engine.stop_closing(partition), kinds(engine)) == ([], [])
     assert committed(engine) == [(3, [(5, 6)])]
-    assert (partition.tails, engine.running, engine.flow.in_flight) == ({}, 0, 0)
+    assert (partition.tails, engine.running_handlers, engine.flow.in_flight) == ({}, 0, 0)
 
 
 def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:

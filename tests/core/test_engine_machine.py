@@ -400,7 +400,7 @@ class EngineMachine(RuleBasedStateMachine):
         # Fenced handlers included: none starts beside the zombie of its key.
         started = [m for m in self.admitted if m.state in (RUNNING, HELD, PARKING, BLOCKED) and m.key is not None]
         assert len({(m.partition.id, m.key) for m in started}) == len(started)
-        assert self.engine.running == len(self.running()) <= CONCURRENCY
+        assert self.engine.running_handlers == len(self.running()) <= CONCURRENCY
 
     def teardown(self) -> None:
         """Give everything up: then nothing may be remembered."""
@@ -411,7 +411,7 @@ class EngineMachine(RuleBasedStateMachine):
             engine.finish(message, ACK, self.now)
         chains = engine.chains
         assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
-        assert (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
+        assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
 @pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds

@@ -350,7 +350,7 @@ class ModesMachine(RuleBasedStateMachine):
                 assert STATE_NAMES[message.state] == NAMES.get(state, state)
         assert (engine.flow.in_flight, engine.flow.bytes) == (len(naive.state), sum(m.size for m in naive.state))
         assert engine.flow.in_flight <= MAX_IN_FLIGHT
-        assert engine.running == len(self.batches) <= CONCURRENCY
+        assert engine.running_handlers == len(self.batches) <= CONCURRENCY
         assert engine.halted == self.halted
         room, stopped = engine.room(), engine.flow.paused or engine.flow.pausing
         assert not (stopped or not engine.flow.taking) or room.messages == 0
@@ -411,7 +411,7 @@ class ModesMachine(RuleBasedStateMachine):
         chains = engine.chains
         assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
         assert not any((engine.committer.partitions, engine.committer.ahead))
-        assert (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
+        assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
 @pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds

@@ -25,7 +25,7 @@ def nothing_left(engine: Engine) -> bool:
     """No message, no key, no fence is remembered by an engine without partitions."""
     assert engine.partitions == {}
     left = (engine.chains.tails, engine.chains.fenced, engine.waiting.lanes, engine._ready, engine.dirty)
-    return not any(left) and (engine.flow.in_flight, engine.flow.bytes, engine.running) == (0, 0, 0)
+    return not any(left) and (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
 # --- assignment
@@ -199,7 +199,7 @@ def test_a_zombie_counts_for_nothing_however_it_ends(outcome: Outcome, key: byte
     take(engine)
     engine.lose(partition)
     # It still uses memory and a worker.
-    assert (engine.flow.in_flight, engine.running, effects(engine)[1:]) == (1, 1, [])
+    assert (engine.flow.in_flight, engine.running_handlers, effects(engine)[1:]) == (1, 1, [])
     engine.finish(message, outcome, 0.0)
     assert kinds(engine) == [fx.Zombie, fx.Resumed]
     assert (message.state, engine.zombies) == (ABANDONED, 1)

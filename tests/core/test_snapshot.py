@@ -115,7 +115,7 @@ def test_a_fenced_handler_keeps_its_key_after_its_partition_was_given_up() -> No
         assert restored.take() is None
         restored.finish(zombies[b"k"], ACK, 0.0)
         assert take(restored).partition is only(restored)
-        assert (restored.flow.in_flight, restored.running) == (1, 1)
+        assert (restored.flow.in_flight, restored.running_handlers) == (1, 1)
         for message in list(engine.chains.fenced):
             engine.finish(message, ABANDON, 0.0)
         engine.lose(heir)

@@ -173,5 +173,11 @@ def seen(value: Any) -> Any:
 def asked(engine: Engine) -> list[Any]:
     """Every question an engine answers."""
     answers: list[Any] = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
-    answers += [engine.lanes(), engine.held_since(float("inf")), engine.oldest(), engine.running, engine.halted]
+    answers += [
+        engine.lanes(),
+        engine.held_since(float("inf")),
+        engine.oldest(),
+        engine.running_handlers,
+        engine.halted,
+    ]
     return [seen(answer) for answer in answers]
