@@ -7,6 +7,8 @@
 | `python kafka` | the same, with the address of a real broker in `KAFKA_URL` |
 | `python postgres` | the same, with the address of a real server in `POSTGRES_URL` |
 | `python nats forever` | the same; once it has printed something it gets a SIGTERM |
+| `python nats orders` | the same, after three orders are published to the stream `ORDERS` |
+| `python kafka orders` | the same with the topic `orders`; there is a topic `orders-dead`, too |
 | `python no-run` | is compiled |
 | `sh`, `console` | `make` lines: target and variables exist in the Makefile. `pip install` lines: the extras of this |
 | | project exist. All others run, one shell a block |
@@ -26,6 +28,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -124,6 +127,38 @@ def pip_faults(command: str, project: dict[str, Any]) -> list[str]:
     return faults
 
 
+ORDERS = {
+    "nats": """
+        import asyncio, os, nats
+
+        async def main():
+            client = await nats.connect(os.environ["NATS_URL"])
+            await client.jetstream().add_stream(name="ORDERS", subjects=["orders.*"])
+            for customer in ("ann", "bob", "ann"):
+                await client.jetstream().publish(f"orders.{customer}", b"book")
+            await client.close()
+
+        asyncio.run(main())
+    """,
+    "kafka": """
+        import os
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        brokers = {"bootstrap.servers": os.environ["KAFKA_URL"]}
+        admin = AdminClient(brokers)
+        missing = {"orders", "orders-dead"} - admin.list_topics(timeout=10).topics.keys()
+        for created in admin.create_topics([NewTopic(name, 4, 1) for name in missing]).values() if missing else ():
+            created.result()
+        producer = Producer(brokers)
+        for customer in ("ann", "bob", "ann"):
+            producer.produce("orders", b"book", key=customer)
+        assert producer.flush(10) == 0
+    """,
+}
+"""Programs that publish what a block with the word `orders` reads."""
+
+
 Urls = Mapping[str, Callable[[], str]]
 """Where each server of a page is; it is started for the first block that asks for it."""
 
@@ -162,6 +197,9 @@ def check(block: Block, urls: Urls, tmp_path: Path) -> None:
         if "no-run" in block.words:
             compile(source, block.page, "exec", dont_inherit=True)
             return
+        if "orders" in block.words:
+            (server,) = ORDERS.keys() & set(block.words)
+            check(Block(block.page, block.line, "python", (server,), textwrap.dedent(ORDERS[server])), urls, tmp_path)
         script = tmp_path / Path(block.page).with_suffix(".py").name
         script.write_text(source)
         run([sys.executable, "-W", "error", str(script)], block, urls, tmp_path, tmp_path)
@@ -303,6 +341,29 @@ wait_until(lambda: False, "a signal")
     check(block("python", text, "forever"), urls, tmp_path)
     with pytest.raises(AssertionError, match="status 3"):
         check(block("python", text.replace("exit(0)", "exit(3)"), "forever"), urls, tmp_path)
+
+
+@pytest.mark.parametrize("server", sorted(ORDERS))
+def test_a_block_has_the_orders_it_asks_for(server: str, urls: Urls, tmp_path: Path) -> None:
+    count = {
+        "nats": """
+            import asyncio, os, nats
+            async def main():
+                client = await nats.connect(os.environ["NATS_URL"])
+                assert (await client.jetstream().stream_info("ORDERS")).state.messages == 3
+                await client.close()
+            asyncio.run(main())
+        """,
+        "kafka": """
+            import os
+            from confluent_kafka import Consumer, TopicPartition
+            consumer = Consumer({"bootstrap.servers": os.environ["KAFKA_URL"], "group.id": "count"})
+            ends = [consumer.get_watermark_offsets(TopicPartition("orders", number))[1] for number in range(4)]
+            consumer.close()
+            assert sum(ends) == 3, ends
+        """,
+    }
+    check(block("python", textwrap.dedent(count[server]), server, "orders"), urls, tmp_path)
 
 
 def test_a_block_has_the_broker_it_asks_for(clean_kafka: str, urls: Urls, tmp_path: Path) -> None:
