@@ -19,7 +19,6 @@ from lanes.core.types import Partition, PartitionId, Runs
 from lanes.dead_letter import DeadLetter
 from lanes.errors import MessageError, SourceError
 from lanes.source import Delivered
-from lanes_kafka.client.assignment import Place
 from lanes_kafka.client.key_watch import KeyWatch
 from lanes_kafka.client.offsets import Beginning, beginnings
 from lanes_kafka.client.records import READER, details, messages, record_key
@@ -28,7 +27,7 @@ from lanes_kafka.dead_letters.box import message_at
 from lanes_kafka.dead_letters.wire import letter_record, read_disposition, read_letter
 from tests.core.offset_maps import MAPS
 
-PLACE: Final = Place("t", 0)
+PARTITION: Final = PartitionId("t", 0)
 Pairs = Sequence[tuple[str, bytes | None]]
 
 # --- what is committed
@@ -48,23 +47,23 @@ class Committed:
     """A client that knows what is committed, and the log."""
 
     def __init__(self, offset: int, metadata: str | None, low: int, high: int) -> None:
-        self._answer = Answer(*PLACE, offset, metadata)
+        self._answer = Answer(*PARTITION, offset, metadata)
         self._bounds = low, high
 
     def committed(self, partitions: object, timeout: float) -> list[Answer]:
         return [self._answer]
 
     def offsets_for_times(self, partitions: Sequence[Any], timeout: float) -> list[Answer]:
-        return [Answer(*PLACE, self._bounds[each.offset != OFFSET_BEGINNING]) for each in partitions]
+        return [Answer(*PARTITION, self._bounds[each.offset != OFFSET_BEGINNING]) for each in partitions]
 
 
 def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over: bool) -> Beginning:
     """Where a member begins that finds this."""
     client = cast(Any, Committed(offset, metadata, low, high))
     asked = beginnings(
-        client, [PLACE], start="beginning", sizes={}, out_of_range="fail", hands_over=hands_over, name="kafka g"
+        client, [PARTITION], start="beginning", sizes={}, out_of_range="fail", hands_over=hands_over, name="kafka g"
     )
-    return asked[PLACE]
+    return asked[PARTITION]
 
 
 def check_committed(metadata: str | None, offset: int, low: int, high: int, hands_over: bool) -> Runs:
@@ -109,7 +108,7 @@ KEYS: Final[tuple[Callable[[Raw], Any], ...]] = (
 
 def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
     """Each is one message, with a key or without, or broken; nothing in it is in the way of the others."""
-    partition = Partition(PartitionId(*PLACE), READER)
+    partition = Partition(PARTITION, READER)
     found, size = messages(partition, raws, key)
     assert [message.position for message in found] == [raw.offset() for raw in raws]
     assert size == sum(message.size for message in found)
@@ -129,13 +128,13 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
         assert [pairs[index][1] for index in known.null_headers] == [None] * len(known.null_headers)
         assert known.timestamp is None or 0 <= known.timestamp <= 1e11
     watch = KeyWatch("kafka g")
-    watch.look([Delivered(partition, found, size)], {PLACE.topic: Topic("", 2)})
-    watch.tell({PLACE.topic: Topic("", 3)})
+    watch.look([Delivered(partition, found, size)], {PARTITION.source: Topic("", 2)})
+    watch.tell({PARTITION.source: Topic("", 3)})
 
 
 def check_letter(raw: Raw) -> None:
     """A record of the topic of the letters is a letter, a disposition, or no such thing; a letter can be written."""
-    message = message_at(PLACE.topic, raw)
+    message = message_at(PARTITION.source, raw)
     try:
         disposed = read_disposition(message)
     except MessageError:
@@ -156,13 +155,13 @@ def check_letter(raw: Raw) -> None:
 def again(letter: DeadLetter) -> DeadLetter:
     """A letter written, and read back."""
     record = letter_record(letter)
-    return read_letter(message_at(PLACE.topic, made(record.key, record.value, cast(Pairs, record.headers))))
+    return read_letter(message_at(PARTITION.source, made(record.key, record.value, cast(Pairs, record.headers))))
 
 
 def made(key: bytes | None, value: bytes | None, headers: Pairs | None, stamp: tuple[int, int] = (1, 5)) -> Raw:
     """A message as the client hands it out."""
     content = cast(Any, {"headers": None if headers is None else list(headers), "timestamp": stamp})
-    return Raw(topic=PLACE.topic, partition=PLACE.number, offset=7, key=key, value=value, **content)
+    return Raw(topic=PARTITION.source, partition=PARTITION.number, offset=7, key=key, value=value, **content)
 
 
 # --- examples

@@ -12,8 +12,8 @@ KAFKA: Final = (
     Mutant(
         "begins_one_later",
         "lanes_kafka.client.offsets",
-        "found[place] = Beginning(floor, completed, decided=False)",
-        "found[place] = Beginning(floor + (floor < high), completed, decided=False)",
+        "found[partition_id] = Beginning(floor, completed, decided=False)",
+        "found[partition_id] = Beginning(floor + (floor < high), completed, decided=False)",
         "the lowest unfinished message is taken for finished by the next owner",
         "demo",
         ("lost: ",),

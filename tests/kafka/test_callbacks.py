@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Raw
 
-from lanes.core.types import Partition
+from lanes.core.types import Partition, PartitionId
 from lanes.source import Assigned, SourceEvent
-from lanes_kafka.client.assignment import Place
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.intake import Intake
 from lanes_kafka.client.topics import Topics
@@ -80,7 +79,7 @@ class Member:
     def assign(self, topic: str, number: int) -> Partition:
         client: Any = self
         self.group.on_assign(client, [TopicPartition(topic, number)])
-        return self.group.owned[Place(topic, number)].partition
+        return self.group.owned[PartitionId(topic, number)].partition
 
     # --- the client
 

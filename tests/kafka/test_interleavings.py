@@ -22,7 +22,6 @@ from lanes_kafka import KafkaSource
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client import group
 from lanes_kafka.client import thread as owner
-from lanes_kafka.client.assignment import Place
 from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
 from lanes_kafka.client.leaving import be_called_back
 from lanes_kafka.client.records import READER
@@ -47,8 +46,8 @@ async def test_what_was_read_before_a_gap_is_delivered(
     cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(topic_of(cluster, name, 1), 10)
-    places = {Place(name, 0)}
-    monkeypatch.setattr(group, "bounds", lambda client, asked: (dict.fromkeys(places, 8), dict.fromkeys(places, 10)))
+    ids = {PartitionId(name, 0)}
+    monkeypatch.setattr(group, "bounds", lambda client, asked: (dict.fromkeys(ids, 8), dict.fromkeys(ids, 10)))
     async with reading(cluster, "848", name, out_of_range="earliest") as reader:
 
         def deleted(raws: list[Raw]) -> list[Raw]:

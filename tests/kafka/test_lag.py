@@ -15,7 +15,7 @@ import lanes
 from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
 from lanes_kafka.client import lag as ends_module
-from lanes_kafka.client.assignment import Assignment, Place
+from lanes_kafka.client.group import Assignment
 from lanes_kafka.client.lag import ASK_AFTER, Ends
 from lanes_kafka.client.records import READER
 from tests.kafka.conftest import MakeTopic
@@ -158,10 +158,7 @@ class Stand:
         self.client = FakeClient()
         self.now = 100.0
         self.ends = Ends(lambda: self.now)
-        self.owned = [
-            Assignment(Place("t", number), Partition(PartitionId("t", number), READER), 0, 0)
-            for number in range(partitions)
-        ]
+        self.owned = [Assignment(Partition(PartitionId("t", number), READER), 0, 0) for number in range(partitions)]
 
     def look(self, *, after: float = 0.0, ask: bool = True) -> list[int | None]:
         self.now += after

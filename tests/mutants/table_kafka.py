@@ -26,8 +26,8 @@ _COMMITTING: Final = (
     _mutant(
         "floor_plus_one",
         "client.commits",
-        "        place, floor = _place(settlement), settlement.floor\n",
-        "        place, floor = _place(settlement), (settlement.floor or 0) + 1\n",
+        "        partition_id, floor = settlement.partition.id, settlement.floor\n",
+        "        partition_id, floor = settlement.partition.id, (settlement.floor or 0) + 1\n",
         "the first message that is unfinished counts as finished",
         _contract("starts_at_the_committed_floor"),
     ),
@@ -36,8 +36,8 @@ _COMMITTING: Final = (
         "client.commits",
         "        text = encode(floor, settlement.completed, self.limit)\n",
         "        held = self.__dict__.setdefault('held', {})\n"
-        "        text = encode(floor, held.get(place, settlement.completed), self.limit)\n"
-        "        held[place] = settlement.completed\n",
+        "        text = encode(floor, held.get(partition_id, settlement.completed), self.limit)\n"
+        "        held[partition_id] = settlement.completed\n",
         "a position goes with what was completed at the commit before",
         _OWNERSHIP + "what_is_completed_goes_with_its_own_position",
     ),
@@ -148,15 +148,15 @@ _ASSIGNING: Final = (
     _mutant(
         "start_at_every_start",
         "client.offsets",
-        "    fresh = [place for place in places if committed[place].offset < 0]\n",
-        "    fresh = list(places)\n",
+        "    fresh = [one for one in ids if committed[one].offset < 0]\n",
+        "    fresh = list(ids)\n",
         'start="next" passes over everything that came while nobody ran',
         _OWNERSHIP + "where_a_group_begins_is_decided_once",
     ),
     _mutant(
         "start_not_decided",
         "client.group",
-        "        self._undecided |= {place: found[place].floor for place in found if found[place].decided}\n",
+        "        self._undecided |= {one: found[one].floor for one in found if found[one].decided}\n",
         "",
         'start="next" is decided anew until something was committed',
         _OWNERSHIP + "where_a_group_begins_is_decided_once",

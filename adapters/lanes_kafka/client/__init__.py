@@ -1,6 +1,6 @@
 """The thread that owns a Kafka client, and everything that runs in it.
 
-Reading order: ``thread``, ``mailbox``, ``requests``, ``group``, ``assignment``, ``offsets``, ``topics``, ``intake``,
+Reading order: ``thread``, ``mailbox``, ``requests``, ``group``, ``offsets``, ``topics``, ``intake``,
 ``records``, ``commits``, ``topic_id_check``, ``prefetch``, ``prefetched``, ``lag``, ``key_watch``, ``restarts``,
 ``leaving``.
 """

@@ -15,11 +15,10 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT, decode, encode
-from lanes.core.types import Partition, Settlement
+from lanes.core.types import Partition, PartitionId, Settlement
 from lanes.errors import SourceError
 from lanes_kafka.bridge import Answer
 from lanes_kafka.broker import metadata_limit
-from lanes_kafka.client.assignment import Place
 from lanes_kafka.errors import said, words
 
 log = logging.getLogger("lanes.kafka")
@@ -135,7 +134,7 @@ class Commits:
         self._clock = clock
         self._name = name
         self._settings = settings
-        self._under_way: dict[Place, Commit] = {}
+        self._under_way: dict[PartitionId, Commit] = {}
 
     @property
     def under_way(self) -> bool:
@@ -158,7 +157,7 @@ class Commits:
         try:
             client.commit(offsets=commit.offsets, asynchronous=True)
             if timeout is None:
-                self._under_way |= dict.fromkeys(map(_place, commit.settlements), commit)
+                self._under_way |= dict.fromkeys([each.partition.id for each in commit.settlements], commit)
             elif _is_made(client, commit, timeout):
                 commit.answer.give()
             else:
@@ -173,20 +172,20 @@ class Commits:
             commit.answer.give(SourceError(f"{self._name}: not committed: {why}", retryable=True))
 
     def _offset(self, settlement: Settlement) -> TopicPartition:
-        place, floor = _place(settlement), settlement.floor
+        partition_id, floor = settlement.partition.id, settlement.floor
         assert floor is not None, "a source that commits gets positions"
         if not self.limit or not settlement.completed:
-            return TopicPartition(place.topic, place.number, floor)
+            return TopicPartition(*partition_id, floor)
         text = encode(floor, settlement.completed, self.limit)
         kept = decode(text, floor, 1 << 63)
         if not kept or kept[-1][1] < settlement.completed[-1][1]:
             self._degrade()
-        return TopicPartition(place.topic, place.number, floor, text)
+        return TopicPartition(*partition_id, floor, text)
 
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
         """The client's callback for a commit that was sent without waiting."""
         for offset in offsets:
-            commit = self._under_way.get(Place(offset.topic, offset.partition))
+            commit = self._under_way.get(PartitionId(offset.topic, offset.partition))
             # Not the answer of an older one, which counts as not made. Of one that says the same both are made.
             if commit is not None and any(_said_by(each) == _said_by(offset) for each in commit.offsets):
                 self._forget(commit)
@@ -215,7 +214,7 @@ class Commits:
 
     def _forget(self, commit: Commit) -> None:
         # Of one that was given up, and sent again in part, a newer commit may be under way.
-        self._under_way = {place: each for place, each in self._under_way.items() if each is not commit}
+        self._under_way = {one: each for one, each in self._under_way.items() if each is not commit}
 
     def _answered(self, commit: Commit, error: KafkaError | None) -> None:
         if error is None:
@@ -264,10 +263,6 @@ def _is_same(one: TopicPartition, other: TopicPartition) -> bool:
 
 def _said_by(offset: TopicPartition) -> tuple[str, int, int, str]:
     return offset.topic, offset.partition, offset.offset, offset.metadata or ""
-
-
-def _place(settlement: Settlement) -> Place:
-    return Place(*settlement.partition.id)
 
 
 def _error_of(error: KafkaError | None, offsets: Sequence[TopicPartition]) -> KafkaError | None:

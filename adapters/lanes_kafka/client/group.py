@@ -17,7 +17,6 @@ from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionId
 from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
-from lanes_kafka.client.assignment import Assignment, Place
 from lanes_kafka.client.offsets import QUERY_TIMEOUT, Beginning, beginnings, bounds, moved
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
@@ -48,12 +47,38 @@ _PATIENCE: Final = 60.0
 """Seconds for which the broker is asked where to begin, at most: it may be about to start."""
 
 
+class Assignment:
+    """``partition`` until it is revoked or lost.
+
+    ``position``: next to be delivered, so whatever comes below it was delivered before. ``end``: behind the last
+    message that was read. ``paused``: what the client was told last. ``drained``: nothing of it is delivered any more;
+    ``returning``: it is being given back by us, in a call in which callbacks may come; ``released``: it was given back,
+    and nothing is committed any more either. ``made``: in which round of callbacks it was made.
+    """
+
+    __slots__ = ("drained", "end", "made", "partition", "paused", "position", "released", "returning")
+
+    def __init__(self, partition: Partition, position: int, made: int) -> None:
+        self.partition = partition
+        self.position = self.end = position
+        self.made = made
+        self.paused = False
+        self.drained = self.returning = self.released = False
+
+    def at(self, offset: int | None = None) -> TopicPartition:
+        """It as the client names it, with a position."""
+        return TopicPartition(*self.partition.id) if offset is None else TopicPartition(*self.partition.id, offset)
+
+    def __repr__(self) -> str:
+        return f"<Assignment {self.partition.id} at {self.position}>"
+
+
 class Group:
     """The assignments of one client.
 
     ``tell`` takes events for the event loop. ``serve``: perform for a moment what the loop asks for while a callback
     waits, which has to end at that time of the clock. ``fail``: the source cannot go on. ``starved``: whether there is
-    no room for messages. ``owned``: by place, until revoked or lost. ``closing``: set before the client is closed;
+    no room for messages. ``owned``: by partition, until revoked or lost. ``closing``: set before the client is closed;
     nothing is taken any more. ``rounds`` counts the callbacks that changed something.
     """
 
@@ -71,7 +96,7 @@ class Group:
         hands_over: bool,
     ) -> None:
         self._starved = starved
-        self.owned: dict[Place, Assignment] = {}
+        self.owned: dict[PartitionId, Assignment] = {}
         self.closing = False
         self.rounds = 0
         self.hands_over = hands_over
@@ -82,15 +107,15 @@ class Group:
         self._fail = fail
         self._clock = clock
         self._name = name
-        self._presumed: dict[Place, float] = {}
-        self._undecided: dict[Place, int] = {}
+        self._presumed: dict[PartitionId, float] = {}
+        self._undecided: dict[PartitionId, int] = {}
         self._decide_at = 0.0
         self._astray: dict[Assignment, int] = {}
         self._ask_bounds_at = 0.0
 
     def owns(self, partition: Partition) -> bool:
         """Whether it may be committed: owned, and not given back."""
-        assignment = self.owned.get(Place(*partition.id))
+        assignment = self.owned.get(partition.id)
         return assignment is not None and assignment.partition is partition and not assignment.released
 
     # --- callbacks
@@ -101,14 +126,14 @@ class Group:
         if self.closing:
             return
         try:
-            places = [Place(each.topic, each.partition) for each in partitions]
-            if places:
+            ids = [PartitionId(each.topic, each.partition) for each in partitions]
+            if ids:
                 # Of the topic there is now: it may have been created anew since the last look.
                 self._topics.wait(_TOPIC_PATIENCE)
-                for name in dict.fromkeys(place.topic for place in places):
+                for name in dict.fromkeys(one.source for one in ids):
                     self._topics.appears(name, _TOPIC_PATIENCE)
                 self.check_topics()
-                self._begin(client, places)
+                self._begin(client, ids)
             self.readopt(client, at_once=True)
         except SourceError as error:
             self._fail(error)
@@ -120,7 +145,7 @@ class Group:
         self.rounds += 1
         leaving = self._taken(partitions)
         for each in partitions:
-            self._presumed.pop(Place(each.topic, each.partition), None)
+            self._presumed.pop(PartitionId(each.topic, each.partition), None)
         if self.closing:
             return
         try:
@@ -141,20 +166,20 @@ class Group:
         """Give these up: they are somebody else's already, and nothing of them is committed."""
         self.rounds += 1
         for each in partitions:
-            self._presumed.pop(Place(each.topic, each.partition), None)
+            self._presumed.pop(PartitionId(each.topic, each.partition), None)
         self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")
 
     # --- between callbacks
 
     def drained(self, partition: Partition) -> None:
         """Nothing of it is delivered any more. Idempotent."""
-        assignment = self.owned.get(Place(*partition.id))
+        assignment = self.owned.get(partition.id)
         if assignment is not None and assignment.partition is partition:
             assignment.drained = True
 
     def release(self, partition: Partition) -> None:
         """It is drained, and nothing of it is committed any more. Idempotent."""
-        assignment = self.owned.get(Place(*partition.id))
+        assignment = self.owned.get(partition.id)
         if assignment is not None and assignment.partition is partition:
             assignment.drained = assignment.released = True
 
@@ -174,18 +199,18 @@ class Group:
         self._decide(client, again=True)
         self._go_on(client, again=True)
         now = self._clock()
-        due = [place for place, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
+        due = [one for one, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
         if not due or self.closing:
             return
-        mine = {Place(each.topic, each.partition) for each in client.assignment()}
-        for place in due:
-            del self._presumed[place]
-        self._begin(client, [place for place in due if place in mine and place not in self.owned], known=True)
+        mine = {PartitionId(each.topic, each.partition) for each in client.assignment()}
+        for partition_id in due:
+            del self._presumed[partition_id]
+        self._begin(client, [one for one in due if one in mine and one not in self.owned], known=True)
 
-    def out_of_range(self, client: Consumer, place: Place, offset: int) -> None:
+    def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
         """The log does not reach where a partition is read: go on where the rule says, or fail. Nothing of it comes
         until the broker has said what the log has: that is asked again by ``readopt``."""
-        assignment = self.owned.get(place)
+        assignment = self.owned.get(partition_id)
         if assignment is not None:
             self._astray[assignment] = offset
             self._go_on(client)
@@ -193,7 +218,7 @@ class Group:
     def check_topics(self) -> None:
         """Fail when the offsets of a topic mean other messages than they did, as far as is known."""
         for assignment in self.owned.values():
-            name = assignment.place.topic
+            name = assignment.partition.id.source
             what = self._topics.change(name, assignment.partition.incarnation)
             if what is not None:
                 self.lose_all(f"topic {name!r} is not what it was")
@@ -208,14 +233,14 @@ class Group:
 
     # --- inside
 
-    def _begin(self, client: Consumer, places: list[Place], *, known: bool = False) -> None:
+    def _begin(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
         """``known``: the client has these, and is told to go back to where to begin."""
-        if not places:
+        if not ids:
             return
         # An id that is older than the position: where the topic is made anew in between, it is found to be another.
-        ids = {place.topic: self._topics.id_of(place.topic) for place in places}
-        found = self._beginnings(client, places)
-        begun = [self._announce(place, found[place], ids[place.topic]) for place in places]
+        topic_ids = {one.source: self._topics.id_of(one.source) for one in ids}
+        found = self._beginnings(client, ids)
+        begun = [self._announce(one, found[one], topic_ids[one.source]) for one in ids]
         offsets = [each.at(each.position) for each in begun]
         if known:
             for offset in offsets:
@@ -226,11 +251,11 @@ class Group:
             client.incremental_assign(offsets)
         # A pause belongs to the client, not to an assignment.
         self._pause_or_resume(client, begun)
-        self._undecided |= {place: found[place].floor for place in found if found[place].decided}
+        self._undecided |= {one: found[one].floor for one in found if found[one].decided}
         self._decide(client)
         self._tell([Assigned(each.partition) for each in begun])
 
-    def _beginnings(self, client: Consumer, places: list[Place]) -> dict[Place, Beginning]:
+    def _beginnings(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, Beginning]:
         config = self._config
         sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
         until = self._clock() + min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
@@ -239,7 +264,7 @@ class Group:
             try:
                 return beginnings(
                     client,
-                    places,
+                    ids,
                     start=config.start,
                     sizes=sizes,
                     out_of_range=config.out_of_range,
@@ -260,12 +285,10 @@ class Group:
                         client.list_topics(timeout=QUERY_TIMEOUT)
                 self._serve(until)
 
-    def _announce(self, place: Place, beginning: Beginning, incarnation: str) -> Assignment:
-        partition = Partition(
-            PartitionId(*place), READER, incarnation, floor=beginning.floor, completed=beginning.completed
-        )
-        self._presumed.pop(place, None)
-        assignment = self.owned[place] = Assignment(place, partition, beginning.floor, self.rounds)
+    def _announce(self, partition_id: PartitionId, beginning: Beginning, incarnation: str) -> Assignment:
+        partition = Partition(partition_id, READER, incarnation, floor=beginning.floor, completed=beginning.completed)
+        self._presumed.pop(partition_id, None)
+        assignment = self.owned[partition_id] = Assignment(partition, beginning.floor, self.rounds)
         return assignment
 
     def _decide(self, client: Consumer, *, again: bool = False) -> None:
@@ -274,10 +297,10 @@ class Group:
         if not self._undecided or (again and self._clock() < self._decide_at):
             return
         # Of what others own, too: they may have begun by now, and have gone on.
-        asked = [TopicPartition(*place) for place in self._undecided if again or place not in self.owned]
+        asked = [TopicPartition(*one) for one in self._undecided if again or one not in self.owned]
         try:
             known = client.committed(asked, QUERY_TIMEOUT) if asked else []
-            decided = {Place(each.topic, each.partition) for each in known if each.offset >= 0}
+            decided = {PartitionId(each.topic, each.partition) for each in known if each.offset >= 0}
             offsets = [TopicPartition(*each, floor) for each, floor in self._undecided.items() if each not in decided]
             if offsets:
                 client.commit(offsets=offsets, asynchronous=False)
@@ -309,10 +332,10 @@ class Group:
                 self._move(client, each, target)
 
     def _targets(self, client: Consumer, astray: dict[Assignment, int]) -> dict[Assignment, int]:
-        lows, highs = bounds(client, [each.place for each in astray])
+        lows, highs = bounds(client, [each.partition.id for each in astray])
         rule, name = self._config.out_of_range, self._name
         return {
-            each: moved(each.place, offset, lows[each.place], highs[each.place], rule, name)
+            each: moved(each.partition.id, offset, lows[each.partition.id], highs[each.partition.id], rule, name)
             for each, offset in astray.items()
         }
 
@@ -323,8 +346,8 @@ class Group:
             return
         # Within one assignment positions only rise.
         self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
-        incarnation = self._topics.id_of(assignment.place.topic)
-        begun = self._announce(assignment.place, Beginning(target, [], decided=True), incarnation)
+        incarnation = self._topics.id_of(assignment.partition.id.source)
+        begun = self._announce(assignment.partition.id, Beginning(target, [], decided=True), incarnation)
         self._assign_again(client, begun, target)
         self._tell([Assigned(begun.partition)])
 
@@ -374,11 +397,11 @@ class Group:
                 each.paused = False
 
     def _taken(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
-        places = [Place(each.topic, each.partition) for each in partitions]
-        return [self.owned[place] for place in places if place in self.owned]
+        ids = [PartitionId(each.topic, each.partition) for each in partitions]
+        return [self.owned[one] for one in ids if one in self.owned]
 
     def _still(self, assignment: Assignment) -> bool:
-        return self.owned.get(assignment.place) is assignment and not assignment.released
+        return self.owned.get(assignment.partition.id) is assignment and not assignment.released
 
     def _lose(self, assignments: list[Assignment], reason: str) -> None:
         self._forget(assignments)
@@ -388,8 +411,8 @@ class Group:
 
     def _forget(self, assignments: list[Assignment]) -> None:
         for each in assignments:
-            if self.owned.get(each.place) is each:
-                del self.owned[each.place]
+            if self.owned.get(each.partition.id) is each:
+                del self.owned[each.partition.id]
 
     def _ended_by(self, what: str, error: Exception) -> SourceError:
         return ended_by(f"{self._name}: {what}", error, self._config.client)

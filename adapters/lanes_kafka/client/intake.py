@@ -12,10 +12,9 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as Raw
 
-from lanes.core.types import Partition
+from lanes.core.types import Partition, PartitionId
 from lanes.source import Delivered, Progressed
-from lanes_kafka.client.assignment import Assignment, Place
-from lanes_kafka.client.group import Group
+from lanes_kafka.client.group import Assignment, Group
 from lanes_kafka.client.lag import heard
 from lanes_kafka.client.records import KeyFunction, messages, offset_of
 
@@ -72,7 +71,7 @@ class Intake:
 
         In a callback as well: what the call around it has read already is in no position before it returns.
         """
-        assignment = self._group.owned.get(Place(*partition.id))
+        assignment = self._group.owned.get(partition.id)
         if assignment is None or assignment.partition is not partition or assignment.end > committed:
             return None
         (found,) = self._client.position([assignment.at()])
@@ -85,7 +84,7 @@ class Intake:
 
         Not in a callback. Blocks for ``patience`` seconds at most, and reads ``_BEHIND`` messages.
         """
-        assignment = self._group.owned.get(Place(*partition.id))
+        assignment = self._group.owned.get(partition.id)
         others: list[Delivered] = []
         if assignment is None or assignment.partition is not partition:
             return others
@@ -106,7 +105,7 @@ class Intake:
 
     def _is_unknown(self, assignment: Assignment, committed: int) -> bool:
         return (
-            self._group.owned.get(assignment.place) is assignment
+            self._group.owned.get(assignment.partition.id) is assignment
             and assignment.end <= committed < heard(self._client, assignment)
             and self.gap_behind(assignment.partition, committed) is None
         )
@@ -118,12 +117,12 @@ class Intake:
 
     def _without_old(self, raws: list[Raw], rounds: int) -> list[Raw]:
         """Without what may be of a former assignment, where a partition was assigned anew in the same call."""
-        again: dict[Place, Assignment] = {}
+        again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
-            assignment = self._group.owned.get(place_of(raw)) if raw.error() is None else None
+            assignment = self._group.owned.get(partition_id_of(raw)) if raw.error() is None else None
             if assignment is not None and assignment.made > rounds:
-                again[assignment.place] = assignment
+                again[assignment.partition.id] = assignment
             else:
                 kept.append(raw)
         for assignment in again.values():
@@ -133,7 +132,7 @@ class Intake:
 
     def _events(self, raws: list[Raw]) -> list[Delivered]:
         events: list[Delivered] = []
-        runs: dict[Place, list[Raw]] = {}
+        runs: dict[PartitionId, list[Raw]] = {}
         last: tuple[str | None, int | None] = (None, None)
         run: list[Raw] = []
         for raw in raws:
@@ -147,15 +146,15 @@ class Intake:
             where = (raw.topic(), raw.partition())
             if where != last:
                 last = where
-                run = runs.setdefault(place_of(raw), [])
+                run = runs.setdefault(partition_id_of(raw), [])
             run.append(raw)
         return events + self._runs(runs)
 
-    def _runs(self, runs: dict[Place, list[Raw]]) -> list[Delivered]:
-        return [event for place, run in runs.items() if (event := self._delivered(place, run)) is not None]
+    def _runs(self, runs: dict[PartitionId, list[Raw]]) -> list[Delivered]:
+        return [event for one, run in runs.items() if (event := self._delivered(one, run)) is not None]
 
-    def _delivered(self, place: Place, run: list[Raw]) -> Delivered | None:
-        assignment = self._group.owned.get(place)
+    def _delivered(self, partition_id: PartitionId, run: list[Raw]) -> Delivered | None:
+        assignment = self._group.owned.get(partition_id)
         if assignment is None or assignment.drained:
             # Of a former assignment.
             return None
@@ -169,8 +168,8 @@ class Intake:
         return Delivered(assignment.partition, found, size)
 
 
-def place_of(raw: Raw) -> Place:
+def partition_id_of(raw: Raw) -> PartitionId:
     """Where a message, or an error of a partition, comes from."""
     topic, number = raw.topic(), raw.partition()
     assert topic is not None and number is not None, "it says where it comes from"
-    return Place(topic, number)
+    return PartitionId(topic, number)

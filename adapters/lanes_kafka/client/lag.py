@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, KafkaException
 
 from lanes.clock import Clock
-from lanes.core.types import Partition
-from lanes_kafka.client.assignment import Assignment, Place
+from lanes.core.types import Partition, PartitionId
+from lanes_kafka.client.group import Assignment
 
 ASK_AFTER: Final = 5.0
 """Seconds without news of an end after which the broker is asked: a client that is paused, or has its queue full,
@@ -68,7 +68,7 @@ class Ends:
     def _asked(
         self, client: Consumer, assignments: list[Assignment], known: dict[Partition, _End], now: float
     ) -> dict[Partition, _End]:
-        partitions = {each.place: each.partition for each in assignments}
+        partitions = {each.partition.id: each.partition for each in assignments}
         try:
             answers = client.offsets_for_times([each.at(OFFSET_END) for each in assignments], timeout=_ASK_TIMEOUT)
         except KafkaException:
@@ -77,7 +77,7 @@ class Ends:
             return {}
         asked = {}
         for answer in answers:
-            partition = partitions[Place(answer.topic, answer.partition)]
+            partition = partitions[PartitionId(answer.topic, answer.partition)]
             if answer.error is None:
                 asked[partition] = _End(answer.offset, now + ASK_AFTER)
             else:

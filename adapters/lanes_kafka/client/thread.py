@@ -22,10 +22,9 @@ from lanes.core.types import Settlement
 from lanes.errors import SourceError
 from lanes.source import SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
-from lanes_kafka.client.assignment import Place
 from lanes_kafka.client.commits import Commit, Commits, metadata_room
 from lanes_kafka.client.group import Group
-from lanes_kafka.client.intake import Intake, place_of
+from lanes_kafka.client.intake import Intake, partition_id_of
 from lanes_kafka.client.key_watch import KeyWatch
 from lanes_kafka.client.lag import Ends
 from lanes_kafka.client.leaving import be_called_back
@@ -258,7 +257,7 @@ class Owner:
     def _apply(self, want: Want) -> None:
         before, self._applied = self._applied.number, want
         for partition, (number, position) in want.rewind.items():
-            assignment = self._group.owned.get(Place(*partition.id)) if number > before else None
+            assignment = self._group.owned.get(partition.id) if number > before else None
             if assignment is not None and assignment.partition is partition and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
@@ -338,7 +337,7 @@ class Owner:
             # Of a topic that was made anew every offset is out of range.
             self._topics.wait(_LOOK_TIMEOUT)
             self._group.check_topics()
-            self._group.out_of_range(self._client, place_of(raw), offset_of(raw))
+            self._group.out_of_range(self._client, partition_id_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error("%s: not polled for max.poll.interval.ms: out of the group, partitions are lost", self._name)
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
