@@ -16,9 +16,9 @@ from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, carries
 from lanes_kafka.client.group import OF_POLL_INTERVAL
-from lanes_kafka.client.prefetched import Held
+from lanes_kafka.client.mailbox import Close, Command, Expire, Release, Want
+from lanes_kafka.client.prefetch import Held
 from lanes_kafka.client.records import KeyFunction, record_key
-from lanes_kafka.client.requests import Close, Command, Expire, Release, Want
 from lanes_kafka.client.thread import Owner
 from lanes_kafka.config import OutOfRange, Start, client_config
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 import lanes
 from lanes.core.types import Message
 from lanes_kafka import KafkaSource, broker
-from lanes_kafka.client import thread as owner
+from lanes_kafka.client import thread
 from tests.components import KafkaServer
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -44,7 +44,7 @@ def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not answer is soon given up."""
-    monkeypatch.setattr(owner, "OPEN_TIMEOUT", 0.5)
+    monkeypatch.setattr(thread, "OPEN_TIMEOUT", 0.5)
     monkeypatch.setattr(broker, "TOPIC_DEADLINE", 1.0)
 
 

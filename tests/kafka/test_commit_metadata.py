@@ -15,7 +15,7 @@ from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Partition, PartitionId, Runs, Settlement
 from lanes.errors import SourceError
 from lanes_kafka import KafkaSource, broker
-from lanes_kafka.client import commits as committing
+from lanes_kafka.client import commits
 from lanes_kafka.client.commits import Commit, Commits, carries, metadata_room
 from lanes_kafka.client.records import READER
 from tests.conftest import KafkaFactory
@@ -41,7 +41,7 @@ def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
 def test_the_room_is_what_the_broker_takes_beside_the_nul_of_the_client(
     allowed: int | None, room: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(committing, "metadata_limit", lambda admin: allowed)
+    monkeypatch.setattr(commits, "metadata_limit", lambda admin: allowed)
     nobody: Any = None
     assert metadata_room(nobody, "kafka g") == room
     assert carries(room) == (room > 0)
@@ -54,7 +54,7 @@ def test_a_broker_that_does_not_say_it_is_asked_by_the_commits(monkeypatch: pyte
     def fail(admin: Any) -> int:
         raise SourceError("no answer", retryable=True)
 
-    monkeypatch.setattr(committing, "metadata_limit", fail)
+    monkeypatch.setattr(commits, "metadata_limit", fail)
     nobody: Any = None
     assert metadata_room(nobody, "kafka g") == LIMIT
 

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError
 import lanes
 from lanes.core.types import Partition
 from lanes.source import Lost
-from lanes_kafka.client import restarts
-from lanes_kafka.client.restarts import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
+from lanes_kafka.client import thread
+from lanes_kafka.client.thread import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import WITHIN, Reader, reading, topic_of
@@ -72,7 +72,7 @@ def test_two_that_fence_each_other_in_turn_use_up_their_attempts() -> None:
 async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
     protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(thread, "FIRST_PAUSE", 0.01)
     produce(topic_of(cluster, name, 1), 3)
     async with reading(cluster, protocol, name, instance="twin", rebuilds=1) as reader:
         (partition,) = await reader.assigned()
@@ -95,7 +95,7 @@ async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
 async def test_in_a_pause_commands_are_answered_and_a_stop_ends_it(
     protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 3_600.0)
+    monkeypatch.setattr(thread, "FIRST_PAUSE", 3_600.0)
     async with reading(cluster, protocol, name, instance="twin", rebuilds=100) as reader:
         (partition,) = await reader.assigned()
         fence(cluster, protocol)

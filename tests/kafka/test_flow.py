@@ -14,11 +14,9 @@ from confluent_kafka import TopicPartition
 
 import lanes
 from lanes.observe import stalls
-from lanes_kafka.client import prefetched as held
-from lanes_kafka.client import thread as owner
-from lanes_kafka.client.commits import Commit
-from lanes_kafka.client.requests import Want
-from lanes_kafka.client.topic_id_check import Vetting
+from lanes_kafka.client import prefetch, thread
+from lanes_kafka.client.commits import Commit, Vetting
+from lanes_kafka.client.mailbox import Want
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
@@ -97,8 +95,8 @@ async def test_max_ahead_names_the_blocker(
 async def test_commits_that_lag_are_asked_for_and_not_complained_of(
     max_ahead: int, count: int, topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "REWIND_AFTER", 3_600.0)
-    monkeypatch.setattr(owner, "PAUSE_AFTER", 3_600.0)
+    monkeypatch.setattr(prefetch, "REWIND_AFTER", 3_600.0)
+    monkeypatch.setattr(thread, "PAUSE_AFTER", 3_600.0)
     # A broker may take more than a second for one commit; one that is not asked for never comes.
     monkeypatch.setattr(stalls, "NAMED_AFTER", 30.0)
     events = topic(3)
@@ -159,14 +157,14 @@ async def test_pause_command_is_served_between_consumes(
         client = one.client
         assert isinstance(client, Asked)
         polls: dict[bool, int] = {}
-        asking = owner.Owner.want
+        asking = thread.Owner.want
 
-        def want(self: owner.Owner, want: Want) -> None:
+        def want(self: thread.Owner, want: Want) -> None:
             """Note after how many polls the loop asks for it: it may be late itself."""
             polls.setdefault(bool(want.paused), client.polls)
             asking(self, want)
 
-        monkeypatch.setattr(owner.Owner, "want", want)
+        monkeypatch.setattr(thread.Owner, "want", want)
         for command, call in ((one.consumer.pause, "pause"), (one.consumer.resume, "resume")):
             before = len(client.told)
             polls.clear()
@@ -178,8 +176,8 @@ async def test_pause_command_is_served_between_consumes(
         produce(events, 1)
         await until(lambda: len(work.ended) == 2 + backlog)
         # Whoever asks waits for one call of the client at most.
-        assert max(timeout for _, timeout in client.asked) <= owner.POLL == 0.02
-        assert max(count for count, _ in client.asked) <= owner.BATCH == 1_000
+        assert max(timeout for _, timeout in client.asked) <= thread.POLL == 0.02
+        assert max(count for count, _ in client.asked) <= thread.BATCH == 1_000
     assert set(work.ended.values()) == {1}
 
 

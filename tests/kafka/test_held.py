@@ -12,10 +12,9 @@ import pytest
 from lanes.core.types import Message, Partition, PartitionId, Room
 from lanes.source import Delivered, Lost, SourceEvent
 from lanes_kafka.client.group import Group
-from lanes_kafka.client.prefetch import AHEAD, AHEAD_BYTES, Ahead
-from lanes_kafka.client.prefetched import REWIND_AFTER, Held
+from lanes_kafka.client.mailbox import Want
+from lanes_kafka.client.prefetch import AHEAD, AHEAD_BYTES, REWIND_AFTER, Ahead, Held
 from lanes_kafka.client.records import READER
-from lanes_kafka.client.requests import Want
 
 PARTITIONS = [Partition(PartitionId("T", number), READER, "") for number in range(3)]
 OWNED = set(PARTITIONS)

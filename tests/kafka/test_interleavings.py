@@ -20,11 +20,10 @@ from lanes.core.types import Partition, PartitionId, Settlement
 from lanes.source import Revoking
 from lanes_kafka import KafkaSource
 from lanes_kafka.bridge import Bridge
-from lanes_kafka.client import group
-from lanes_kafka.client import thread as owner
+from lanes_kafka.client import group, thread
 from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
-from lanes_kafka.client.leaving import be_called_back
 from lanes_kafka.client.records import READER
+from lanes_kafka.client.thread import be_called_back
 from lanes_kafka.client.topics import Topic, Topics
 from lanes_kafka.config import client_config
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
@@ -304,7 +303,7 @@ def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:
 async def test_a_close_that_comes_while_the_client_is_polled_is_not_slept_over(
     cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "PAUSE_AFTER", 3_600.0)
+    monkeypatch.setattr(thread, "PAUSE_AFTER", 3_600.0)
     polled, sent = threading.Event(), threading.Event()
 
     def hold(raws: list[Raw]) -> list[Raw]:

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaExcepti
 import lanes
 from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
-from lanes_kafka.client import lag as ends_module
+from lanes_kafka.client import lag
 from lanes_kafka.client.group import Assignment
 from lanes_kafka.client.lag import ASK_AFTER, Ends
 from lanes_kafka.client.records import READER
@@ -103,7 +103,7 @@ async def test_the_status_has_the_lag_of_each_partition(topic: MakeTopic, monkey
 
 @pytest.mark.anyio
 async def test_a_lag_grows_while_nothing_is_fetched(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends_module, "ASK_AFTER", 0.0)
+    monkeypatch.setattr(lag, "ASK_AFTER", 0.0)
     orders, handler = topic(2), Gate()
     produce(orders, 3, partition=0)
     async with running(orders, handler) as consumer:

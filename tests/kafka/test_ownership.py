@@ -13,8 +13,7 @@ from confluent_kafka import Message as Raw
 import lanes
 from lanes.core.types import Message, Room
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent
-from lanes_kafka.client import group
-from lanes_kafka.client import thread as owner
+from lanes_kafka.client import group, thread
 from lanes_kafka.client.offsets import bounds
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster
 from tests.kafka.sourced import NOTHING, ROOM, Called, reading, topic_of
@@ -136,7 +135,7 @@ async def test_only_callbacks_commit_synchronously(cluster: MockCluster, name: s
 async def test_without_room_nothing_is_resumed(
     cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "PAUSE_AFTER", 0.01)
+    monkeypatch.setattr(thread, "PAUSE_AFTER", 0.01)
     async with reading(cluster, "848", name) as reader:
         await reader.assigned()
         for size in range(5):

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 import lanes
-from lanes_kafka.client import restarts, topics
+from lanes_kafka.client import thread, topics
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
 from tests.kafka.workload import Topic, produce, until
@@ -78,7 +78,7 @@ async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -
 async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
     rebuilds: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(thread, "FIRST_PAUSE", 0.01)
     events = topic(1)
     story = Story()
     work = Work(story)
@@ -101,7 +101,7 @@ async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
 
 async def test_a_name_that_is_taken_is_waited_for_under_848(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(restarts, pause, 0.05)
+        monkeypatch.setattr(thread, pause, 0.05)
     events = topic(1)
     story = Story()
     work = Work(story)

@@ -13,12 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
-from lanes_kafka.client import thread as owner
-from lanes_kafka.client import topic_id_check as vetting
-from lanes_kafka.client import topics
-from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
+from lanes_kafka.client import commits, thread, topics
+from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, Vetting
 from lanes_kafka.client.records import READER
-from lanes_kafka.client.topic_id_check import Vetting
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.errors import ErrorLog
 from tests.kafka.mock_cluster import MockCluster
@@ -195,7 +192,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
 
 
 def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetting, "_BLOCKS_FOR", 0.01)
+    monkeypatch.setattr(commits, "_BLOCKS_FOR", 0.01)
     bench = Bench()
     bench.admin.id = None
     (error,) = bench.commit(0, 5, synchronous=True, releases=True).given
@@ -237,7 +234,7 @@ def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
 def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetting, "_BLOCKS_FOR", 0.01)
+    monkeypatch.setattr(commits, "_BLOCKS_FOR", 0.01)
     bench = Bench("")
     bench.admin.id = None
     bench.commit(0, 5, synchronous=synchronous)
@@ -362,7 +359,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
         def describe_topics(self, *arguments: Any, **named: Any) -> Any:
             return asked.describe_topics(*arguments, **named)
 
-    monkeypatch.setattr(owner, "AdminClient", Admin)
+    monkeypatch.setattr(thread, "AdminClient", Admin)
     # Only commits ask.
     monkeypatch.setattr(topics, "LOOK_EVERY", 3_600.0)
 

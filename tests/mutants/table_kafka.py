@@ -94,7 +94,7 @@ _COMMITTING: Final = (
     ),
     _mutant(
         "committed_without_asking",
-        "client.topic_id_check",
+        "client.commits",
         "        elif _has_ids(commit):\n            commit.deadline",
         "        elif False:\n            commit.deadline",
         "what was read on in a topic that was made anew is committed to it",
@@ -190,7 +190,7 @@ _READING: Final = (
     ),
     _mutant(
         "held_messages_outlive_a_loss",
-        "client.prefetched",
+        "client.prefetch",
         "            elif isinstance(event, Lost | Revoking):\n                self.drop(event.partition)\n",
         "            elif isinstance(event, Lost | Revoking):\n",
         "messages of a lost partition are delivered behind its loss",
@@ -206,7 +206,7 @@ _READING: Final = (
     ),
     _mutant(
         "rests_at_once",
-        "client.prefetched",
+        "client.prefetch",
         "            self.resting = (self.resting & room.paused) | over\n",
         "            self.resting = room.paused\n",
         "a commit that takes a moment costs the client what it has fetched",

@@ -22,18 +22,14 @@ from lanes.core.types import Settlement
 from lanes.errors import SourceError
 from lanes.source import SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
-from lanes_kafka.client.commits import Commit, Commits, metadata_room
+from lanes_kafka.client.commits import Commit, Commits, Vetting, metadata_room
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.intake import Intake, partition_id_of
 from lanes_kafka.client.key_watch import KeyWatch
 from lanes_kafka.client.lag import Ends
-from lanes_kafka.client.leaving import be_called_back
-from lanes_kafka.client.mailbox import Mailbox
+from lanes_kafka.client.mailbox import Close, Command, Expire, Mailbox, Release, Want
 from lanes_kafka.client.prefetch import Ahead
 from lanes_kafka.client.records import KeyFunction, offset_of
-from lanes_kafka.client.requests import Close, Command, Expire, Release, Want
-from lanes_kafka.client.restarts import Restarts
-from lanes_kafka.client.topic_id_check import Vetting
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.config import ClientConfig
 from lanes_kafka.errors import ErrorLog, ended_by, is_permanent, refusal, said, words
@@ -64,6 +60,23 @@ _BEHIND_FOR: Final = 0.5
 
 _POSITIONS_EVERY: Final = 0.5
 """Seconds between two looks at how far the client has read."""
+
+FIRST_PAUSE: Final = 1.0
+"""Seconds before the first attempt; before each further one twice as long."""
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds before an attempt at most."""
+
+HEALTHY_AFTER: Final = 300.0
+"""Seconds without a failure after which all begins anew. Much more than the longest pause: of two clients that fence
+each other in turn each is well for as long as the other one pauses."""
+
+
+_WITHIN: Final = 2.0
+"""Seconds that the callbacks may take; what comes after is for ``close`` to serve."""
+
+_QUIET_FOR: Final = 0.01
+"""Seconds without a callback after which none is to come."""
 
 Told = Callable[[Sequence[SourceEvent], int], None]
 
@@ -417,3 +430,56 @@ class Owner:
             finally:
                 self._client.close()
             self._vetting.abandon("the client was closed")
+
+
+def be_called_back(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
+    """Have a client call back whatever it has to, so that ``close`` finds nothing to call; ``group`` is closing.
+
+    While it closes, librdkafka may end the group before it has served a rebalance that it has queued. What the callback
+    then asks of the group, an assignment by default, is answered by nobody: the call waits for ever, and the binding
+    holds the interpreter's lock meanwhile (librdkafka's issue 4884). A ``static`` member keeps what it has: to give it
+    back would be to leave the group, which ``close`` does not do for it. Blocks for 2 s at most; whatever goes wrong
+    here ``close`` meets again.
+    """
+    until = clock() + _WITHIN
+    try:
+        if not static:
+            client.unsubscribe()
+        quiet = False
+        while clock() < until and not quiet:
+            if static:
+                # A callback lies behind the messages that are there, and there would be more of them for ever.
+                client.pause(client.assignment())
+            rounds = group.rounds
+            # What comes is nobody's any more.
+            raws = client.consume(1, _QUIET_FOR)
+            quiet = not raws and group.rounds == rounds and (static or not client.assignment())
+    except KafkaException:
+        # Of a client that has failed for good: nothing is asked of it in a callback any more.
+        return
+
+
+class Restarts:
+    """``attempts``: how many there are without a period of health between them; 0 or more."""
+
+    def __init__(self, attempts: int, clock: Clock) -> None:
+        self._attempts = self._left = attempts
+        self._clock = clock
+        self._pause = FIRST_PAUSE
+        self._well_since = clock()
+
+    def made(self) -> None:
+        """A client was made."""
+        self._well_since = self._clock()
+
+    def next(self) -> float | None:
+        """It has failed: take an attempt; returns the seconds to pause before it, None when none is left."""
+        now = self._clock()
+        if now - self._well_since >= HEALTHY_AFTER:
+            self._left, self._pause = self._attempts, FIRST_PAUSE
+        self._well_since = now
+        if not self._left:
+            return None
+        self._left -= 1
+        pause, self._pause = self._pause, min(LONGEST_PAUSE, self._pause * 2)
+        return pause
