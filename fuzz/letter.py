@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import ERROR_TEXT_LIMIT, DeadLetter
 from lanes.errors import MessageError
-from lanes_jetstream import read_letter
-from lanes_jetstream.dead_letters.wire import letter_headers
+from lanes_jetstream import read_dead_letter
+from lanes_jetstream.dead_letters.wire import dead_letter_headers
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -61,12 +61,12 @@ def message_of(value: bytes, headers: Headers) -> Message:
 
 def on_the_wire(letter: DeadLetter) -> Headers:
     """Its headers as they come back."""
-    return [(name, value.encode()) for name, value in letter_headers(letter).items()]
+    return [(name, value.encode()) for name, value in dead_letter_headers(letter).items()]
 
 
 def check_written(letter: DeadLetter) -> None:
     """What was written is read; original headers in any order."""
-    found = read_letter(message_of(letter.value, on_the_wire(letter)))
+    found = read_dead_letter(message_of(letter.value, on_the_wire(letter)))
     assert dict(found.headers) == dict(letter.headers)
     assert dataclasses.replace(found, headers=letter.headers) == letter
 
@@ -74,7 +74,7 @@ def check_written(letter: DeadLetter) -> None:
 def check_hostile(headers: Headers) -> None:
     """Headers as anybody may publish them."""
     try:
-        found = read_letter(message_of(b"", headers))
+        found = read_dead_letter(message_of(b"", headers))
     except MessageError as error:
         assert "no dead letter: DEAD/0 position 7 has " in str(error)  # noqa: PT017 (what it says is the invariant)
         return
@@ -90,7 +90,7 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
         st.binary(max_size=12),
         st.sampled_from([b"", b"-1", b"1_0", b" 1", b"nan", b"%", b"%zz", b"%ff", b"9" * 5000, "\u0661".encode()]),
     )
-    names = st.sampled_from(list(letter_headers(_SAMPLE)))
+    names = st.sampled_from(list(dead_letter_headers(_SAMPLE)))
 
     @effort
     @given(LETTERS)

@@ -6,7 +6,7 @@ Reading order: ``source``.
 from __future__ import annotations
 
 from lanes_jetstream.cohort.settings import Cohort, CohortStream
-from lanes_jetstream.dead_letters.wire import read_letter
+from lanes_jetstream.dead_letters.wire import read_dead_letter
 from lanes_jetstream.dead_letters.writer import JetStreamDeadLetters
 from lanes_jetstream.source import JetStreamSource
 from lanes_jetstream.wire.keys import header, subject_token, whole_subject
@@ -17,7 +17,7 @@ __all__ = [
     "JetStreamDeadLetters",
     "JetStreamSource",
     "header",
-    "read_letter",
+    "read_dead_letter",
     "subject_token",
     "whole_subject",
 ]

@@ -75,9 +75,9 @@ class Where(NamedTuple):
             if self.config is not None or self.settings or not self.server:
                 stop("--subject (JetStream) needs --server URL, and takes neither --config nor -X", EXIT_USAGE)
             require("`lanes dead-letters --subject`", "cli,jetstream", "nats")
-            from lanes_jetstream.dead_letters.box import JetStreamLetterBox
+            from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 
-            return JetStreamLetterBox(self.server, self.subject)
+            return JetStreamDeadLetterBox(self.server, self.subject)
         require("`lanes dead-letters --topic`", "cli,kafka", "confluent_kafka")
         from lanes_kafka.cli.config_file import read_config
         from lanes_kafka.dead_letters.box import KafkaLetterBox

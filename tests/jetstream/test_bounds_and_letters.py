@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, read_letter
+from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, read_dead_letter
 from tests.components import NatsServer
 from tests.jetstream.workload import Recorder, Stream, inner, running, until
 
@@ -167,7 +167,7 @@ async def test_letters_are_read_back_by_an_ordinary_source(stream: Stream, lette
             """Nothing to close."""
 
     source = JetStreamSource(stream.url, stream=f"{stream.name}dead", durable="reader", key=None)
-    async with running(lanes.Consumer(source, read, dead_letters=Refused(), decode=read_letter)):
+    async with running(lanes.Consumer(source, read, dead_letters=Refused(), decode=read_dead_letter)):
         with anyio.fail_after(10):
             await done.wait()
             await until(lambda: bool(found))
@@ -282,7 +282,7 @@ async def test_dead_letters_into_the_stream_that_is_read_stop_the_consumer(strea
 
     target = JetStreamDeadLetters(stream.url, f"{stream.name}.dead")
     consumer = lanes.Consumer(stream.source(), handler, dead_letters=target)
-    with pytest.raises(lanes.SourceError, match="every letter would make another"), anyio.fail_after(15):
+    with pytest.raises(lanes.SourceError, match="each dead letter would create another"), anyio.fail_after(15):
         await consumer.run()
     assert (await stream.client.jetstream().stream_info(stream.name)).state.messages == 2
 

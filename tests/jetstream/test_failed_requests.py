@@ -15,7 +15,7 @@ from lanes_jetstream import Cohort, JetStreamDeadLetters, JetStreamSource, whole
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.cohort.setup import find_place
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
-from lanes_jetstream.dead_letters.box import JetStreamLetterBox
+from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.wire.connection import (
     STREAM_NOT_FOUND,
     ApiError,
@@ -48,8 +48,8 @@ def _view(connection: Connection) -> CohortView:
 
 ASKED: Final[dict[str, tuple[Callable[[Connection], Awaitable[object]], str]]] = {
     "letters": (lambda _: JetStreamDeadLetters(WHERE, "parked").open(), "dead-letter subject 'parked'"),
-    "box": (lambda _: JetStreamLetterBox(WHERE, "parked").open(), "subject 'parked'"),
-    "read letters": (lambda _: JetStreamLetterBox(WHERE, "parked").ids(), "letters in stream ''"),
+    "box": (lambda _: JetStreamDeadLetterBox(WHERE, "parked").open(), "subject 'parked'"),
+    "read letters": (lambda _: JetStreamDeadLetterBox(WHERE, "parked").ids(), "letters in stream ''"),
     "leases": (lambda connection: JetStreamLeaseStore(connection, "lanes_orders").open(), "bucket 'lanes_orders'"),
     "view": (lambda connection: _view(connection).check(), "bucket 'lanes_orders_billing'"),
     "durables": (lambda connection: _view(connection).durables(), "stream 'orders'"),

@@ -12,8 +12,8 @@ from nats.aio.client import Client
 import lanes
 from lanes.dead_letters.box import Parked
 from lanes_jetstream import JetStreamDeadLetters
-from lanes_jetstream.dead_letters.box import JetStreamLetterBox
-from lanes_jetstream.dead_letters.wire import letter_headers
+from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
+from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from tests.jetstream.workload import Stream
 from tests.kafka.letters import letter
 
@@ -29,8 +29,8 @@ async def dead(client: Client, stream: Stream) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def opened(where: str, subject: str) -> AsyncIterator[JetStreamLetterBox]:
-    box = JetStreamLetterBox(where, subject)
+async def opened(where: str, subject: str) -> AsyncIterator[JetStreamDeadLetterBox]:
+    box = JetStreamDeadLetterBox(where, subject)
     await box.open()
     try:
         yield box
@@ -56,7 +56,7 @@ async def park(client: Client, subject: str, *letters: lanes.DeadLetter) -> None
         await target.put(one)
 
 
-async def parked(box: JetStreamLetterBox, one: lanes.DeadLetter) -> Parked:
+async def parked(box: JetStreamDeadLetterBox, one: lanes.DeadLetter) -> Parked:
     found = (await box.find([one.id]))[one.id]
     assert isinstance(found, Parked)
     return found
@@ -96,7 +96,7 @@ async def test_every_copy_of_a_letter_is_deleted_by_its_sequence(stream: Stream,
     async def copied(one: lanes.DeadLetter) -> None:
         """Parked, however often it was before: the server drops copies for a moment only."""
         with anyio.fail_after(10):
-            while (await jetstream.publish(f"{name}.x", one.value, headers=letter_headers(one))).duplicate:
+            while (await jetstream.publish(f"{name}.x", one.value, headers=dead_letter_headers(one))).duplicate:
                 await anyio.sleep(0.01)
 
     try:
@@ -157,7 +157,7 @@ async def test_an_origin_that_is_gone_is_refused(stream: Stream, dead: str, clie
     sent = of(stream, subject=f"{stream.name}gone.a")
     await park(client, dead, sent)
     async with opened(stream.url, dead) as box:
-        with pytest.raises(lanes.SourceError, match=r"no stream captures .*gone\.a.*: publish it yourself, then drop"):
+        with pytest.raises(lanes.SourceError, match=r"no stream captures .*gone\.a.*; publish it yourself, then drop"):
             await box.publish(await parked(box, sent))
 
 
@@ -197,4 +197,4 @@ async def test_a_stream_that_denies_deletion_is_said(stream: Stream, client: Cli
 
 async def test_a_box_that_is_not_there_is_refused(stream: Stream) -> None:
     with pytest.raises(lanes.ConfigError, match="no stream captures the dead-letter subject"):
-        await JetStreamLetterBox(stream.url, f"{stream.name}nowhere.x").open()
+        await JetStreamDeadLetterBox(stream.url, f"{stream.name}nowhere.x").open()

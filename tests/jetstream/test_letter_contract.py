@@ -13,8 +13,8 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import LetterBox, Parked
 from lanes.source import DeadLetters
 from lanes_jetstream import JetStreamDeadLetters
-from lanes_jetstream.dead_letters.box import JetStreamLetterBox
-from lanes_jetstream.dead_letters.wire import letter_headers
+from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
+from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import NatsServer
 from tests.contract.outage import killed
@@ -48,18 +48,20 @@ class JetStreamHarness:
         return JetStreamDeadLetters(self._stream.url, f"{self._dead}.x")
 
     async def stored(self) -> Sequence[DeadLetter]:
-        box = JetStreamLetterBox(self._stream.client, f"{self._dead}.x")
+        box = JetStreamDeadLetterBox(self._stream.client, f"{self._dead}.x")
         await box.open()
         found = await box.find(await box.ids())
         return [one.letter for one in found.values() if isinstance(one, Parked)]
 
     def box(self) -> LetterBox:
-        return JetStreamLetterBox(self._stream.url, f"{self._dead}.x")
+        return JetStreamDeadLetterBox(self._stream.url, f"{self._dead}.x")
 
     async def copy(self, letter: DeadLetter) -> None:
         jetstream = self._stream.client.jetstream()
         with anyio.fail_after(10):
-            while (await jetstream.publish(f"{self._dead}.x", letter.value, headers=letter_headers(letter))).duplicate:
+            while (
+                await jetstream.publish(f"{self._dead}.x", letter.value, headers=dead_letter_headers(letter))
+            ).duplicate:
                 await anyio.sleep(0.01)
 
     async def lose(self, letter_id: str) -> None:
@@ -94,7 +96,7 @@ class JetStreamHarness:
 
     def nowhere(self) -> tuple[DeadLetters, LetterBox]:
         subject = f"{self._dead}nowhere.x"
-        return JetStreamDeadLetters(self._stream.url, subject), JetStreamLetterBox(self._stream.url, subject)
+        return JetStreamDeadLetters(self._stream.url, subject), JetStreamDeadLetterBox(self._stream.url, subject)
 
     def own(self) -> Origin:
         return Origin(self._dead, 0, f"{self._dead}.x")

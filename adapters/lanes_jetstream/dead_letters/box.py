@@ -1,4 +1,4 @@
-"""The dead letters of a subject, for the operator: listed, found, published again, deleted by their sequences."""
+"""The operator's view of a dead-letter subject: lists, finds, republishes and deletes dead letters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, Found, Parked
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
-from lanes_jetstream.dead_letters.writer import letters_subject, publish
+from lanes_jetstream.dead_letters.writer import dead_letter_subject, publish
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Where
 
 _NOTHING_THERE: Final = (10037, 10043)
-"""What the server answers to a request for a message that it does not have."""
+"""Error codes of a request for a message that does not exist."""
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
-"""A subject that a message can have: no pattern, and none of the server's own: commands, buckets, object stores."""
+"""Subjects of user messages: no wildcards, and no subject of the server (API, buckets, object stores)."""
 
 _VERSION: Final = b"NATS/1.0"
 
 
 class _Stored(NamedTuple):
-    """A message of a stream, as the API gives it out."""
+    """A message of a stream, as the API returns it."""
 
     sequence: int
     subject: str
@@ -34,7 +34,7 @@ class _Stored(NamedTuple):
 
 
 class _Reader:
-    """Looks into stored messages; see ``lanes.core.types.Reader``."""
+    """Reads stored messages; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         return _stored(raw).value
@@ -54,17 +54,17 @@ def _stored(raw: object) -> _Stored:
     return raw
 
 
-class JetStreamLetterBox:
-    """What ``JetStreamDeadLetters`` has written to ``subject``; see ``lanes.dead_letters.box.LetterBox``.
+class JetStreamDeadLetterBox:
+    """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.LetterBox``.
 
-    Disposing of a letter deletes it, and every copy of it, from the stream: nothing is left to tell that it was there.
-    Reads by the API of the stream, message by message, and makes no consumer. asyncio only.
+    Disposing of a dead letter deletes every copy of it from the stream, without a trace. The box reads message by
+    message through the stream's API and creates no consumer. Needs asyncio.
     """
 
     remembers = False
 
     def __init__(self, where: Where, subject: str) -> None:
-        self._subject = letters_subject(subject)
+        self._subject = dead_letter_subject(subject)
         self._connection = Connection(where)
         self.strangers = 0
         self._stream = ""
@@ -72,15 +72,15 @@ class JetStreamLetterBox:
         self._places: dict[str, list[int]] = {}
 
     def __repr__(self) -> str:
-        return f"<JetStreamLetterBox {self._subject}: {len(self._places)} letters seen>"
+        return f"<JetStreamDeadLetterBox {self._subject}: {len(self._places)} dead letters seen>"
 
     async def open(self) -> None:
-        """Connect, and find the stream that captures the subject. Raises ``ConfigError`` or ``SourceError``."""
+        """Connect, and find the stream that captures the subject."""
         await self._connection.open()
         try:
             streams = await self._streams(self._subject)
             if not streams:
-                raise ConfigError(f"no stream captures the dead-letter subject {self._subject!r}: correct the subject")
+                raise ConfigError(f"no stream captures the dead-letter subject {self._subject!r}; correct the subject")
             self._stream = streams[0]
         except BaseException:
             await self._connection.close()
@@ -101,7 +101,7 @@ class JetStreamLetterBox:
         return list(self._places)[:limit]
 
     async def find(self, ids: Sequence[str]) -> Found:
-        """See ``lanes.dead_letters.box.LetterBox.find``. One that was disposed of is not found."""
+        """See ``lanes.dead_letters.box.LetterBox.find``. A disposed dead letter is not found."""
         if any(one not in self._places for one in ids):
             await self.ids()
         found: dict[str, Parked] = {}
@@ -113,36 +113,36 @@ class JetStreamLetterBox:
                     found[one] = parked
                     break
             else:
-                # Somebody else has deleted it meanwhile.
+                # Another client has deleted it.
                 self._places.pop(one, None)
         return found
 
     async def dispose(self, parked: Parked, how: Disposition) -> None:
         """See ``lanes.dead_letters.box.LetterBox.dispose``."""
-        # A copy may have come since they were listed.
+        # A copy may have arrived since the last listing.
         await self.ids()
         for sequence in self._places.get(parked.letter.id, ()):
             try:
                 await self._connection.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})
             except NoAnswer as error:
-                raise self._connection.failed(f"{how} letter {parked.letter.id} is not deleted", error) from None
+                raise self._connection.failed(f"{how} dead letter {parked.letter.id} is not deleted", error) from None
             except ApiError as error:
-                # For one that somebody else has deleted there are several answers.
+                # The server has several error codes for a message that another client has deleted.
                 if await self._get({"seq": sequence}) is not None:
                     raise SourceError(
-                        f"{how} letter {parked.letter.id} cannot be deleted: {self._stream} sequence {sequence}: "
-                        f"{error}; allow deletion in the stream's configuration, or purge the subject"
+                        f"{how} dead letter {parked.letter.id} cannot be deleted from {self._stream} sequence "
+                        f"{sequence}: {error}; allow deletion in the stream's configuration, or purge the subject"
                     ) from None
         self._places.pop(parked.letter.id, None)
 
     async def publish(self, parked: Parked) -> str:
-        """See ``lanes.dead_letters.box.LetterBox.publish``. Its ``Nats-Msg-Id`` is made of the letter's id."""
+        """See ``lanes.dead_letters.box.LetterBox.publish``. ``Nats-Msg-Id`` contains the id of the dead letter."""
         letter = parked.letter
-        # A letter is anybody's text, and a request to the API of the server is a message too.
+        # Any client may have written the record, and its subject could be a request to the server's API.
         if not _SUBJECT.fullmatch(letter.subject) or not await self._streams(letter.subject):
             raise SourceError(
-                f"no stream captures {letter.subject[:80]!a}, where letter {letter.id} came from: publish it yourself, "
-                "then drop the letter"
+                f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish it "
+                "yourself, then drop it"
             )
         headers = {name: header_text(value or b"") for name, value in WIRE.again(letter)}
         headers[ID] = f"{letter.id}-replayed"
@@ -175,7 +175,7 @@ class JetStreamLetterBox:
         except (ApiError, NoAnswer) as error:
             if isinstance(error, ApiError) and error.err_code in _NOTHING_THERE:
                 return None
-            raise self._connection.failed(f"letters in stream {self._stream!r}", error) from None
+            raise self._connection.failed(f"dead letters in stream {self._stream!r}", error) from None
         try:
             message = answer["message"]
             return _Stored(
@@ -186,12 +186,12 @@ class JetStreamLetterBox:
             )
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
             raise SourceError(
-                f"a message of {self._stream} came in a form that cannot be read: see that it is a nats-server"
+                f"stream {self._stream!r} returned a malformed message; check that the server is a nats-server"
             ) from error
 
 
 def _headers(block: bytes) -> list[tuple[str, bytes]]:
-    """The headers of a stored message, repeated names included."""
+    """The headers of a stored message, with repeated names."""
     lines = block.split(b"\r\n")
     pairs = [line.partition(b":") for line in lines[1:] if b":" in line] if lines[0].startswith(_VERSION) else []
     return [(name.decode("utf-8", "replace").strip(), value.strip(b" \t")) for name, _, value in pairs]

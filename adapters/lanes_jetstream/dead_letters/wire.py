@@ -1,4 +1,4 @@
-"""Dead letters read back: the stream they are in is an ordinary source, and this makes records of its messages."""
+"""The format of a dead letter in a stream: the headers that are written, and the record that is read back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import Letter, Wire
 
-__all__ = ["ID", "WIRE", "header_text", "letter_headers", "read_letter", "read_whole"]
+__all__ = ["ID", "WIRE", "dead_letter_headers", "header_text", "read_dead_letter", "read_whole"]
 
 ID: Final = "Nats-Msg-Id"
-"""The header with the id of a letter."""
+"""Header with the id of a dead letter."""
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A header name that any client sends: a token of RFC 9110."""
+"""Header names that every client can send: tokens of RFC 9110."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -27,35 +27,43 @@ WIRE: Final = Wire(
     sendable=lambda name: _HEADER_NAME.fullmatch(name) is not None,
     acted_on=("nats-",),
 )
-"""How letters are written to a stream."""
+"""How dead letters are written to a stream."""
 
 
-def read_letter(message: Message) -> DeadLetter:
-    """The letter that ``JetStreamDeadLetters`` wrote, of a message of the stream it is in.
+def read_dead_letter(message: Message) -> DeadLetter:
+    """Read the dead letter that ``JetStreamDeadLetters`` wrote, from a message of its stream.
 
-    To be used as ``decode=read_letter`` of a consumer whose source reads that stream. The record is the one that was
-    written but for what the wire changed: control characters in the values of original headers are blanks, of headers
-    of one name there is the last, and a body that did not fit is cut (``Lanes-Truncated`` of the message says how long
-    it was). Neither blocks nor changes the message.
+    Use it as ``decode=read_dead_letter`` of a consumer whose source reads that stream. It neither blocks nor changes
+    the message. The record equals the one that was written, except for three changes by the wire:
 
-    Raises ``MessageError`` naming the header that is missing, there twice, or no such value: anybody may publish to
-    the subject.
+    - Control characters in values of original headers are blanks.
+    - Original headers of one name are one header, the last.
+    - A body that did not fit is cut. The header ``Lanes-Truncated`` of the message holds its original length.
+
+    Args:
+        message: Message of the stream that captures the dead-letter subject.
+
+    Returns:
+        The record of the dead letter.
+
+    Raises:
+        MessageError: A header is missing, repeated or malformed. Any client may publish to the subject.
     """
     return read_whole(message).letter
 
 
 def read_whole(message: Message) -> Letter:
-    """What ``read_letter`` reads, and how long its body was. Raises ``MessageError``."""
+    """Read a dead letter like ``read_dead_letter``, with the original length of a body that was cut."""
     return WIRE.letter(message, WIRE.parts(message))
 
 
-def letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
-    """The headers of a letter on the wire. ``whole``: bytes its value had, where it was cut."""
+def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
+    """The headers of a dead letter. ``whole`` is the original length in bytes of a value that was cut."""
     headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
-    # Two original headers of one name are one here, so that indices of them would name others.
+    # Original headers of one name become one header here, so their indices would be wrong.
     return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
 
 
 def header_text(value: bytes) -> str:
-    """The value of a header as any client sends it."""
+    """A header value in the form that every client can send."""
     return _CONTROL.sub(" ", value.decode("utf-8", "replace"))

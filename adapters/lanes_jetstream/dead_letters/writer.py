@@ -1,4 +1,4 @@
-"""Dead letters to a JetStream subject, confirmed by the server before the message settles."""
+"""Writes dead letters to a JetStream subject; the server confirms each one before its message settles."""
 
 from __future__ import annotations
 
@@ -11,32 +11,48 @@ from nats.aio.client import Client
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import fitting
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.dead_letters.wire import letter_headers
+from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
 
-__all__ = ["JetStreamDeadLetters", "letters_subject", "publish"]
+__all__ = ["JetStreamDeadLetters", "dead_letter_subject", "publish"]
 
 
 class JetStreamDeadLetters:
-    """Publishes each letter to ``subject``, which a stream must capture.
+    """Publishes each dead letter to a subject that a stream captures.
 
-    ``Nats-Msg-Id`` is the letter's id, so the server drops a letter that is written again within the stream's
-    duplicate window. Body and headers are the original's; the origin and the reason stand in ``Lanes-…``
-    headers: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text
-    (percent-encoded), Epoch, Time (seconds since the epoch). An original header whose name starts with ``Nats-``
-    or ``Lanes-``, or that no client sends, is kept as ``Lanes-Origin-<name>``, percent-encoded: left as it was it could
-    change how the letter is stored. ``read_letter`` makes a record of such a message again.
+    The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
+    reason: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text (percent-encoded),
+    Epoch and Time (seconds since 1970). ``read_dead_letter`` turns such a message into a record again.
+
+    ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
+    of the stream. An original header is stored as ``Lanes-Origin-<name>``, percent-encoded, if its name starts with
+    ``Nats-`` or ``Lanes-``, or if some client cannot send it. Unchanged, it could alter how the message is stored.
+
+    Needs asyncio.
+
+    Args:
+        where: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
+            is passed in is never closed.
+        subject: Subject to publish to, without wildcards.
+
+    Raises:
+        ConfigError: ``where`` is no NATS connection, or ``subject`` has blanks or wildcards.
     """
 
     def __init__(self, where: Where, subject: str) -> None:
-        self._subject = letters_subject(subject)
+        self._subject = dead_letter_subject(subject)
         self._connection = Connection(where)
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetters to {self._subject}>"
 
     async def open(self) -> None:
-        """Connect, and check that a stream captures the subject. Raises ``ConfigError`` or ``SourceError``."""
+        """Connect, and check that a stream captures the subject.
+
+        Raises:
+            ConfigError: No stream captures the subject.
+            SourceError: The server does not answer.
+        """
         await self._connection.open()
         try:
             found = await self._connection.api("STREAM.NAMES", {"subject": self._subject})
@@ -44,48 +60,52 @@ class JetStreamDeadLetters:
             raise self._connection.failed(f"dead-letter subject {self._subject!r}", error) from None
         if not found.get("streams"):
             raise ConfigError(
-                f"no stream captures the dead-letter subject {self._subject!r}: letters would be lost; create a "
-                "stream with this subject"
+                f"no stream captures the dead-letter subject {self._subject!r}; create a stream with this subject"
             )
 
     async def put(self, letter: DeadLetter) -> None:
-        """Publish and wait for the stream's confirmation.
+        """Publish a dead letter and wait until the stream confirms it.
 
-        Raises ``SourceError``: retryable when the confirmation does not come, else when it never can.
+        Args:
+            letter: Record to write. A record that exceeds the server's limit loses its headers, then the end of its
+                value.
+
+        Raises:
+            SourceError: The stream did not confirm (retryable), or the source reads the dead-letter subject too.
         """
         if letter.subject == self._subject:
             raise SourceError(
-                f"the source also reads the dead-letter subject {self._subject!r}, so every letter would make another; "
-                "use a subject outside the source's stream, or a filter_subject that excludes it"
+                f"the source also reads the dead-letter subject {self._subject!r}, so each dead letter would create "
+                "another one; use a subject outside the source's stream, or a filter_subject that excludes it"
             )
         client = self._connection.client
         if client.is_closed and self._connection.own:
             await self._connection.reopen()
             client = self._connection.client
-        # The server's limit counts headers and body; it hangs up on more.
+        # The server's limit counts headers and body together. It disconnects a client that sends more.
         kept, whole = fitting(letter, client.max_payload, _size)
-        await publish(client, self._subject, kept.value, letter_headers(kept, whole), "dead letter")
+        await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
 
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
 
 
-def letters_subject(subject: str) -> str:
-    """A subject for dead letters; raises ``ConfigError`` for what can be none."""
+def dead_letter_subject(subject: str) -> str:
+    """Check a dead-letter subject. Raises ``ConfigError`` for blanks and wildcards."""
     if not subject or any(c.isspace() or c in "*>" for c in subject):
-        raise ConfigError(f"dead-letter subject {subject!r}: must be a subject without blanks and wildcards")
+        raise ConfigError(f"dead-letter subject {subject!r} has blanks or wildcards; use a plain subject")
     return subject
 
 
 async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:
-    """Publish and wait for the stream's confirmation, which is returned. Raises a retryable ``SourceError``."""
+    """Publish, and return the stream's confirmation. Raises a retryable ``SourceError``."""
     try:
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
         confirmation = json.loads(answer.data)
     except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
         raise SourceError(
-            f"{what} not confirmed by {subject}: {type(error).__name__}: see that the server is up, and that the "
+            f"{subject} did not confirm a {what} ({type(error).__name__}); check that the server is up and that the "
             "stream has a leader",
             retryable=True,
         ) from error
@@ -93,12 +113,12 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream took it"
         raise SourceError(
-            f"{what} refused by {subject}: {refusal}: see the limits of the stream that captures it", retryable=True
+            f"{subject} refused a {what}: {refusal}; check the limits of the stream that captures it", retryable=True
         )
     return confirmation
 
 
 def _size(letter: DeadLetter, whole: int | None) -> int:
-    # "NATS/1.0", each "name: value", an empty line; CRLF behind every line.
-    headers = letter_headers(letter, whole)
+    # "NATS/1.0", each "name: value", an empty line; each line ends with CRLF.
+    headers = dead_letter_headers(letter, whole)
     return len(letter.value) + 12 + sum(len(name.encode()) + len(text.encode()) + 4 for name, text in headers.items())
