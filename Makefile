@@ -10,7 +10,7 @@ PROCESSES ?= 3
 DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
 DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
-SOAK := tests.soak$(if $(filter-out file,$(origin BROKER)),_$(BROKER))
+SOAK := tests.soak.$(if $(filter-out file,$(origin BROKER)),$(BROKER),simulation)
 # Its makers' word on their next version, three times a build, is not about this site.
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 SERVE_jetstream := run nats -- sh -c 'echo "export NATS_URL={nats}"; exec tail -f /dev/null'
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark broker test test-slow test-spark check docs format bench fuzz soak flaky model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-slow test-spark check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,7 +53,7 @@ check: environment-dev  ## lint, formatting, types, the list of errors and warni
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
-	.venv/bin/python -m tests.messages compare
+	.venv/bin/python -m tests.project.messages compare
 	$(MKDOCS) build --strict
 
 docs: environment-dev  ## the documentation as a site, with the reference of the API, in .cache/site [ARGS=serve]
@@ -72,10 +72,6 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
 	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
-
-flaky: environment-dev  ## tests that depend on time, 30 times each on a busy machine; goes on where it was [SECONDS=600]
-	@exec .venv/bin/python -m tests.flaky $(if $(SECONDS),--seconds $(SECONDS)) $(if $(LOAD),--load $(LOAD)) \
-	  $(if $(REPEATS),--repeats $(REPEATS)) --processes $(PROCESSES) $(ARGS)
 
 model:  ## check the model of the cohort's protocol with SPIN, which has to be there: about 4 minutes
 	@exec bash docs/model/cohort.sh

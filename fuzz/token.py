@@ -17,7 +17,7 @@ from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, Plan
 from memsource.sim.plans.strategies import plans
 from memsource.sim.plans.token import decode, encode
-from tests.sim.tokens import QUIET, armoured, forged, text_of
+from tests.memsource.sim.tokens import QUIET, armoured, forged, text_of
 
 BUDGET = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))
 PLANS = st.builds(

@@ -17,7 +17,7 @@ from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import TAIL, World
 from tests.cohort.cases import BRIEF, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
-from tests.sim.app import staying
+from tests.memsource.sim.app import staying
 
 __all__ = ["app"]
 

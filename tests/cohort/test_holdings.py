@@ -16,7 +16,7 @@ from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.source import Assigned, Generation, Lost, Revoking
 from tests.cohort.held import Held, StubTenancy, held, taken_over
-from tests.cut_short import cut_short
+from tests.fakes.cut_short import cut_short
 
 pytestmark = pytest.mark.anyio
 

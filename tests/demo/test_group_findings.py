@@ -11,7 +11,7 @@ import pytest
 from demo.group_findings import Fault, FaultKind, Knowledge, findings
 from demo.membership import Snapshot
 from tests.demo.test_membership import look
-from tests.history.rows import (
+from tests.memsource.checkers.rows import (
     Rows,
     ack,
     assigned,

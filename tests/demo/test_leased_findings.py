@@ -15,7 +15,7 @@ from demo.group_findings import Fault, FaultKind, Knowledge, findings
 from demo.history import Seen, examine
 from demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report
-from tests.history.rows import (
+from tests.memsource.checkers.rows import (
     Fields,
     Rows,
     ack,

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from demo.membership import Member, Removal, Snapshot, Span, last_owners, rebalances, removals, spans
-from tests.history.rows import assigned, at, owned, parsed, segment
+from tests.memsource.checkers.rows import assigned, at, owned, parsed, segment
 
 ONE = ("m-1", "S/0", 1)
 

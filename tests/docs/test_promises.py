@@ -130,6 +130,6 @@ def test_the_page_is_linked(page: str) -> None:
     assert re.search(r"\]\((docs/)?promises\.md\)", (ROOT / page).read_text())
 
 
-@pytest.mark.parametrize("place", ["tests/nowhere.py", "tests/test_config.py::test_of_tomorrow"])
+@pytest.mark.parametrize("place", ["tests/nowhere.py", "tests/runtime/test_config.py::test_of_tomorrow"])
 def test_a_place_that_is_not_there_is_found(place: str) -> None:
     assert len(faults_of(place)) == 1

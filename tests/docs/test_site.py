@@ -11,7 +11,7 @@ from pathlib import Path
 import griffe
 import pytest
 
-from tests.public_api import PUBLIC, ROOT, owners
+from tests.project.public_api import PUBLIC, ROOT, owners
 from tests.site.commands import command_page
 from tests.site.fields import Fields
 from tests.site.hooks import linked, on_page_markdown

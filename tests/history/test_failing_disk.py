@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from lanes.history.recorder import Recorder
 from memsource import read
 from tests.history.children import run_child
-from tests.history.rows import rows_of
 from tests.history.test_writer import NOW, message, opened
+from tests.memsource.checkers.rows import rows_of
 
 ROOT = Path(__file__).parents[2]
 

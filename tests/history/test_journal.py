@@ -26,10 +26,10 @@ from lanes.history.journal import Journal, files_of
 from lanes.history.recorder import History, recorder_of
 from memsource import HistoryError, Segment, check, check_files, read
 from memsource.history.journal import JournalError, convert
-from tests.history.journals import ended, files, message, opened, reach, rows, table
-from tests.history.journals import handled as handled_now
-from tests.history.rows import delivered, encoded, handled, segment, started
-from tests.history.worlds import history_of
+from tests.memsource.checkers.journals import ended, files, message, opened, reach, rows, table
+from tests.memsource.checkers.journals import handled as handled_now
+from tests.memsource.checkers.rows import delivered, encoded, handled, segment, started
+from tests.memsource.checkers.worlds import history_of
 
 KEYS = [b"", b"a", b"customer-42", "ä".encode(), b"\xff" * 300, None]
 

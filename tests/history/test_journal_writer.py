@@ -23,8 +23,8 @@ from lanes.history.journal import files_of
 from lanes.history.parquet import ParquetFile
 from memsource import HistoryError, check, read
 from tests.history.children import run_child
-from tests.history.journals import WAIT, ended, files, handled, held_disk, message, opened, reach, rows
-from tests.history.rows import Rows
+from tests.memsource.checkers.journals import WAIT, ended, files, handled, held_disk, message, opened, reach, rows
+from tests.memsource.checkers.rows import Rows
 
 ROOT = Path(__file__).parents[2]
 Break = Callable[[str, int], None]
@@ -255,7 +255,7 @@ PRELUDE = """
 import resource, signal, sys
 from pathlib import Path
 from lanes.history.journal import files_of
-from tests.history.journals import handled, held_disk, message, opened, reach
+from tests.memsource.checkers.journals import handled, held_disk, message, opened, reach
 directory = Path(sys.argv[1])
 """
 

@@ -20,7 +20,7 @@ from lanes.history.recorder import BUFFER_BYTES, BUFFER_ROWS, FORMAT, Recorder
 from lanes.history.rules import Rules
 from lanes.source import SourceTraits
 from memsource import read
-from tests.history.rows import Fields, Rows, rows_of
+from tests.memsource.checkers.rows import Fields, Rows, rows_of
 
 NOW = 1234.567891
 

@@ -17,9 +17,9 @@ from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import NatsServer
-from tests.contract.outage import killed
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import Stream
+from tests.memsource.contract.outage import killed
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from lanes_jetstream.wire.messages import sequences
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from tests.components import NatsServer
 from tests.jetstream.workload import DURABLE, Stream
-from tests.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario
+from tests.memsource.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario
 
 FreshStream = Callable[..., Awaitable[tuple[NatsServer, Stream]]]
 

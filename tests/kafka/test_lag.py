@@ -18,9 +18,9 @@ from lanes_kafka.client import lag
 from lanes_kafka.client.group import Assignment
 from lanes_kafka.client.lag import ASK_AFTER, Ends
 from lanes_kafka.client.records import READER
+from tests.fakes.telemetry import PARENT, TRACE, TRACEPARENT, Sdk, use
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, Topic, produce, until
-from tests.runtime.telemetry import PARENT, TRACE, TRACEPARENT, Sdk, use
 
 
 class Gate:

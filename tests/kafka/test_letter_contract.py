@@ -20,11 +20,11 @@ from lanes_kafka.dead_letters.box import KafkaLetterBox, message_at
 from lanes_kafka.dead_letters.wire import letter_record
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import KafkaServer
-from tests.contract.outage import killed
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import records
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.workload import QUIET, Topic
+from tests.memsource.contract.outage import killed
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from memsource.kafka.client import RebalanceProtocol
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.real_cluster import RealCluster
-from tests.sim.kafka_scenarios import CASES
-from tests.sim.kafka_stage import Scenario
-from tests.sim.kafka_virtual import VirtualCluster
+from tests.memsource.sim.kafka_scenarios import CASES
+from tests.memsource.sim.kafka_stage import Scenario
+from tests.memsource.sim.kafka_virtual import VirtualCluster
 
 
 def _cases(*, outage: bool) -> list[Any]:

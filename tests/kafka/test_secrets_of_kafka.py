@@ -1,4 +1,5 @@
-"""No secret of a Kafka configuration, nor a message, is in anything that is shown: see tests/test_secrets.py."""
+"""No secret of a Kafka configuration, nor a message, is in anything that is shown: see
+tests/backends/test_secrets.py."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from lanes_kafka.dead_letters.box import KafkaLetterBox
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import ended_by
+from tests.backends.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import letter
 from tests.kafka.workload import produce
-from tests.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 
 SECRETS: dict[str, Any] = {
     "sasl.username": USER,

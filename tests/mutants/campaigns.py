@@ -20,7 +20,7 @@ from memsource.sim.plans.plan import PersonalityName
 from tests.cohort.slices import campaign as cohort_campaign
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
-from tests.sim.slices import campaign
+from tests.memsource.sim.slices import campaign
 
 RUNS: Final = 600
 """Runs of the simulator after which a fault counts as not found: one that takes more needs other cases."""

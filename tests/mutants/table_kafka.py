@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants import Mutant
 
 _OWNERSHIP: Final = "tests/kafka/test_ownership.py::test_"
-_CONTRACT: Final = "tests/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
+_CONTRACT: Final = "tests/memsource/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
 _COMMITS: Final = "tests/kafka/test_commits.py::test_"
 _VETTING: Final = "tests/kafka/test_vetting.py::test_"
 _HELD: Final = "tests/kafka/test_held.py::test_"

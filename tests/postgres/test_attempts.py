@@ -17,8 +17,8 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres import Positions, PostgresAttempts
 from memsource import MemoryBroker, MemorySource
 from memsource.contract.attempts import ATTEMPTS_CHECKS, AttemptsCheck
+from tests.fakes.support import until
 from tests.postgres.tables import Effects, message, partition
-from tests.runtime.support import until
 
 pytestmark = pytest.mark.anyio
 

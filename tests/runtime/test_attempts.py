@@ -14,9 +14,9 @@ import pytest
 from lanes import Attempt, ConfigError, Consumer, HandlerHalted, History, Message, Nak, Partition, Retry, Settings, Term
 from lanes.core.types import PartitionId
 from memsource import Group, GroupSource, MemoryAttempts, MemoryBroker, MemoryDeadLetters, MemorySource, read
-from tests.runtime.grouped import group_of
-from tests.runtime.support import deliver_beside_the_assignment, published, started, turns, until
-from tests.runtime.threaded import assert_kept
+from tests.fakes.grouped import group_of
+from tests.fakes.support import deliver_beside_the_assignment, published, started, turns, until
+from tests.fakes.threaded import assert_kept
 
 pytestmark = pytest.mark.anyio
 

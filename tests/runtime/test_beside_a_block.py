@@ -10,8 +10,8 @@ import pytest
 
 from lanes import Consumer, HandlerHalted, LanesError, Message, Settings, SourceError
 from memsource import MemorySource
-from tests.runtime.grouped import ONCE
-from tests.runtime.support import Gated, living, published, turns, until
+from tests.fakes.grouped import ONCE
+from tests.fakes.support import Gated, living, published, turns, until
 
 
 def beside(source: MemorySource, handler: Gated, *, grace: float = 2.0) -> Consumer:

@@ -14,7 +14,7 @@ from lanes import Message
 from lanes.core.types import Room
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 
 def rooms(source: MemorySource) -> list[Room]:

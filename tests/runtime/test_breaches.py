@@ -15,9 +15,9 @@ from lanes.core.lane import IllegalTransition
 from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Delivered, SourceEvent
 from memsource import GroupSource, MemorySource
-from tests.runtime.grouped import group_of, member
-from tests.runtime.support import Gated, published, started, turns, until
-from tests.runtime.threaded import assert_kept
+from tests.fakes.grouped import group_of, member
+from tests.fakes.support import Gated, published, started, turns, until
+from tests.fakes.threaded import assert_kept
 
 
 @pytest.mark.anyio

@@ -8,9 +8,9 @@ import pytest
 from lanes import Consumer, Message, Settings, SourceError
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.runtime.grouped import ONCE, HandClock, commits, epochs, group_of, member
-from tests.runtime.support import Gated, started, turns, until
-from tests.runtime.telemetry import Sdk
+from tests.fakes.grouped import ONCE, HandClock, commits, epochs, group_of, member
+from tests.fakes.support import Gated, started, turns, until
+from tests.fakes.telemetry import Sdk
 
 # --- when
 

@@ -9,8 +9,8 @@ import pytest
 
 from lanes import Consumer, HandlerHalted, Message, Settings, SourceError
 from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.runtime.grouped import ONCE, HandClock, group_of
-from tests.runtime.support import Gated, published, started, turns, until
+from tests.fakes.grouped import ONCE, HandClock, group_of
+from tests.fakes.support import Gated, published, started, turns, until
 
 
 async def acknowledge(message: Message) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lanes import ConfigError, HandlerHalted, LanesError
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, living, published, started, turns, until
+from tests.fakes.support import Gated, living, published, started, turns, until
 from tests.runtime.test_consumer_api import acknowledge, acknowledge_all, consumer_of, fail
 
 

@@ -9,7 +9,7 @@ from lanes import ConfigError, HandlerHalted, Message, Settings, SourceError
 from lanes.dead_letter import letter_id
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import consumer_of, published, settled, started, turns, until
+from tests.fakes.support import consumer_of, published, settled, started, turns, until
 
 
 @pytest.fixture(autouse=True)

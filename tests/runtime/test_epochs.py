@@ -8,8 +8,8 @@ import pytest
 
 from lanes import Consumer, GroupEvent, History, Message, Retry, Settings, Term
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, Row, read
-from tests.runtime.support import publish, started, until
-from tests.runtime.telemetry import Sdk
+from tests.fakes.support import publish, started, until
+from tests.fakes.telemetry import Sdk
 
 TOKENS = 1 << 50, (1 << 50) + 7
 

@@ -17,7 +17,7 @@ from lanes import History, Message, Nak, SourceError, Term
 from memsource import check, read
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import consumer_of, started, turns, until
+from tests.fakes.support import consumer_of, started, turns, until
 
 PARTITIONS = 2
 NUMBERS = st.integers(0, PARTITIONS - 1)

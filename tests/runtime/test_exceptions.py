@@ -11,7 +11,7 @@ import pytest
 from lanes import Message
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, settled, started, until
+from tests.fakes.support import Gated, consumer_of, published, settled, started, until
 
 
 class OwnBase(BaseException):

@@ -7,7 +7,7 @@ import pytest
 
 from lanes import Consumer, Message, Settings, Term
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, consumer_of, published, started, until
+from tests.fakes.support import Gated, consumer_of, published, started, until
 
 
 @pytest.mark.anyio

@@ -8,7 +8,7 @@ import lanes
 from lanes import Consumer, GroupEvent, Message, Nak, PartitionId, SourceError
 from lanes.clock import monotonic
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, consumer_of, publish, started, until
+from tests.fakes.support import Gated, consumer_of, publish, started, until
 
 ONE, OTHER = PartitionId("memory", 0), PartitionId("memory", 1)
 

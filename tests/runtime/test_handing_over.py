@@ -11,9 +11,9 @@ import pytest
 from lanes import Consumer, History, Message, Retry, SourceError
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.runtime.grouped import commits, epochs, group_of, member
-from tests.runtime.support import Gated, living, started, turns, until
-from tests.runtime.threaded import assert_kept
+from tests.fakes.grouped import commits, epochs, group_of, member
+from tests.fakes.support import Gated, living, started, turns, until
+from tests.fakes.threaded import assert_kept
 
 # --- handing over
 

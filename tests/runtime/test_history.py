@@ -15,7 +15,7 @@ from lanes import HandlerHalted, History, Message, Nak, SourceError, Term
 from lanes.core.types import Settlement
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import (
+from tests.fakes.support import (
     Gated,
     consumer_of,
     publish,
@@ -26,7 +26,7 @@ from tests.runtime.support import (
     turns,
     until,
 )
-from tests.runtime.threaded import assert_kept
+from tests.fakes.threaded import assert_kept
 
 
 def rows(history: History) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ from lanes.handlers import Handler
 from lanes.history.journal import files_of
 from memsource import check, read
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.history.journals import WAIT, files, held_disk, reach, rows
-from tests.runtime.support import TIMEOUT, Gated, published, started, until
-from tests.runtime.threaded import assert_kept
+from tests.fakes.support import TIMEOUT, Gated, published, started, until
+from tests.fakes.threaded import assert_kept
+from tests.memsource.checkers.journals import WAIT, files, held_disk, reach, rows
 
 
 @pytest.fixture

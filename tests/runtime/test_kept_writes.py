@@ -11,8 +11,8 @@ import pytest
 from lanes import Attempt, Message, Partition
 from lanes.runtime.attempts import _DROPS, _WRITERS, _Kept, _Row
 from memsource import GroupSource, MemoryAttempts, MemoryDeadLetters, MemorySource
-from tests.runtime.grouped import group_of
-from tests.runtime.support import Gated, published, started, turns, until
+from tests.fakes.grouped import group_of
+from tests.fakes.support import Gated, published, started, turns, until
 from tests.runtime.test_attempts import HERE, Failing, Later, consumer_of, place
 
 HELD = Attempt(1, "held", "E")

@@ -11,8 +11,8 @@ import pytest
 from lanes import ConfigError, Partition, SourceTraits
 from lanes.core.types import Settlement
 from memsource import GroupSource, MemoryBroker, MemorySource
-from tests.runtime.grouped import group_of, member
-from tests.runtime.support import Gated, consumer_of, started, until
+from tests.fakes.grouped import group_of, member
+from tests.fakes.support import Gated, consumer_of, started, until
 
 
 class Knowing(GroupSource):

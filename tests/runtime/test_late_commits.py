@@ -8,8 +8,8 @@ import pytest
 from lanes import Consumer, Settings
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.runtime.grouped import ONCE, commits, group_of, member
-from tests.runtime.support import Gated, started, turns, until
+from tests.fakes.grouped import ONCE, commits, group_of, member
+from tests.fakes.support import Gated, started, turns, until
 
 
 @pytest.mark.anyio

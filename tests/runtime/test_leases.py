@@ -15,8 +15,8 @@ import pytest
 from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
 from lanes.history.recorder import Recorder
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
-from tests.runtime.grouped import ONCE, HandClock
-from tests.runtime.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
+from tests.fakes.grouped import ONCE, HandClock
+from tests.fakes.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
 
 UNTIL = 1_010.0
 """The deadline of the leases; the clock begins at 1,000."""

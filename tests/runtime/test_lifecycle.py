@@ -16,7 +16,7 @@ from lanes.core.types import Room
 from lanes.source import Delivered, SourceEvent
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import Gated, consumer_of, living, published, started, turns, until
+from tests.fakes.support import Gated, consumer_of, living, published, started, turns, until
 
 
 async def acknowledge(message: Message) -> None:

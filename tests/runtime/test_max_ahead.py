@@ -12,8 +12,8 @@ from lanes import SourceError
 from lanes.observe import stalls
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.runtime.grouped import commits, group_of, member
-from tests.runtime.support import Gated, started, turns, until
+from tests.fakes.grouped import commits, group_of, member
+from tests.fakes.support import Gated, started, turns, until
 
 UNCONFIRMED = "until the broker has confirmed position 3: a commit is not answered"
 

@@ -16,8 +16,8 @@ import pytest
 from lanes import Consumer, History, Message, Retry, Settings
 from lanes.source import Source
 from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.runtime.support import living, started, turns, until
-from tests.runtime.threaded import threads
+from tests.fakes.support import living, started, turns, until
+from tests.fakes.threaded import threads
 
 
 async def awaited(message: Message) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lanes import Message
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 KEYS = {
     "fewer keys than workers": st.sampled_from([b"a", b"b"]),

@@ -8,7 +8,7 @@ import pytest
 from lanes import Message, Nak
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import consumer_of, publish, settled, started, turns, until
+from tests.fakes.support import consumer_of, publish, settled, started, turns, until
 
 
 def two_partitions(*keys: str) -> MemoryBroker:

@@ -8,7 +8,7 @@ import pytest
 from lanes import HandlerHalted, LanesError, Message, Term
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
 
 
 class Refused(Exception):

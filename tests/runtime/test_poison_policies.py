@@ -13,10 +13,10 @@ from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings, So
 from lanes.errors import MessageError
 from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource, read
 from memsource.memory.group import Committed
-from tests.runtime.grouped import ONCE, group_of
-from tests.runtime.support import published, started, turns, until
-from tests.runtime.test_batches_ending import break_positions
-from tests.runtime.threaded import assert_kept
+from tests.fakes.grouped import ONCE, group_of
+from tests.fakes.support import published, started, turns, until
+from tests.fakes.threaded import assert_kept
+from tests.workers.test_batches_ending import break_positions
 
 
 class Poisoned:

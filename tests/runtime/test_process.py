@@ -20,8 +20,8 @@ Job = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture(params=["asyncio", "trio"])
 def job(request: pytest.FixtureRequest, spawn: Spawn) -> Job:
-    """Starts tests/runtime/job.py with a case; whatever still runs at the end is killed."""
-    return lambda case: spawn("-W", "error", "-m", "tests.runtime.job", case, request.param)
+    """Starts tests/fakes/job.py with a case; whatever still runs at the end is killed."""
+    return lambda case: spawn("-W", "error", "-m", "tests.fakes.job", case, request.param)
 
 
 def says(process: subprocess.Popen[str]) -> str:

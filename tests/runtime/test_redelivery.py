@@ -10,7 +10,7 @@ from lanes import Message, SourceTraits
 from lanes.clock import monotonic
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
 
 
 @pytest.mark.anyio

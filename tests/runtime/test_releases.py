@@ -13,7 +13,7 @@ import trio.testing
 from lanes import Consumer, Message, Settings, SourceError
 from lanes.core.types import Partition
 from memsource import MemoryBroker, MemorySource
-from tests.runtime.support import Gated, published, started, turns, until
+from tests.fakes.support import Gated, published, started, turns, until
 
 
 async def told_of(source: MemorySource, *, grace: float, release: float | None = None) -> list[str]:

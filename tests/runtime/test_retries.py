@@ -11,7 +11,7 @@ from lanes import HandlerHalted, Message, Nak, Term
 from lanes.clock import monotonic
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.runtime.support import consumer_of, published, started, turns, until
+from tests.fakes.support import consumer_of, published, started, turns, until
 
 
 @pytest.mark.anyio

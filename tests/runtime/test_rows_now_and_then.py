@@ -18,8 +18,8 @@ from lanes.source import Delivered, Revoking, SourceEvent
 from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.grouped import group_of, member
-from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+from tests.fakes.grouped import group_of, member
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 
 def rows(history: History, *events: str) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from lanes import Message, Nak, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Settlement
 from memsource.memory.source import MemorySource
-from tests.runtime.grouped import HandClock
-from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
+from tests.fakes.grouped import HandClock
+from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
 
 
 @pytest.fixture

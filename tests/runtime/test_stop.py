@@ -8,7 +8,7 @@ import pytest
 from lanes import Message, Nak
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, settled, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
 
 
 @pytest.mark.anyio

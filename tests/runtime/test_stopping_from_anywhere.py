@@ -15,7 +15,7 @@ import pytest
 from lanes import Message
 from lanes.loops import FromAnywhere
 from memsource import MemorySource
-from tests.runtime.support import Gated, consumer_of, published, started, turns, until
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 Stop = Callable[[], None]
 

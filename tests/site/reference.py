@@ -1,6 +1,6 @@
 """The pages of the API: one for each public module, with what it gives, grouped by kind.
 
-What is public is what ``tests/public_api.py`` says; what is said of it stands in the docstrings.
+What is public is what ``tests/project/public_api.py`` says; what is said of it stands in the docstrings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from tests.public_api import PUBLIC, Module, home_of, names_of, owners
+from tests.project.public_api import PUBLIC, Module, home_of, names_of, owners
 
 GROUPS: Final = ("Functions", "Classes", "Errors", "Types and constants")
 

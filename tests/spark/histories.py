@@ -23,8 +23,8 @@ from memsource.checkers import (
     NoOverlap,
     PerKeyOrder,
 )
-from tests.history.commit_world import segments_of as commit_segments_of
-from tests.history.rows import (
+from tests.memsource.checkers.commit_world import segments_of as commit_segments_of
+from tests.memsource.checkers.rows import (
     Fields,
     Rows,
     ack,
@@ -42,7 +42,7 @@ from tests.history.rows import (
     sent,
     started,
 )
-from tests.history.worlds import segments_of
+from tests.memsource.checkers.worlds import segments_of
 
 Histories = Mapping[str, list[Rows]]
 

@@ -15,8 +15,8 @@ from lanes_spark.audits.audit import audit
 from lanes_spark.audits.verdicts import AUDITED, CAUSES
 from lanes_spark.tables.table import ParquetTable
 from memsource import check_files
-from tests.history.journals import ended, message, opened
-from tests.history.rows import (
+from tests.memsource.checkers.journals import ended, message, opened
+from tests.memsource.checkers.rows import (
     Fields,
     Rows,
     ack,
@@ -31,9 +31,9 @@ from tests.history.rows import (
     sent,
     started,
 )
-from tests.history.rows import ended as ended_row
-from tests.history.rows import handled as handled_rows
-from tests.history.rows import message as message_row
+from tests.memsource.checkers.rows import ended as ended_row
+from tests.memsource.checkers.rows import handled as handled_rows
+from tests.memsource.checkers.rows import message as message_row
 from tests.spark.histories import audited, checked, differing, fresh
 
 pytestmark = pytest.mark.timeout(600)

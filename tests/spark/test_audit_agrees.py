@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from lanes_spark.audits import verdicts as audit_verdicts
 from lanes_spark.audits.verdicts import AUDITED
-from tests.history.commit_faults import COMMIT_FAULTS
-from tests.history.commit_world import segments_of as commit_segments_of
-from tests.history.faults import FAULTS
-from tests.history.rows import Rows
-from tests.history.worlds import segments_of
+from tests.memsource.checkers.commit_faults import COMMIT_FAULTS
+from tests.memsource.checkers.commit_world import segments_of as commit_segments_of
+from tests.memsource.checkers.faults import FAULTS
+from tests.memsource.checkers.rows import Rows
+from tests.memsource.checkers.worlds import segments_of
 from tests.spark.histories import MAKERS, audited, differing, disturbed, fresh, plain, scattered, without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

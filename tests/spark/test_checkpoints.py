@@ -16,7 +16,7 @@ import lanes
 from lanes_spark import JournalSelection, Progress, replay
 from lanes_spark.checkpoint import query_of
 from lanes_spark.driver.results_folder import ResultsFolder
-from tests.history.journals import ended, opened
+from tests.memsource.checkers.journals import ended, opened
 from tests.spark.rows import ONCE, rows
 from tests.spark.tables import noted, noting, positions, write_table
 from tests.spark.test_journal_selection import message, owned

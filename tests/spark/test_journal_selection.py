@@ -13,8 +13,8 @@ import pytest
 import lanes
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes_spark import JournalSelection, Progress, audit, replay
-from tests.history.journals import ended as closed
-from tests.history.journals import opened
+from tests.memsource.checkers.journals import ended as closed
+from tests.memsource.checkers.journals import opened
 from tests.spark.rows import ONCE, row
 from tests.spark.tables import by_key, noted, noting, positions, write_table
 

@@ -1,1 +1,0 @@
-"""The explorer of the real engine."""

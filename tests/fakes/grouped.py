@@ -1,0 +1,54 @@
+"""Consumers on a group: sources that commit positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from lanes import Consumer, History, Retry, Settings
+from memsource import Group, GroupSource
+from tests.fakes.support import Run, turns, until
+
+ONCE: Final = Retry(attempts=1)
+
+
+def group_of(keys: Iterable[str], *, partitions: int = 1, cooperative: bool = False) -> Group:
+    """A group with a message for each key."""
+    group = Group(partitions, cooperative=cooperative)
+    for number, key in enumerate(keys):
+        group.publish(str(number), key=key)
+    return group
+
+
+def member(source: GroupSource, handler: Any, *, history: History | None = None, **settings: Any) -> Consumer:
+    """A consumer that never retries and commits at once, unless told so."""
+    defaults: dict[str, Any] = {"concurrency": 4, "retry": ONCE, "commit_interval": 0.0}
+    return Consumer(source, handler, settings=Settings(**{**defaults, **settings}), history=history)
+
+
+def commits(source: GroupSource) -> list[int]:
+    """The floors that were sent, in order."""
+    return [each.floor for call in source.called("settle") for each in call.commits if each.floor is not None]
+
+
+def epochs(run: Run) -> list[int]:
+    """The assignments it has."""
+    return [partition.epoch for partition in run.consumer.status().partitions.values()]
+
+
+class HandClock:
+    """A clock that the test moves. ``asked``: how often; where nothing happens, only timers ask that wake up."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.asked = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return self.now
+
+    async def asked_again(self, times: int = 3) -> None:
+        """Wait until timers have woken up, and have found that their time has not come."""
+        await turns()
+        before = self.asked
+        await until(lambda: self.asked >= before + times)

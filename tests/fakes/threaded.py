@@ -1,0 +1,90 @@
+"""Plain functions as handlers that a test controls, and the threads they are called in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lanes import Message
+from memsource import check, read
+from tests.fakes.support import TIMEOUT
+
+Options = dict[str, Any]
+
+
+class Gates:
+    """A handler that lets a message end when the test says so; ``free`` keys end by themselves.
+
+    ``started`` and ``ended`` are positions, in order; ``peak`` is how many ran at once at most.
+    """
+
+    def __init__(self, *, free: Iterable[bytes] = ()) -> None:
+        self.started: list[int] = []
+        self.ended: list[int] = []
+        self.threads: set[threading.Thread] = set()
+        self.peak = 0
+        self.free = set(free)
+        self._lock = threading.Lock()
+        self._gates: dict[int, threading.Event] = {}
+
+    def __call__(self, message: Message) -> None:
+        with self._lock:
+            self.started.append(message.position)
+            self.threads.add(threading.current_thread())
+            self.peak = max(self.peak, self.running)
+        if message.key not in self.free and not self._gate(message.position).wait(TIMEOUT):
+            raise AssertionError(f"position {message.position} was never let through")
+        with self._lock:
+            self.ended.append(message.position)
+
+    @property
+    def running(self) -> int:
+        """How many have started and not ended."""
+        return len(self.started) - len(self.ended)
+
+    def let(self, *positions: int) -> None:
+        """Let these end, now or when they start."""
+        for position in positions:
+            self._gate(position).set()
+
+    def shut(self, position: int) -> None:
+        """Have it wait again, when it starts once more."""
+        with self._lock:
+            del self._gates[position]
+
+    def join(self) -> None:
+        """Wait for the threads that have called it."""
+        for thread in self.threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+    def _gate(self, position: int) -> threading.Event:
+        with self._lock:
+            return self._gates.setdefault(position, threading.Event())
+
+
+class Order:
+    """A handler that notes (partition, position)."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self, message: Message) -> None:
+        self.seen.append((message.partition.id.number, message.position))
+
+
+def threads() -> list[threading.Thread]:
+    """The threads that handlers are called in."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lanes-")]
+
+
+def assert_kept(directory: Path, *, left: bool = False) -> None:
+    """Every promise was kept; with ``left`` messages may be left at the broker."""
+    for verdict in check(read([directory])):
+        assert verdict.violations == 0, verdict
+        if verdict.status != "passed":
+            assert left, verdict
+            assert (verdict.name, len(verdict.reasons)) == ("AtLeastOnce", 1), verdict
+            assert "left at the broker" in verdict.reasons[0], verdict

@@ -1,1 +1,0 @@
-"""Tests again and again on a busy machine: `python -m tests.flaky`, and which tests, by which rule, in `choosing`."""

@@ -1,0 +1,68 @@
+"""The checkers on whole runs of sources that commit floors: as ``test_promises`` for the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memsource import check, counts, exit_status, read_bytes
+from tests.memsource.checkers.commit_faults import COMMIT_FAULTS
+from tests.memsource.checkers.commit_world import history_of, segments_of
+from tests.memsource.checkers.damage import assert_the_last_may_crash, lose_rows
+from tests.memsource.checkers.faults import Fault
+from tests.memsource.checkers.rows import encoded, violated
+
+SEEDS = range(120)
+
+
+@given(st.integers(0, 2**32))
+@example(200680)  # Two owners at the same moment, and the one had lost it.
+def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
+    verdicts = check(read_bytes(history_of(seed)))
+    assert [verdict for verdict in verdicts if verdict.status != "passed"] == []
+    assert exit_status(verdicts) == 0
+
+
+def test_the_runs_exercise_what_they_are_to_exercise() -> None:
+    events: Counter[str] = Counter()
+    redeliveries: Counter[str] = Counter()
+    full = 0
+    for seed in SEEDS:
+        segments = read_bytes(history_of(seed))
+        figures = counts(segments)
+        events.update(figures.events)
+        redeliveries.update(figures.redeliveries)
+        full += figures.peak_in_flight in {segment.max_in_flight for segment in segments}
+        assert figures.messages == figures.events["produced"]
+    rare = ["retry", "dlq_confirmed", "abandoned", "zombie", "revoked", "lost", "commit_ok", "commit_failed"]
+    assert all(events[event] >= 10 for event in rare)
+    assert all(redeliveries[cause] >= 10 for cause in ("settled", "restart"))
+    assert full >= 10
+
+
+@pytest.mark.parametrize("fault", COMMIT_FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
+    planted = 0
+    for seed in SEEDS:
+        segments = fault(segments_of(seed))
+        if segments is not None:
+            planted += 1
+            assert violated(*segments) == COMMIT_FAULTS[fault], f"seed {seed}"
+    assert planted >= 5
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
+    """Whatever rows are missing from a legal history, no checker claims a violation, and none passes."""
+    segments = segments_of(seed)
+    lose_rows(segments, damage)
+    verdicts = check(read_bytes(encoded(*segments)))
+    assert {verdict.status for verdict in verdicts} == {"unproven"}
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_the_end_of_the_last_segment_may_be_missing(seed: int, data: st.DataObject) -> None:
+    assert_the_last_may_crash(segments_of(seed), data)

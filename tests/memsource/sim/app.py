@@ -1,0 +1,385 @@
+"""An application that exercises everything, drawn from the seed of its plan: the project's own campaign runs it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+
+from lanes import Message, Nak, Retry, Settings, Term
+from lanes.core.types import Partition
+from memsource.jetstream.broker import JetStreamBroker
+from memsource.jetstream.pull_consumer import ConsumerSettings
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.personality import Personality
+from memsource.sim.loop.event_loop import GROUP
+from memsource.sim.plans.plan import Plan
+from memsource.sim.plans.traffic import Traffic
+from memsource.sim.world.worker import App, Worker
+from memsource.sim.world.world import TAIL, World
+from tests.memsource.sim.watched import Watching, watching
+
+__all__ = ["Case", "app", "broker", "case_of", "staying"]
+
+QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN = range(9)
+"""What becomes of a message: its value says so."""
+
+_USUAL: Final = (QUICK, QUICK, STEPS, STEPS, IO)
+_CALM: Final = (*_USUAL, SLOW)
+_TROUBLE: Final = (*_USUAL, *_USUAL, SLOW, FAILS_ONCE, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN)
+_UNSAID: Final = {"NewestToken": "slow"}
+"""Checks that say nothing beside such a fault: on a slow way a message may come again while what settles it is under
+way."""
+_NARROW: Final = (8, 12)
+"""UTF-16 units of commit metadata with the NUL: for no map at all, and for one of some eight offsets."""
+_ACTIONS: Final = ("pause", "resume", "unblock", "park", "stop", "join", "publish", "publish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a seed stands for. ``calm``: nothing is in it that a consumer may answer with a repetition.
+
+    ``tail``: so many positions behind the last message of each partition are left out, as by transaction markers.
+    """
+
+    calm: bool
+    partitions: int
+    members: int
+    settings: Settings
+    dead_letters: bool
+    n: int
+    keys: int
+    skew: float
+    hot: float
+    keyless: float
+    gaps: float
+    kinds: tuple[int, ...]
+    actions: tuple[tuple[float, str, int], ...]
+    kafka: KafkaSettings
+    hands_over: bool
+    jetstream: ConsumerSettings
+    lease: float
+    revoke_timeout: float
+    tail: int
+
+    @property
+    def degrades(self) -> bool:
+        """Whether a Kafka broker takes less of a completed set than there may be: then finished work is repeated."""
+        return self.hands_over and self.kafka.metadata_limit < KafkaSettings.metadata_limit
+
+
+def case_of(seed: int) -> Case:
+    """The case of a seed, of either personality."""
+    rng = random.Random(f"case {seed}")
+    calm = rng.random() < 0.3
+    poison = rng.choice(["skip", "skip", "block", "block_and_dlq"])
+    concurrency = rng.randint(1, 5)
+    batch = rng.choice([None, None, None, 3])
+    bound = concurrency + rng.randint(0, 8) + (batch or 0)
+    order = rng.choice(["key", "key", "key", "partition"])
+    slow = not calm and rng.random() < 0.3
+    settings = Settings(
+        concurrency=concurrency,
+        max_in_flight=bound,
+        max_ahead=rng.choice([4, 8, 8, 50]),
+        order=order,  # type: ignore[arg-type]
+        keyless=rng.choice(["any", "any", "one_lane"]),
+        lanes=rng.choice([None, None, None, 2]) if order == "key" else None,
+        batch=batch,
+        linger=rng.choice([0.0, 0.2]) if batch else 0.0,
+        timeout=6.0 if slow else None,
+        retry=Retry(attempts=rng.choice([1, 2, 3]), backoff=rng.choice([0.1, 0.5, 2.0])),
+        poison=poison,  # type: ignore[arg-type]
+        commit_interval=rng.choice([0.0, 0.2, 1.0]),
+        drain_timeout=30.0 if calm else rng.choice([1.0, 4.0, 10.0]),
+        grace=rng.choice([0.5, 2.0]),
+    )
+    kinds = _CALM if calm else _TROUBLE
+    n = rng.randint(8, 30)
+    actions = tuple(
+        (rng.choice([0.0, 0.01, 0.1, 0.5, 2.0, 7.0]), rng.choice(_ACTIONS), rng.randrange(8))
+        for _ in range(rng.randint(0, 6))
+    )
+    case = Case(
+        calm=calm,
+        partitions=rng.randint(1, 4),
+        members=rng.randint(1, 3),
+        settings=settings,
+        dead_letters=True,
+        n=n,
+        keys=rng.choice([1, 2, 3, 5, 12]),
+        skew=rng.choice([0.0, 1.0]),
+        hot=rng.choice([0.0, 0.0, 0.6]),
+        keyless=rng.choice([0.0, 0.0, 0.2, 1.0]),
+        gaps=rng.choice([0.0, 0.1, 0.3]),
+        kinds=tuple(rng.choice(kinds) for _ in range(n)),
+        actions=actions,
+        kafka=KafkaSettings(
+            protocol=rng.choice(["eager", "cooperative", "848"]),
+            heartbeat_interval=rng.choice([0.0, 0.5, 3.0]),
+            prefetch=rng.choice([0, 3, 100]),
+        ),
+        hands_over=rng.random() < 0.75,
+        jetstream=ConsumerSettings(
+            ack_wait=rng.choice([12.0, 30.0]), max_ack_pending=rng.choice([bound, bound + 5, 1000])
+        ),
+        lease=rng.choice([5.0, 10.0]),
+        revoke_timeout=30.0 if calm else rng.choice([4.0, 30.0]),
+        tail=rng.choice([0, 0, 1, 3]),
+    )
+    kafka = replace(case.kafka, metadata_limit=rng.choice([*[KafkaSettings.metadata_limit] * 6, *_NARROW]))
+    if rng.random() < 0.1:
+        settings = replace(settings, order="none", lanes=None)
+    return replace(case, kafka=kafka, settings=settings)
+
+
+def broker(plan: Plan) -> Personality:
+    """The broker of a plan's case, watched."""
+    case = case_of(plan.seed)
+    made: Personality
+    if plan.personality == "kafka":
+        made = KafkaBroker(case.partitions, settings=case.kafka, hands_over=case.hands_over)
+    else:
+        made = JetStreamBroker(
+            case.partitions, settings=case.jetstream, lease=case.lease, revoke_timeout=case.revoke_timeout
+        )
+    return watching(made, {})
+
+
+async def app(world: World) -> None:
+    """Everything at once, and in the end all of it is done."""
+    await _Application(world, case_of(world.plan.seed)).run()
+
+
+class _Application:
+    def __init__(self, world: World, case: Case) -> None:
+        self.world = world
+        self.case = case
+        self.clean = not world.plan.faults and not len(world.plan.schedule)
+        self.ended: set[tuple[str, Partition, int]] = set()
+        self.handled: Counter[tuple[int, int]] = Counter()
+        self.positions: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+        self.kinds: dict[tuple[int, int], int] = {}
+        self.leaving: set[str] = set()
+        self.alone = case.members == 1 and all(action not in ("stop", "join") for _, action, _ in case.actions)
+        self.published = 0
+        self.app = App(
+            handler=self.handle if case.settings.batch is None else self.handle_batch,
+            settings=case.settings,
+            dead_letters=case.dead_letters,
+        )
+        limit = world.plan.limit
+        n = case.n if limit is None else min(case.n, limit)
+        traffic = Traffic(n=n, keys=case.keys, skew=case.skew, hot=case.hot, keyless=case.keyless, gaps=case.gaps)
+        self.items = traffic.items(world.plan.seed, case.partitions)
+
+    # --- the run
+
+    async def run(self) -> None:
+        world, case = self.world, self.case
+        self.publish(max(1, len(self.items) * 2 // 3))
+        world.workers(case.members, self.app)
+        for delay, action, number in case.actions:
+            await anyio.sleep(delay)
+            self.act(action, number)
+        self.publish(len(self.items))
+        self.resume()
+        await world.settled()
+        for _ in range(len(self.items) + 1):
+            if not self.unblock_all():
+                break
+            await world.settled()
+        await self.nothing_in_flight()
+        watching = world.broker
+        assert isinstance(watching, Watching)
+        for check, what in watching.found.items():
+            if _UNSAID.get(check) not in {fault.kind for fault in world.plan.faults}:
+                world.find(check, what)
+        world.check(state=self.state)
+
+    def publish(self, count: int) -> None:
+        for item in self.items[self.published : self.published + count]:
+            if item.gap:
+                self.world.broker.skip(item.gap, partition=item.partition)
+            kind = self.case.kinds[item.index]
+            record = self.world.publish(bytes([kind]), key=item.key, partition=item.partition)
+            self.kinds[record.partition, record.position] = kind
+            if record.key is not None:
+                self.positions[record.partition, record.key].append(record.position)
+        self.published = min(len(self.items), self.published + count)
+        if self.case.tail:
+            for partition in self.world.broker.partitions:
+                self.world.broker.skip(self.case.tail, partition=partition)
+
+    def state(self) -> dict[str, Any]:
+        """What was done, whoever did it and in which order."""
+        parked = {(letter.partition, letter.position) for letter in self.world.dead_letters}
+        done = parked | set(self.handled)
+        return {
+            "done": sorted(done),
+            "parked for good": sorted(place for place in parked if self.kinds[place] in (TERMINAL, FAILS)),
+            "never handled": sorted(place for place in self.handled if self.kinds[place] in (TERMINAL, FAILS)),
+        }
+
+    # --- actions
+
+    def act(self, action: str, number: int) -> None:
+        workers = staying(self.world, self.leaving)
+        worker = workers[number % len(workers)] if workers else None
+        if action == "publish":
+            self.publish(number)
+        elif action == "join":
+            if len(workers) < 4:
+                self.world.workers(1, self.app)
+        elif worker is None:
+            return
+        elif action == "stop":
+            self.leaving.add(worker.name)
+            with worker.acting():
+                worker.consumer.stop()
+            self.world.workers(1, self.app)
+        elif action in ("pause", "resume"):
+            self.pause(worker, paused=action == "pause")
+        elif worker.consumer.ready:
+            keys = [*dict.fromkeys(item.key for item in self.items)]
+            with worker.acting():
+                # The first of them from there on of which anything is blocked, or held.
+                for key in keys[number % len(keys) :] + keys[: number % len(keys)]:
+                    if getattr(worker.consumer, action)(key):
+                        break
+
+    def pause(self, worker: Worker, *, paused: bool) -> None:
+        with worker.acting():
+            (worker.consumer.pause if paused else worker.consumer.resume)()
+        watching = self.world.broker
+        assert isinstance(watching, Watching)
+        watching.sources[worker.name].pause(paused=paused)
+
+    def resume(self) -> None:
+        for worker in staying(self.world, self.leaving):
+            self.pause(worker, paused=False)
+
+    def unblock_all(self) -> bool:
+        """Give up whatever is blocked; whether there was anything."""
+        found = 0
+        for worker in staying(self.world, self.leaving):
+            if worker.consumer.ready and worker.consumer.status().blocked:
+                with worker.acting():
+                    for key in dict.fromkeys(item.key for item in self.items):
+                        found += worker.consumer.park(key)
+        return found > 0
+
+    async def nothing_in_flight(self) -> None:
+        """Where everything is done, nothing takes a place: also not what outlived its assignment."""
+        taken = self.taken()
+        with anyio.move_on_after(TAIL):
+            while any(taken.values()):
+                await anyio.sleep(1.0)
+                taken = self.taken()
+        for name, count in taken.items():
+            if count:
+                self.world.find("PlacesGivenBack", f"{count} messages in flight in {name}, and everything is done")
+
+    def taken(self) -> dict[str, int]:
+        """How many messages are in flight, in each worker."""
+        ready = (worker for worker in staying(self.world, self.leaving) if worker.consumer.ready)
+        return {worker.name: worker.consumer.status().in_flight for worker in ready}
+
+    # --- the handler
+
+    async def handle(self, message: Message) -> None:
+        await self.behave(message, [message])
+        self.done(message)
+
+    async def handle_batch(self, batch: Sequence[Message]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
+        for message in batch:
+            try:
+                await self.behave(message, batch)
+            except Exception as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        failed: set[object] = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            lane = message if message.lane is None else (message.partition, message.lane)
+            # Behind the first of a lane that failed nothing counts.
+            if outcome is None and lane not in failed:
+                self.done(message)
+            elif outcome is not None:
+                failed.add(lane)
+        return outcomes
+
+    async def behave(self, message: Message, call: Sequence[Message]) -> None:
+        """What becomes of a message is in its value. ``call``: what is handled together with it."""
+        if (self.member, message.partition, message.position) in self.ended:
+            self.world.find(
+                "RunsOnce", f"position {message.position} runs again in the assignment in which it had ended"
+            )
+        kind = message.value[0]
+        if kind == STEPS:
+            for _ in range(message.position % 4):
+                await anyio.lowlevel.checkpoint()
+        elif kind == IO:
+            await self.world.io("the database", 0.02)
+        elif kind == SLOW:
+            await anyio.sleep(1.0 if self.case.calm else 4.0)
+        elif kind == VERY_SLOW:
+            await anyio.sleep(15.0)
+        elif kind == STUBBORN:
+            await self.stubborn(call)
+        elif kind == FAILS_ONCE and message.attempt == 1:
+            raise Nak(delay=0.5)
+        elif kind == TERMINAL:
+            raise Term("never")
+        elif kind == FAILS:
+            raise ValueError("no")
+
+    async def stubborn(self, call: Sequence[Message]) -> None:
+        """One that ignores its cancellation, and ends well a while later."""
+        try:
+            await anyio.sleep(9.0)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                # Beyond its grace it may run beside the next owner's. In the same process its lanes wait for it.
+                laned = all(message.lane is not None for message in call)
+                await anyio.sleep(12.0 if self.alone and laned else self.case.settings.grace / 2)
+
+    @property
+    def member(self) -> str:
+        return GROUP.get() or ""
+
+    def done(self, message: Message) -> None:
+        """Its handler ends well."""
+        place = message.partition.id.number, message.position
+        self.ended.add((self.member, message.partition, message.position))
+        self.handled[place] += 1
+        self.in_order(message)
+        repeats = self.case.degrades and self.world.broker.name == "kafka"
+        if self.clean and self.case.calm and not repeats and self.handled[place] > 1:
+            self.world.find("RepeatsNothing", f"{place} was handled twice, and nothing had gone wrong")
+
+    def in_order(self, message: Message) -> None:
+        if message.key is None or self.case.settings.order == "none":
+            return
+        number = message.partition.id.number
+        parked = {letter.position for letter in self.world.dead_letters if letter.partition == number}
+        before = [
+            position
+            for position in self.positions[number, message.key]
+            if position < message.position and not self.handled[number, position] and position not in parked
+        ]
+        if before:
+            self.world.find(
+                "CompletesInOrder", f"partition {number}: {message.position} ended before {before} of its key"
+            )
+
+
+def staying(world: World, leaving: Container[str]) -> list[Worker]:
+    """The workers that run and were not told to stop."""
+    return [one for one in world.members if not (one.gone or one.ended.is_set() or one.name in leaving)]

@@ -1,0 +1,183 @@
+"""The project's own campaign in slices of seeds, each in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Final, Literal
+
+from memsource.checkers import CHECKERS, NoDuplicateCleanly
+from memsource.personality import Personality
+from memsource.sim.plans.faults import crash_sweep, faults
+from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, PersonalityName, Plan
+from memsource.sim.plans.token import encode
+from memsource.sim.runs.campaign import RECHECKED, Campaign
+from memsource.sim.runs.run import Conditions, Run, collect_garbage
+from tests.memsource.sim.app import app, broker, case_of
+from tests.memsource.sim.watched import Watching
+
+__all__ = ["BUDGET", "CONDITIONS", "Kind", "Tally", "campaign", "slice_of", "tally"]
+
+Kind = Literal["schedules", "sweep"]
+
+RUNS_A_SEED: Final = 20
+SEEDS_A_SLICE: Final = 5
+PROCESSES: Final = 2
+
+SOMETIMES: Final = (
+    "abandoned",
+    "ahead_reached",
+    "archived",
+    "blocked",
+    "commit_failed",
+    "degraded",
+    "dlq_confirmed",
+    "drain: cancelled",
+    "hastened",
+    "lost",
+    "paused",
+    "redelivered: handed over",
+    "redelivered: held",
+    "redelivered: late",
+    "redelivered: settled",
+    "retry",
+    "unblocked",
+    "zombie",
+    *(f"fault: {kind}" for kind in FAULT_KINDS),
+)
+"""Rare branches: a campaign in which one of them was never taken proves little."""
+
+CONDITIONS: Final = Conditions(test=app, broker=broker)
+
+BUDGET: Final = faults(
+    crash=1,
+    freeze=1,
+    rebalance=2,
+    lost=1,
+    redeliver=2,
+    slow=1,
+    commit_fails=2,
+    letter_fails=1,
+    io_fails=1,
+    clock_jump=1,
+    restart=1,
+)
+
+
+@dataclass
+class Tally:
+    """What was run. ``found``: a line for each run that found something, with the token that repeats it."""
+
+    runs: int = 0
+    sweeps: int = 0
+    seconds: float = 0.0
+    happened: Counter[str] = field(default_factory=Counter)
+    found: list[str] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.seconds += run.seconds
+        self.happened += run.happened
+        self.happened.update(_rare(run))
+        if run.findings:
+            self.found.append(f"{run.plan.personality}, seed {run.plan.seed}: {run.findings}: {encode(run.plan)}")
+
+    def missing(self) -> list[str]:
+        """What should happen sometimes and never did."""
+        return [name for name in SOMETIMES if not self.happened[name]]
+
+    def __iadd__(self, other: Tally) -> Tally:
+        self.runs += other.runs
+        self.sweeps += other.sweeps
+        self.seconds += other.seconds
+        self.happened += other.happened
+        self.found += other.found
+        return self
+
+
+def _rare(run: Run) -> Iterator[str]:
+    """What more than its event a row says: why something came again, and that a drain's deadline has passed."""
+    for segment in run.segments:
+        draining: set[tuple[str, int]] = set()
+        for row in segment.rows:
+            if row.event == "redelivered":
+                handed_over = segment.rules.settles == "cumulative"
+                yield f"redelivered: {'handed over' if handed_over else row.text}"
+            elif row.event == "revoking":
+                draining.add((row.partition, row.assignment))
+            elif row.event == "lost":
+                draining.discard((row.partition, row.assignment))
+            elif row.event == "ended" and row.text == "cancelled" and (row.partition, row.assignment) in draining:
+                yield "drain: cancelled"
+
+
+def campaign(
+    personality: PersonalityName,
+    seed: int,
+    *,
+    runs: int = RUNS_A_SEED,
+    made: Callable[[Plan], Personality] = broker,
+) -> Campaign:
+    """The campaign of one seed of traffic; ``made`` makes the brokers."""
+    conditions = replace(CONDITIONS, broker=made)
+    if personality == "kafka" and case_of(seed).degrades:
+        # What of a completed set was not handed over is repeated.
+        conditions = replace(conditions, checkers=[make for make in CHECKERS if make is not NoDuplicateCleanly])
+    # Where somebody stands still, less can be said about deadlines and owners: not in every other seed.
+    left_out = NEVER[personality] if seed % 2 else (*NEVER[personality], "freeze", "slow")
+    possible = replace(BUDGET, **dict.fromkeys(left_out, 0))
+    return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
+
+
+def slice_of(job: tuple[Kind, PersonalityName, int, int]) -> Tally:
+    """Run the seeds from the one to the other, this one not included: schedules of all kinds, or every crash point."""
+    kind, personality, begin, end = job
+    result = Tally()
+    # What is here by now stays, and need not be gone through at every collection.
+    collect_garbage()
+    gc.freeze()
+    for seed in range(begin, end):
+        collect_garbage()
+        brokers: list[Watching] = []
+        made = campaign(personality, seed, made=partial(_kept, brokers))
+        if kind == "schedules":
+            for run in made.each():
+                if result.runs % RECHECKED == RECHECKED - 1:
+                    made.recheck(run)
+                result.add(run)
+        else:
+            clean = made.judged(Plan(personality, seed))
+            result.add(clean)
+            result.sweeps += 1
+            for crash in crash_sweep(clean.boundaries):
+                result.add(made.judged(Plan(personality, seed, crash)))
+        result.happened["degraded"] += sum(each.degraded for each in brokers)
+    return result
+
+
+def _kept(brokers: list[Watching], plan: Plan) -> Personality:
+    """The broker of a plan's case, kept for a look at it."""
+    made = broker(plan)
+    assert isinstance(made, Watching)
+    brokers.append(made)
+    return made
+
+
+def tally(kind: Kind, seeds: range, personalities: Iterable[PersonalityName] = PERSONALITIES) -> Tally:
+    """The same by several processes at once. Blocks."""
+    jobs = [
+        (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop))
+        for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)
+        for personality in personalities
+    ]
+    result = Tally()
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        for part in pool.map(slice_of, jobs):
+            result += part
+    return result

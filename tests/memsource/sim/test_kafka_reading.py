@@ -1,0 +1,193 @@
+"""Where clients read: prefetch, pause, positions, retention, and a topic that is another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from memsource.kafka.client import Commit
+from tests.memsource.sim.kafka_stand import Stand
+
+PROTOCOLS = ("eager", "cooperative", "848")
+
+
+def taken_and_given_back(stand: Stand) -> None:
+    one = stand.broker.coordinator.clients[0]
+    stand.broker.group.revoke(0)
+    stand.to(stand.now + 0.5)
+    assert stand.told(one) == [("revoke", (0,))]
+    stand.release(one, 0)
+    stand.to(stand.now + 0.5)
+    assert stand.told(one) == [("assign", (0,))]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_pause_outlives_ownership(protocol: str) -> None:
+    stand = Stand(1, 5, protocol=protocol)
+    one = stand.client("one")
+    stand.poll(one)
+    one.pause(0)
+    taken_and_given_back(stand)
+    assert stand.fetch(one) == []
+    one.resume(0)
+    assert stand.fetch(one) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_fetched_ahead_is_handed_out_though_it_is_gone_and_a_pause_drops_it() -> None:
+    stand = Stand(1, 10, prefetch=6)
+    one = stand.client("one")
+    stand.poll(one)
+    assert stand.fetch(one, messages=2) == [0, 1]
+    stand.broker.delete_records(0, 8, stand.now)
+    assert stand.fetch(one, messages=2) == [2, 3]
+    one.pause(0)
+    assert stand.fetch(one) == []
+    one.resume(0)
+    assert stand.fetch(one) == [8, 9]
+
+
+def test_nothing_fetched_ahead_is_handed_out_in_the_next_assignment() -> None:
+    stand = Stand(1, 10)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.fetch(one, messages=2)
+    stand.commit(one, 1)
+    taken_and_given_back(stand)
+    assert stand.fetch(one, messages=2) == [1, 2]
+
+
+def test_positions_pass_markers_and_gaps() -> None:
+    stand = Stand(1, 2)
+    stand.broker.skip(3)
+    stand.publish(1)
+    stand.broker.skip(4)
+    one = stand.client("one")
+    stand.poll(one)
+    assert (stand.fetch(one, messages=2), one.held[0].position) == ([0, 1], 2)
+    assert (stand.fetch(one), one.held[0].position) == ([5], 10)
+    stand.commit(one, 10)
+    assert stand.broker.unfinished == []
+    stand.broker.skip(2)
+    assert (stand.fetch(one), one.held[0].position) == ([], 12)
+
+
+@pytest.mark.parametrize(
+    ("policy", "committed", "reads"),
+    [
+        ("earliest", None, [5, 6, 7]),
+        ("earliest", 2, [5, 6, 7]),
+        ("earliest", 6, [6, 7]),
+        ("earliest", 10**9, [5, 6, 7]),
+        ("latest", None, []),
+        ("latest", 2, []),
+        ("latest", 6, [6, 7]),
+    ],
+)
+def test_out_of_range_at_the_start(policy: str, committed: int | None, reads: list[int]) -> None:
+    stand = Stand(1, 8, offset_reset=policy)
+    stand.broker.delete_records(0, 5, stand.now)
+    one = stand.client("one")
+    if committed is not None:
+        stand.commit(one, committed)
+    stand.poll(one)
+    assert (stand.fetch(one), stand.poll(one)) == (reads, [])
+    stand.publish(1)
+    assert stand.fetch(one) == [8]
+
+
+@pytest.mark.parametrize("committed", [None, 2, 9])
+def test_out_of_range_with_the_policy_error_is_one_message_and_then_silence(committed: int | None) -> None:
+    stand = Stand(1, 8, offset_reset="error")
+    stand.broker.delete_records(0, 5, stand.now)
+    one = stand.client("one")
+    if committed is not None:
+        stand.commit(one, committed)
+    assert stand.told(one) == [("assign", (0,))]
+    assert stand.failure(one) == "_AUTO_OFFSET_RESET"
+    stand.publish(3)
+    assert (stand.fetch(one), stand.poll(one)) == ([], [])
+
+
+def test_retention_that_overtakes_a_reader() -> None:
+    stand = Stand(1, 10, prefetch=0)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.fetch(one, messages=1)
+    stand.broker.delete_records(0, 6, stand.now)
+    stand.broker.delete_records(0, 4, stand.now)
+    assert [record.position for record in stand.broker.unfinished] == [6, 7, 8, 9]
+    assert stand.fetch(one) == [6, 7, 8, 9]
+    stand.broker.end_close(one, stand.now)
+    two = stand.client("two")
+    stand.poll(two)
+    assert two.held[0].position == 6
+    with pytest.raises(ValueError, match="before=11: partition 0 of T ends at 10"):
+        stand.broker.delete_records(0, 11, stand.now)
+
+
+def recreated(stand: Stand, after: float) -> None:
+    stand.broker.delete_topic(stand.now)
+    with pytest.raises(LookupError, match="topic T was deleted"):
+        stand.publish(1)
+    with pytest.raises(LookupError, match="deleted already"):
+        stand.broker.delete_topic(stand.now)
+    stand.to(stand.now + after)
+    stand.broker.create_topic(stand.now)
+    stand.broker.create_topic(stand.now)
+    stand.publish(150)
+
+
+@pytest.mark.parametrize("protocol", ["eager", "cooperative"])
+def test_a_topic_created_anew_at_once_is_silent_loss_for_classic(protocol: str) -> None:
+    stand = Stand(1, 100, protocol=protocol)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.fetch(one)
+    recreated(stand, 0.2)
+    stand.to(stand.now + 1.0)
+    assert stand.poll(one) == []
+    # 100 of 150 are skipped.
+    assert stand.fetch(one) == list(range(100, 150))
+
+
+def test_a_topic_created_anew_at_once_is_revoked_and_assigned_by_848() -> None:
+    for commits, first in ((False, 0), (True, 100)):
+        stand = Stand(1, 100, protocol="848")
+        one = stand.client("one")
+        stand.poll(one)
+        stand.fetch(one)
+        recreated(stand, 0.2)
+        stand.to(1.0)
+        assert stand.told(one) == [("revoke", (0,))]
+        if commits:
+            # The old floor, accepted for the new topic.
+            assert stand.commit(one, 100) is None
+        stand.release(one, 0)
+        stand.to(2.0)
+        assert stand.told(one) == [("assign", (0,))]
+        assert stand.fetch(one)[0] == first
+
+
+@pytest.mark.parametrize(("protocol", "told"), [("eager", "revoke"), ("cooperative", "lost"), ("848", "revoke")])
+def test_a_deleted_topic_is_told_and_its_commits_are_gone(protocol: str, told: str) -> None:
+    stand = Stand(1, 5, protocol=protocol)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.commit(one, 4)
+    before = stand.broker.topic_id
+    stand.broker.delete_topic(stand.now)
+    stand.to(1.0)
+    assert (stand.broker.committed(0), stand.commit(one, 4), stand.broker.topic_id) == (
+        None,
+        "UNKNOWN_TOPIC_OR_PART",
+        None,
+    )
+    assert stand.told(one) == [(told, (0,))]
+    stand.release(one, 0)
+    stand.to(5.0)
+    stand.broker.create_topic(5.0)
+    stand.publish(3)
+    stand.to(6.0)
+    assert stand.told(one) == [("assign", (0,))]
+    assert (stand.fetch(one), stand.broker.topic_id != before) == ([0, 1, 2], True)
+    assert stand.commit(one, 2) is None
+    assert stand.broker.committed(0) == Commit(2)

@@ -1,0 +1,411 @@
+"""``KafkaMemberSource`` makes of what Kafka does what ``lanes.source`` promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lanes.core.types import Partition, Room, Settlement
+from lanes.errors import ContractError, SourceError
+from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent
+from memsource.kafka.client import Commit
+from memsource.kafka.source import KafkaMemberSource
+from tests.fakes.cut_short import cut_short
+from tests.memsource.sim.kafka_stand import Stand
+
+ROOM = Room(1_000, 1 << 20)
+PROTOCOLS = ("eager", "cooperative", "848")
+pytestmark = pytest.mark.anyio
+
+
+def positions(events: Sequence[SourceEvent]) -> list[int]:
+    return [message.position for event in events if isinstance(event, Delivered) for message in event.run]
+
+
+async def opened(stand: Stand, name: str = "one", **arguments: Any) -> tuple[KafkaMemberSource, list[Partition]]:
+    """A source and what it is assigned."""
+    source = KafkaMemberSource(stand.broker, name, lambda: stand.now, **arguments)
+    await source.open()
+    events = await source.receive(Room(0, 0))
+    return source, [event.partition for event in events if isinstance(event, Assigned)]
+
+
+async def settle_later(source: KafkaMemberSource, settlement: Settlement, told: list[str]) -> None:
+    try:
+        await source.settle([settlement])
+    except SourceError as error:
+        told.append(f"retryable={error.retryable}: {error}")
+    else:
+        told.append("made")
+
+
+async def settled() -> None:
+    """Everybody who can run has run."""
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_partition_that_comes_paused_is_resumed_and_only_that() -> None:
+    stand = Stand(2, 3)
+    source, (zero, one) = await opened(stand)
+    await cut_short(source.receive, Room(10, 1 << 20, frozenset({zero, one})))
+    assert source.client.paused == {0, 1}
+    stand.broker.group.revoke(0)
+    stand.to(0.5)
+    assert await source.receive(Room(0, 0, frozenset({zero, one}))) == [Revoking(zero, 48.0)]
+    await source.release(zero)
+    stand.to(1.0)
+    (event,) = await source.receive(Room(0, 0, frozenset({one})))
+    assert isinstance(event, Assigned)
+    (delivered,) = await source.receive(Room(10, 1 << 20, frozenset({one})))
+    assert isinstance(delivered, Delivered) and delivered.partition is event.partition
+    assert source.client.paused == {1}
+
+
+async def test_what_is_completed_is_handed_over_with_its_floor() -> None:
+    stand = Stand(1, 10)
+    source, (partition,) = await opened(stand)
+    await source.settle([Settlement(partition, [], 3, [(4, 6), (8, 9)])])
+    await source.aclose()
+    source, (again,) = await opened(stand, "two")
+    assert (again.floor, list(again.completed)) == (3, [(4, 6), (8, 9)])
+    # Somebody else's metadata says nothing.
+    stand.commit(source.client, 3, "written by another client")
+    await source.aclose()
+    source, (foreign,) = await opened(stand, "three")
+    assert (foreign.floor, foreign.completed) == (3, ())
+    assert source.degraded == 0
+
+
+async def test_without_hand_over_the_floor_alone_is_committed() -> None:
+    stand = Stand(1, 10)
+    stand.broker.hands_over = False
+    source = KafkaMemberSource(stand.broker, "one", lambda: stand.now)
+    traits = await source.open()
+    assert (traits.hands_over, traits.settles) == (False, "cumulative")
+    (event,) = await source.receive(Room(0, 0))
+    assert isinstance(event, Assigned)
+    await source.settle([Settlement(event.partition, [], 3, [(4, 6)])])
+    assert stand.broker.committed(0) == Commit(3)
+    with pytest.raises(ContractError, match="partition 0 has no floor"):
+        await source.settle([Settlement(event.partition, [])])
+
+
+async def test_too_much_for_the_metadata_loses_its_highest_completions() -> None:
+    # Runs of 200 offsets, far apart: no bitmap, two bytes each and more.
+    completed = [(start, start + 1) for start in range(1, 1_000_000, 211)]
+    stand = Stand(1)
+    stand.broker.skip(2_000_000)
+    source, (partition,) = await opened(stand)
+    await source.settle([Settlement(partition, [], 0, completed)])
+    assert source.degraded == 1
+    await source.aclose()
+    _, (again,) = await opened(stand, "two")
+    kept = list(again.completed)
+    assert 0 < len(kept) < len(completed)
+    assert kept == completed[: len(kept)]
+
+
+async def test_a_broker_that_takes_less_metadata_is_given_less() -> None:
+    stand = Stand(1, 200, metadata_limit=20)
+    source, (partition,) = await opened(stand)
+    completed = [(start, start + 1) for start in range(1, 200, 3)]
+    await source.settle([Settlement(partition, [], 0, completed)])
+    commit = stand.broker.committed(0)
+    assert commit is not None and 1 < commit.units() <= 20
+    assert source.degraded >= 1
+    await source.settle([Settlement(partition, [], 5)])
+    assert stand.broker.committed(0) == Commit(5)
+
+
+async def test_a_broker_that_takes_no_metadata_takes_floors() -> None:
+    stand = Stand(1, 10, metadata_limit=1)
+    source, (partition,) = await opened(stand)
+    await source.settle([Settlement(partition, [], 2, [(3, 4)])])
+    assert stand.broker.committed(0) == Commit(2)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_with_the_broker_down_a_commit_blocks_or_fails_after_seconds(protocol: str) -> None:
+    stand = Stand(1, 3, protocol=protocol)
+    source, (partition,) = await opened(stand)
+    told: list[str] = []
+    stand.broker.stop_broker(1.0)
+    stand.to(1.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settle_later, source, Settlement(partition, [], 3), told)
+        await settled()
+        stand.to(6.9)
+        await settled()
+        assert told == []
+        stand.to(7.0)
+        await settled()
+        stand.to(24.0)
+        stand.broker.start_broker(24.0)
+    if protocol == "848":
+        assert (told, stand.broker.committed(0)) == (["made"], Commit(3))
+    else:
+        assert told == ["retryable=True: T/one: nothing was committed: the broker is down"]
+        assert stand.broker.committed(0) is None
+
+
+async def test_a_cancelled_commit_never_leaves() -> None:
+    stand = Stand(1, 3, protocol="848")
+    source, (partition,) = await opened(stand)
+    stand.broker.stop_broker(0.0)
+    await cut_short(source.settle, [Settlement(partition, [], 3)])
+    stand.broker.start_broker(1.0)
+    await settled()
+    assert stand.broker.committed(0) is None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_frozen_process_does_nothing_and_wakes_as_a_zombie(protocol: str) -> None:
+    stand = Stand(1, 3, protocol=protocol)
+    source, (partition,) = await opened(stand)
+    stand.broker.freeze("one", 9.0)
+    told: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settle_later, source, Settlement(partition, [], 3), told)
+        await cut_short(source.receive, ROOM)
+        other = KafkaMemberSource(stand.broker, "two", lambda: stand.now)
+        await other.open()
+        stand.to(6.0)
+        assert [type(event) for event in await other.receive(Room(0, 0))] == [Assigned]
+        assert told == []
+        stand.to(9.0)
+    assert "retryable=True" in told[0] and "UNKNOWN_MEMBER_ID" in told[0]
+    (event,) = await source.receive(ROOM)
+    assert isinstance(event, Lost) and event.partition is partition
+    assert source.owned == []
+
+
+async def test_a_crashed_process_changes_nothing_any_more() -> None:
+    stand = Stand(1, 3)
+    source, (partition,) = await opened(stand)
+    stand.broker.crash("one", 0.0)
+    for call in (
+        source.receive(ROOM),
+        source.settle([Settlement(partition, [], 3)]),
+        source.extend([]),
+        source.release(partition),
+        source.open(),
+    ):
+        with pytest.raises(SourceError, match="its process is gone") as caught:
+            await call
+        assert not caught.value.retryable
+    await source.aclose()
+    # Its session goes on.
+    assert (stand.owners(), stand.broker.committed(0)) == (["one"], None)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_what_is_not_released_in_time_goes_back_all_the_same(protocol: str) -> None:
+    stand = Stand(1, 3, protocol=protocol, max_poll_interval=10.0)
+    source, (partition,) = await opened(stand)
+    stand.broker.group.revoke(0)
+    stand.to(0.5)
+    assert await source.receive(Room(0, 0)) == [Revoking(partition, 8.0)]
+    told: list[SourceEvent] = []
+
+    async def receive() -> None:
+        told.extend(await source.receive(ROOM))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        await settled()
+        stand.to(8.4)
+        await settled()
+        assert told == []
+        stand.to(8.5)
+    assert told == [Lost(partition, "it was not released in time")]
+    await source.release(partition)
+    stand.to(9.0)
+    assert [type(event) for event in await source.receive(ROOM)] == [Assigned]
+
+
+async def test_who_hangs_in_a_revoke_loses_everything() -> None:
+    stand = Stand(2, 3, protocol="848", max_poll_interval=10.0)
+    source, partitions = await opened(stand)
+    other = KafkaMemberSource(stand.broker, "two", lambda: stand.now)
+    await other.open()
+    stand.to(0.5)
+    (event,) = await source.receive(Room(0, 0))
+    assert isinstance(event, Revoking)
+    source.client.polling = True  # heartbeats go on, but nobody comes to look at the time
+    stand.to(10.5)
+    assert stand.owners() == ["two", "two"]
+    overdue, lost = (await source.receive(Room(0, 0)), await source.receive(Room(0, 0)))
+    assert [each.partition for each in (*overdue, *lost) if isinstance(each, Lost)] == partitions[::-1]
+    stand.to(11.0)
+    assert len(await other.receive(Room(0, 0))) == 2
+
+
+async def test_a_fenced_member_loses_what_was_being_revoked_too() -> None:
+    stand = Stand(2, 3)
+    source, partitions = await opened(stand)
+    stand.broker.group.revoke(1)
+    stand.to(0.5)
+    assert [type(event) for event in await source.receive(Room(0, 0))] == [Revoking]
+    stand.broker.freeze("one", 9.0)
+    stand.to(9.0)
+    # Kafka itself calls nothing back for the one that is being revoked.
+    lost = await source.receive(Room(0, 0))
+    assert [event.partition for event in lost if isinstance(event, Lost)] == partitions
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_topic_that_is_another_one_stops_it_loudly(protocol: str) -> None:
+    stand = Stand(1, 100, protocol=protocol)
+    source, (partition,) = await opened(stand)
+    await source.receive(ROOM)
+    stand.broker.delete_topic(0.0)
+    stand.broker.create_topic(0.2)
+    stand.publish(150)
+    stand.to(1.0)
+    with pytest.raises(SourceError, match="topic T was deleted and created anew, T-1 is T-2 now") as caught:
+        await source.receive(ROOM)
+    assert not caught.value.retryable
+    with pytest.raises(SourceError, match="Nothing more is committed"):
+        await source.settle([Settlement(partition, [], 100)])
+    assert stand.broker.committed(0) is None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_deleted_topic_is_lost_and_a_new_one_has_another_incarnation(protocol: str) -> None:
+    stand = Stand(1, 5, protocol=protocol)
+    source, (partition,) = await opened(stand)
+    assert positions(await source.receive(ROOM)) == [0, 1, 2, 3, 4]
+    stand.broker.delete_topic(0.0)
+    with pytest.raises(SourceError, match="UNKNOWN_TOPIC_OR_PART") as caught:
+        await source.settle([Settlement(partition, [], 5)])
+    assert caught.value.retryable
+    stand.to(1.0)
+    (event,) = await source.receive(ROOM)
+    assert isinstance(event, Lost) and event.partition is partition
+    await cut_short(source.receive, ROOM)
+    stand.broker.create_topic(2.0)
+    stand.publish(2)
+    stand.to(3.0)
+    (event,) = await source.receive(ROOM)
+    assert isinstance(event, Assigned)
+    assert (event.partition.floor, event.partition.incarnation) == (0, "T-2")
+    assert positions(await source.receive(ROOM)) == [0, 1]
+
+
+async def test_a_position_the_log_does_not_reach_is_an_error_that_names_the_remedy() -> None:
+    stand = Stand(1, 5, offset_reset="error")
+    source, _ = await opened(stand)
+    with pytest.raises(SourceError, match=r"_AUTO_OFFSET_RESET: partition 0 of T has no 0.*set offset_reset"):
+        await source.receive(ROOM)
+
+
+async def test_a_position_that_was_reset_says_nothing_of_what_was_completed() -> None:
+    stand = Stand(1, 10)
+    source, (partition,) = await opened(stand)
+    await source.settle([Settlement(partition, [], 2, [(4, 9)])])
+    await source.aclose()
+    stand.broker.delete_records(0, 3, 0.0)
+    source, (again,) = await opened(stand, "two")
+    assert (again.floor, again.completed) == (3, ())
+    assert positions(await source.receive(ROOM)) == [3, 4, 5, 6, 7, 8, 9]
+
+
+async def test_a_static_member_that_is_fenced_loses_all_and_fails_for_good() -> None:
+    stand = Stand(1, 5)
+    source, (partition,) = await opened(stand, instance="static")
+    await opened(stand, "two", instance="static")
+    (event,) = await source.receive(ROOM)
+    assert isinstance(event, Lost) and event.partition is partition
+    with pytest.raises(SourceError, match="static member 'static' was fenced") as caught:
+        await source.receive(ROOM)
+    assert not caught.value.retryable
+    with pytest.raises(SourceError, match="_FATAL") as caught:
+        await source.settle([Settlement(partition, [], 1)])
+    assert not caught.value.retryable
+
+
+async def test_gaps_at_the_end_are_progress_and_an_end_is_told_once() -> None:
+    stand = Stand(1, 2)
+    stand.broker.skip(3)
+    source, (partition,) = await opened(stand)
+    assert positions(await source.receive(Room(1, 100))) == [0]
+    events = await source.receive(Room(1, 100))
+    assert (positions(events), events[1:]) == ([1], [Progressed(partition, 5)])
+    source.finish()
+    assert [type(event) for event in await source.receive(ROOM)] == [Exhausted]
+    await cut_short(source.receive, ROOM)
+
+
+async def test_nobody_polls_between_two_receives() -> None:
+    stand = Stand(1, 2, max_poll_interval=6.0)
+    source, (partition,) = await opened(stand)
+    await cut_short(source.receive, Room(0, 0))
+    stand.to(6.0)
+    assert stand.owners() == [None]
+    (event,) = await source.receive(Room(0, 0))
+    assert isinstance(event, Lost) and event.partition is partition
+    assert [type(event) for event in await source.receive(Room(0, 0))] == [Assigned]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(source.receive, Room(0, 0))
+        await settled()
+        # One that waits polls all the time.
+        stand.to(60.0)
+        assert stand.owners() == ["one"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_heartbeats_stop_while_a_close_hangs() -> None:
+    stand = Stand(1, 2)
+    source, _ = await opened(stand)
+    source.block("aclose")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(source.aclose)
+        await settled()
+        stand.to(6.0)
+        assert stand.owners() == [None]
+        source.unblock("aclose")
+    assert (len(source.called("aclose")), source.owned) == (1, [])
+
+
+async def test_it_cannot_join_a_broker_that_is_down() -> None:
+    stand = Stand(1)
+    stand.broker.stop_broker(0.0)
+    source = KafkaMemberSource(stand.broker, "one", lambda: stand.now)
+    with pytest.raises(SourceError, match="T/one cannot join: _WAIT_COORD") as caught:
+        await source.open()
+    assert caught.value.retryable
+    assert repr(source) == "<KafkaMemberSource one of T: 0 partitions>"
+    with pytest.raises(ValueError, match="batch"):
+        KafkaMemberSource(stand.broker, "two", batch=0)
+
+
+async def test_injected_failures() -> None:
+    stand = Stand(1, 5)
+    source, (partition,) = await opened(stand)
+    source.fail("settle", SourceError("unknown", retryable=True), done=True)
+    with pytest.raises(SourceError, match="unknown"):
+        await source.settle([Settlement(partition, [], 3)])
+    assert stand.broker.committed(0) == Commit(3)
+
+
+async def test_a_commit_that_waits_while_its_partition_is_lost_is_not_made() -> None:
+    stand = Stand(1, 9)
+    source, (partition,) = await opened(stand)
+    told: list[str] = []
+    source.block("settle")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settle_later, source, Settlement(partition, [], 5), told)
+        await settled()
+        stand.broker.lose(0, stand.now)
+        stand.to(3.0)
+        (lost,) = await source.receive(Room(0, 0))
+        assert isinstance(lost, Lost) and lost.partition is partition
+        # It goes on before anybody has cancelled it.
+        source.unblock("settle")
+    assert told == ["retryable=True: T/one: partition 0 was given up: nothing of it is committed any more"]
+    assert stand.broker.committed(0) is None

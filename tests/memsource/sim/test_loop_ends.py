@@ -1,0 +1,249 @@
+"""What ends a run, and what is there before and after one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from memsource.sim.errors import Deadlock, Livelock, SimulationError
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.event_loop import GROUP, SimLoop, current
+from memsource.sim.loop.virtual import run
+from tests.memsource.sim import programs
+
+# --- what ends a run
+
+
+def test_a_deadlock_names_tasks_and_where_they_wait() -> None:
+    async def waits_for_nobody() -> None:
+        await anyio.Event().wait()
+
+    ended: list[str] = []
+
+    async def main() -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waits_for_nobody, name="lonely")
+                tasks.start_soon(anyio.sleep_forever)
+        finally:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            ended.append("main")
+
+    with pytest.raises(Deadlock) as caught:
+        run(main, chooser=Fifo())
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith("every task waits for another one, and none for a time")
+    assert f"  task 2 'lonely' waits at {__file__}:" in lines[1]
+    assert lines[1].endswith("in waits_for_nobody")
+    assert len(lines) == 3
+    assert ended == ["main"]
+
+
+def test_a_livelock_names_who_takes_the_steps() -> None:
+    async def polls() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        await asyncio.sleep(1)
+        await asyncio.create_task(polls(), name="poller")
+
+    with pytest.raises(
+        Livelock,
+        match=r"time 1: no time has passed in 1000 turns; most steps: task 2 'poller' \(\d+ steps, now at .*\.py:\d+",
+    ):
+        run(main, chooser=Fifo(), turns_limit=1_000)
+
+
+def test_polling_with_a_pause_is_no_livelock() -> None:
+    async def main() -> None:
+        for _ in range(3_000):
+            await anyio.sleep(0.001)
+
+    run(main, chooser=Fifo(), turns_limit=100)
+
+
+def test_what_does_not_end_when_cancelled_is_a_livelock() -> None:
+    async def stays() -> None:
+        while True:
+            try:
+                await asyncio.sleep(1)
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(stays(), name="stays"))
+        await asyncio.sleep(3)
+
+    tasks: list[asyncio.Task[None]] = []
+    # Nor does it run on when the garbage collector finds it.
+    with pytest.raises(Livelock, match="what was cancelled has not ended in 500 turns; most steps: task 2 'stays'"):
+        run(main, chooser=Fifo(), turns_limit=500)
+    coroutine = tasks[0].get_coro()
+    assert inspect.iscoroutine(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
+async def spins() -> None:
+    while True:
+        pass
+
+
+async def swallows() -> None:
+    lock = threading.Lock()
+    while True:
+        try:
+            lock.acquire()
+        except Exception:
+            continue
+
+
+@pytest.mark.parametrize("handler", [spins, swallows])
+def test_a_step_that_does_not_end_is_interrupted(handler: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(handler, name="handler")
+
+    with pytest.raises(Livelock, match=f"task 2 'handler' does not yield: turn .*{__file__}:.* in {handler.__name__}"):
+        run(main, chooser=Fifo(), step_limit=0.2)
+
+
+def test_in_another_thread_too() -> None:
+    caught: list[BaseException] = []
+
+    def simulate() -> None:
+        try:
+            run(spins, chooser=Fifo(), step_limit=0.2)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=simulate)
+    thread.start()
+    thread.join()
+    (error,) = caught
+    assert isinstance(error, Livelock)
+    assert "in spins" in str(error)
+
+
+def test_an_alarm_of_somebody_else_still_comes() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    before, (delay, interval) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(Alarm):
+            # Swallows it, and is interrupted in the end: the alarm came first.
+            run(swallows, chooser=Fifo(), step_limit=0.4)
+        assert signal.getsignal(signal.SIGALRM) is ring
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, delay, interval)
+
+
+# --- before and after
+
+
+def test_what_main_raises_is_raised() -> None:
+    async def main() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(main, chooser=Fifo())
+
+
+def test_what_is_left_is_cancelled_and_generators_are_closed() -> None:
+    log: list[str] = []
+
+    async def stays() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            log.append("task")
+
+    async def numbers() -> Any:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            log.append("generator")
+
+    async def main() -> int:
+        kept.append(asyncio.create_task(stays()))
+        kept.append(numbers())
+        return int(await anext(kept[-1]))
+
+    kept: list[Any] = []
+    assert run(main, chooser=Fifo()).result == 1
+    assert log == ["task", "generator"]
+
+
+def test_a_run_leaves_everything_as_it_was() -> None:
+    async def main() -> SimLoop:
+        assert not gc.isenabled()
+        return current()
+
+    # What other tests have left in cycles may be collected meanwhile.
+    gc.collect()
+    open_files = len(os.listdir("/dev/fd"))
+    before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), threading.active_count()
+    alarm = signal.getitimer(signal.ITIMER_REAL)
+    loop = run(main, chooser=Fifo()).result
+    assert loop.is_closed()
+    assert gc.isenabled()
+    assert before == (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), threading.active_count())
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (alarm[0] > 0)
+    assert len(os.listdir("/dev/fd")) == open_files
+    with pytest.raises(SimulationError, match="no simulation is running here"):
+        current()
+
+
+def test_a_run_in_a_run_is_refused() -> None:
+    async def main() -> None:
+        run(programs.scopes, chooser=Fifo())
+
+    with pytest.raises(SimulationError, match="cannot run in an event loop"):
+        run(main, chooser=Fifo())
+    with pytest.raises(SimulationError, match="cannot run in an event loop"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [{"turns_limit": 0}, {"step_limit": 0.0}, {"threads": "allow"}])
+def test_a_setting_that_cannot_be_kept_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name}="):
+        run(programs.scopes, chooser=Fifo(), **wrong)
+
+
+def test_a_task_of_another_factory_has_a_number_and_a_group() -> None:
+    async def main() -> list[str]:
+        asyncio.get_running_loop().set_task_factory(
+            lambda loop, coro, **options: asyncio.Task(coro, loop=loop, **options)
+        )
+        return await programs.with_asyncio()
+
+    async def frozen() -> float:
+        asyncio.get_running_loop().set_task_factory(lambda loop, coro, **options: asyncio.Task(coro, loop=loop))
+        GROUP.set("a")
+        task = asyncio.create_task(asyncio.sleep(1))
+        GROUP.set(None)
+        current().freeze("a", 4)
+        await task
+        return anyio.current_time()
+
+    assert run(main, chooser=Fifo()).result
+    assert run(frozen, chooser=Fifo()).result == 5

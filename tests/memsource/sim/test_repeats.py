@@ -1,0 +1,47 @@
+"""One seed, one history; many seeds, many histories: whole worlds, on every Python that is found here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.memsource.sim.test_loop_repeats import interpreters
+
+ROOT = Path(__file__).parents[3]
+COUNT = 200
+
+SCRIPT = f"""
+import hashlib, sys, types
+
+class blake3:
+    # What was compiled for another Python, and is not of the simulator: any other hash will do.
+    def __init__(self, data=b"", **options):
+        self.data = data
+    def hexdigest(self, length=32):
+        return hashlib.shake_128(self.data).hexdigest(length)
+    def digest(self, length=32):
+        return hashlib.shake_128(self.data).digest(length)
+
+stub = types.ModuleType("blake3")
+stub.blake3 = blake3
+sys.modules["blake3"] = stub
+from tests.memsource.sim.repeats import main
+main({COUNT})
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("python", interpreters())
+def test_every_python_repeats_a_world(python: str) -> None:
+    path = os.pathsep.join([str(ROOT), str(Path(anyio.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "random"}
+    done = subprocess.run([python, "-c", SCRIPT], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    one, many = json.loads(done.stdout)
+    assert one == 1
+    assert many > COUNT * 3 // 4

@@ -1,0 +1,5 @@
+"""The fixtures that tests of the runtime share."""
+
+from tests.fakes.fixtures import hurried, none_left, sdk, workers
+
+__all__ = ["hurried", "none_left", "sdk", "workers"]

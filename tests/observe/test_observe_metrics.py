@@ -1,0 +1,289 @@
+"""Metrics equal the status, nothing of the user's is exported, and docs/observe.md says what is."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import weakref
+from pathlib import Path
+
+import pytest
+
+from lanes import Status
+from lanes.errors import LanesError
+from lanes.observe.instruments import GAUGES
+from lanes.observe.otel import Telemetry
+from tests.fakes.telemetry import (
+    CANARY,
+    CONSUMER_LABELS,
+    LABELS,
+    TRACEPARENT,
+    Sdk,
+    count_everything,
+    handle,
+    message,
+    status,
+)
+
+# --- metrics
+
+WHOLE = {
+    "lanes.in_flight.messages": "in_flight",
+    "lanes.in_flight.max_messages": "max_in_flight",
+    "lanes.in_flight.bytes": "in_flight_bytes",
+    "lanes.in_flight.max_bytes": "max_in_flight_bytes",
+    "lanes.running": "running",
+    "lanes.concurrency": "concurrency",
+    "lanes.ready": "ready",
+    "lanes.held": "held",
+    "lanes.blocked": "blocked",
+    "lanes.parking": "parking",
+    "lanes.taking": "taking",
+    "lanes.paused": "paused",
+}
+
+
+def in_partition(number: int) -> dict[str, str]:
+    return LABELS | {"messaging.destination.partition.id": str(number)}
+
+
+@pytest.mark.parametrize(("gauge", "field"), WHOLE.items())
+def test_a_gauge_equals_the_status(sdk: Sdk, gauge: str, field: str) -> None:
+    now = [status()]
+    telemetry = sdk.telemetry(lambda: now[0])
+    assert sdk.numbers(gauge) == [(getattr(now[0], field), CONSUMER_LABELS)]
+    now[0] = status(**{field: 0})
+    assert sdk.numbers(gauge) == [(0, CONSUMER_LABELS)]
+    telemetry.close()
+
+
+BY_PARTITION = {
+    "lanes.floor": [(903, in_partition(3)), (905, in_partition(5))],
+    "lanes.holes": [(913, in_partition(3)), (915, in_partition(5))],
+    # The other one settles each message by itself.
+    "lanes.confirmed": [(890, in_partition(3))],
+    "lanes.ahead": [(17, in_partition(3))],
+    # Of the other one it is not known; and here nothing is unfinished.
+    "lanes.lag": [(23, in_partition(3))],
+    "lanes.oldest.age": [(12.5, in_partition(5))],
+    "lanes.oldest.attempt": [(7, in_partition(5))],
+    "lanes.oldest.position": [(950, in_partition(5))],
+}
+
+
+@pytest.mark.parametrize(("gauge", "values"), BY_PARTITION.items())
+def test_a_gauge_is_by_partition(sdk: Sdk, gauge: str, values: list[tuple[float, dict[str, str]]]) -> None:
+    sdk.telemetry()
+    assert sdk.numbers(gauge) == values
+
+
+@pytest.mark.parametrize("gauge", ["age", "attempt", "position"])
+def test_where_nothing_is_unfinished_there_is_no_oldest(sdk: Sdk, gauge: str) -> None:
+    now = [status()]
+    sdk.telemetry(lambda: now[0])
+    assert len(sdk.numbers(f"lanes.oldest.{gauge}")) == 1
+    now[0] = status(partitions={})
+    assert sdk.numbers(f"lanes.oldest.{gauge}") == []
+
+
+def test_every_gauge_is_tested_here() -> None:
+    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION}
+
+
+def test_counters(sdk: Sdk) -> None:
+    telemetry, one = sdk.telemetry(), message()
+    telemetry.consumed(one.partition, 500)
+    telemetry.consumed(one.partition, 11)
+    telemetry.settled(one.partition, 300)
+    telemetry.retried(one)
+    telemetry.dead_lettered(one)
+    telemetry.zombie(one)
+    for cause in ("held", "held", "late"):
+        telemetry.redelivered(one, cause)
+    telemetry.close()
+    telemetry.settled(one.partition, 7)
+    received = LABELS | {"messaging.operation.name": "receive"}
+    assert sdk.numbers("messaging.client.consumed.messages") == [(511, received)]
+    assert sdk.numbers("lanes.settled") == [(307, LABELS)]
+    assert [sdk.numbers(f"lanes.{name}") for name in ("retries", "dead_letters", "zombies")] == [[(1, LABELS)]] * 3
+    assert sdk.numbers("lanes.redelivered") == [
+        (2, LABELS | {"lanes.cause": "held"}),
+        (1, LABELS | {"lanes.cause": "late"}),
+    ]
+
+
+def test_one_collection_takes_one_snapshot(sdk: Sdk) -> None:
+    taken = []
+    sdk.telemetry(lambda: taken.append(1) or status())  # type: ignore[func-returns-value]
+    sdk.metrics()
+    assert len(taken) == 1
+    sdk.metrics()
+    assert len(taken) == 2
+
+
+def test_a_snapshot_that_a_collection_left_over_is_not_shown_later(sdk: Sdk) -> None:
+    now, taken = [0.0], [status(ready=1)]
+    telemetry = Telemetry.create("billing", "kafka", lambda: taken[0], clock=lambda: now[0])
+    assert telemetry is not None
+    # As an exporter would that asks for one gauge alone.
+    (reading,) = [one for one in telemetry._instruments._open if one is telemetry._reading]
+    gauges = {gauge.name: gauge for gauge in GAUGES}
+    reading.observations(gauges["lanes.held"])
+    taken[0], now[0] = status(ready=2), 60.0
+    assert [one.value for one in reading.observations(gauges["lanes.ready"])] == [2]
+    taken[0] = status(ready=3)
+    reading.observations(gauges["lanes.held"])
+    assert [one.value for one in reading.observations(gauges["lanes.ready"])] == [3]
+    reading.observations(gauges["lanes.held"])
+    taken[0] = status(held=4)
+    assert [one.value for one in reading.observations(gauges["lanes.held"])] == [4]
+
+
+def test_consumers_of_one_process_share_the_instruments(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+    first = sdk.telemetry(lambda: status(ready=1), "first")
+    second = sdk.telemetry(lambda: status(ready=2), "second")
+
+    def shown() -> dict[object, float]:
+        return {labels["lanes.consumer"]: value for value, labels in sdk.numbers("lanes.ready")}
+
+    assert shown() == {"first": 1, "second": 2}
+    first.close()
+    first.close()
+    assert shown() == {"second": 2}
+    second.close()
+    assert shown() == {}
+    sdk.telemetry(lambda: status(ready=3), "third")
+    assert shown() == {"third": 3}
+    assert caplog.records == []
+
+
+def test_a_closed_telemetry_lets_go_of_the_consumer(sdk: Sdk) -> None:
+    class Consumer:
+        def status(self) -> Status:
+            return status()
+
+    consumer = Consumer()
+    gone = weakref.ref(consumer)
+    telemetry = sdk.telemetry(consumer.status)
+    assert sdk.numbers("lanes.ready")
+    del consumer
+    assert gone() is not None
+    telemetry.close()
+    gc.collect()
+    assert gone() is None
+    assert sdk.numbers("lanes.ready") == []
+
+
+def test_a_consumer_that_closes_while_it_is_read_is_not_kept(sdk: Sdk) -> None:
+    holder: list[Telemetry] = []
+
+    def closing() -> Status:
+        holder[0].close()
+        return status()
+
+    holder.append(sdk.telemetry(closing))
+    sdk.metrics()
+    assert holder[0]._reading._snapshot is None
+
+
+@pytest.mark.parametrize("error", [LanesError("not started"), RuntimeError("changed size"), MemoryError()])
+def test_a_status_that_cannot_be_had_shows_nothing_and_raises_nothing(
+    sdk: Sdk, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> Status:
+        raise error
+
+    sdk.telemetry(failing, "failing")
+    sdk.telemetry(name="well")
+    assert sdk.numbers("lanes.ready") == [(status().ready, CONSUMER_LABELS | {"lanes.consumer": "well"})]
+    # The SDK logs what a callback raises.
+    assert caplog.records == []
+
+
+def test_a_status_that_the_loop_disturbed_is_taken_again(sdk: Sdk) -> None:
+    failures = [RuntimeError("dictionary changed size during iteration")] * 2
+
+    def disturbed() -> Status:
+        if failures:
+            raise failures.pop()
+        return status()
+
+    sdk.telemetry(disturbed)
+    assert sdk.metrics().keys() == {gauge.name for gauge in GAUGES}
+
+
+def test_a_counter_that_raises_is_survived(
+    sdk: Sdk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = sdk.telemetry()
+
+    def fail(*_: object) -> None:
+        raise ValueError(CANARY)
+
+    monkeypatch.setattr(telemetry._instruments.settled, "add", fail)
+    monkeypatch.setattr(telemetry._instruments.duration, "record", fail)
+    telemetry.settled(message().partition, 1)
+    handle(telemetry, message())
+    assert caplog.text.count("telemetry failed (ValueError)") == 1
+    assert CANARY not in caplog.text
+    assert sdk.span().end_time is not None
+
+
+# --- nothing of the user's
+
+
+def test_no_key_payload_header_subject_or_error_text_is_exported(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    telemetry = sdk.telemetry()
+    key = CANARY.encode()
+    headers = [TRACEPARENT, ("who", key), (CANARY, b"1"), ("traceparent", key)]
+    handling = telemetry.handling(message(headers, key=key))
+    with pytest.raises(ValueError, match=CANARY) as raised, handling:
+        raise ValueError(CANARY)
+    handling.end("dead_letter", raised.value)
+    handle(telemetry, message(headers, key=key), message(headers, key=key), result="retry", error=KeyError(CANARY))
+    one = message(headers, key=key)
+    count_everything(telemetry, one)
+    data = sdk.reader.get_metrics_data()
+    assert data is not None
+    spans = [span.to_json() for span in sdk.spans()]
+    everything = "".join([*spans, data.to_json(), repr(telemetry), repr(handling), caplog.text])
+    assert len(spans) == 2 and "lanes.oldest.age" in everything and "lanes.key.hash" in everything
+    assert CANARY not in everything
+    # Metrics have nothing of a key at all: no hash, no position but as a value.
+    labels = {
+        name
+        for metric in sdk.metrics().values()
+        for point in metric.data.data_points
+        for name in point.attributes or {}
+    }
+    assert labels == {*LABELS, "messaging.operation.name", "lanes.outcome", "lanes.cause", "error.type"}
+
+
+# --- the page
+
+
+def test_the_page_lists_what_is_exported(sdk: Sdk) -> None:
+    telemetry, one = sdk.telemetry(), message()
+    count_everything(telemetry, one)
+    handle(telemetry, one)
+    kinds = {"Sum": "counter", "Gauge": "gauge", "Histogram": "histogram"}
+    exported = {
+        (name, kinds[type(metric.data).__name__], metric.unit, frozenset(metric.data.data_points[0].attributes or {}))
+        for name, metric in sdk.metrics().items()
+    }
+    page = (Path(__file__).parents[2] / "docs" / "observe.md").read_text()
+    short = {"consumer": CONSUMER_LABELS.keys(), "partition": LABELS.keys()}
+    listed = set()
+    for name, kind, unit, labels in re.findall(
+        r"^\| `([a-z._]+)` \| (\w+) \| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE
+    ):
+        where, *more = labels.split(", ")
+        listed.add(
+            (name, kind, unit, frozenset(short[where] | {label.strip("`") for label in more if "error" not in label}))
+        )
+    assert listed == exported
+    attributes = set((sdk.span().attributes or {}).keys()) | {"error.type", "messaging.batch.message_count"}
+    spans = page.partition("## Spans")[2].partition("\n## ")[0]
+    assert attributes == set(re.findall(r"^\| `([a-z._]+)` \|", spans, re.MULTILINE))

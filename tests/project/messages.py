@@ -1,0 +1,379 @@
+"""Every error and warning that the product can print, as text: what a human reads when something is wrong.
+
+``python -m tests.project.messages`` writes ``messages.txt`` beside this file; ``python -m tests.project.messages
+compare``, a part of ``make check``, prints what differs, and its status is 1 then. It is read off the sources,
+nothing is imported. Listed is where an error is *made*, however it is raised later: a helper that makes one for its
+callers is listed where it makes it. What a text takes from elsewhere is followed by its name: to a local variable, a
+constant, a function that returns texts, or to the callers that hand it over. A hole is ``{expression}``; one that is
+not followed stays to be seen as that.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from tests.project.public_api import ROOT, modules
+from tests.project.source_names import (
+    Function,
+    Source,
+    arguments,
+    bound,
+    called,
+    calls,
+    defined,
+    fields_of,
+    is_error,
+    methods,
+    parameters,
+    source,
+)
+
+FILE: Final = ROOT / "tests" / "project" / "messages.txt"
+HEAD: Final = """\
+# Every error and warning that the product can print. Written by `python -m tests.project.messages`, compared by
+# tests/project/test_messages.py. Under each module: where, then what is said there. A hole is {an expression}, or
+# «one text» if … else «another»; `name = …` below a text is what stands in the hole of that name. `returns` is what a
+# function gives to the text of another, `for f(name)` what a caller hands to one. Read each as if it arrived at 3 a.m.:
+# what happened, where, the value, the remedy.
+"""
+READ_IT: Final = (
+    "What the product says has changed. Read each new text as if it arrived at 3 a.m.: what happened, where (source, "
+    "partition, position, file), the value, the remedy; no secret, no payload, of a key its hash alone. Then run "
+    "`python -m tests.project.messages`.\n\n"
+)
+WIDTH: Final = 116
+
+LEVELS: Final = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR", "critical": "CRITICAL", "log": "LOG"}
+LOGGERS: Final = ("log", "_log", "logger", "logging")
+TEXTUAL: Final = ("join", "format", "get", "items", "values", "next", "str", "sorted", "list", "tuple", "rstrip")
+"""Calls that make a text of texts, those of this project apart."""
+
+CLEANING: Final = ("printable", "printable_lines", "redacted", "error_text", "error_type")
+"""Functions that give the text back that they are given: what that is, stands where they are called."""
+
+ALSO: Final = (
+    ("lanes_kafka.partitioners", "Census", "report"),
+    ("lanes_spark.tables.journal_positions", "", "doubts_of"),
+)
+"""Functions whose texts are printed far from where they are called: (module, class or "", function)."""
+
+OF_PYTHON: Final = {*dir(str), *dir(list), *dir(dict)}
+"""Methods that an instance which is not known has anyway."""
+
+OUTCOMES: Final = ("Check",)
+"""Not errors, and read like them: what a doctor finds."""
+
+
+class Told(NamedTuple):
+    """One entry: who says it, in which way, the text, and what its holes are filled with."""
+
+    where: str
+    kind: str
+    text: str
+    filled: tuple[str, ...]
+
+
+class Parameter(NamedTuple):
+    """A text that the callers of a function, or those who make an instance of a class, hand over."""
+
+    module: str
+    owner: str
+    name: str
+
+
+# --- one text
+
+
+def prose(text: str) -> bool:
+    """Whether a literal is for humans: two words at least, or a clause."""
+    return re.search(r"[A-Za-z…]['’,:;.]* +\S*[A-Za-z]", text) is not None or text.startswith((": ", ", ", "; "))
+
+
+def parts(here: Source, node: ast.AST) -> Iterator[ast.AST]:
+    """What a text is made of: an expression with all in it, without what calls are given that make no text of it."""
+    yield node
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        target = called(here, node)
+        function = target[1] if target is not None and isinstance(target[1], Function) else None
+        if name not in TEXTUAL and (function is None or not returns_text(function)):
+            return
+    for inner in ast.iter_child_nodes(node):
+        yield from parts(here, inner)
+
+
+def is_prose(here: Source, node: ast.expr) -> bool:
+    """Whether something for humans is written in an expression."""
+    return any(isinstance(one, ast.Constant) and prose(str(one.value)) for one in parts(here, node))
+
+
+def is_text(annotation: ast.expr | None) -> bool:
+    """Whether what is annotated so is text, or several."""
+    words = set(re.findall(r"[A-Za-z_]+", ast.unparse(annotation))) if annotation is not None else set()
+    return "str" in words and words.isdisjoint({"dict", "Mapping", "Callable", "bytes", "Any"})
+
+
+def returns_text(function: Function) -> bool:
+    """Whether a function gives texts."""
+    return is_text(function.returns)
+
+
+def shown(node: ast.expr) -> str:
+    """An expression as the text that it makes."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Constant():
+            return ast.unparse(node)
+        case ast.JoinedStr(values=values):
+            return "".join(shown(one) for one in values)
+        case ast.FormattedValue(value=value, conversion=conversion, format_spec=spec):
+            inner = f"{{{ast.unparse(value)}"
+            inner += f"!{chr(conversion)}" if conversion > 0 else ""
+            inner += f":{shown(spec)}" if isinstance(spec, ast.JoinedStr) else ""
+            return inner + "}"
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return shown(left) + shown(right)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return f"«{shown(body)}» if {ast.unparse(test)} else «{shown(orelse)}»"
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            # One by one, because Pythons differ in how they quote a text within another.
+            return f"[{', '.join(map(shown, items))}]"
+        case _:
+            return f"{{{ast.unparse(node)}}}"
+
+
+def logged(call: ast.Call) -> tuple[str, list[ast.expr]]:
+    """The text of a log record, its %s replaced by what stands for it, and those."""
+    text, *values = call.args[call.func.attr == "log" if isinstance(call.func, ast.Attribute) else 0 :]
+    rest = iter(values)
+    pieces = re.split(r"(%[-+#0-9.]*[a-zA-Z])", shown(text))
+    words = [shown(next(rest)) if re.fullmatch(r"%[-+#0-9.]*[a-zA-Z]", piece) else piece for piece in pieces]
+    return "".join(words).replace("%%", "%"), [text, *values]
+
+
+# --- all of them
+
+
+class Reader:
+    """Reads all modules once, and then whatever their texts take from elsewhere until nothing new is found."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.told: dict[str, dict[Told, None]] = {name: {} for name in self.names}
+        self._returned: set[Function] = set()
+        self._handed: set[Parameter] = set()
+        for name in self.names:
+            here = source(name)
+            for call in here.calls:
+                self._call(here, call)
+            for node in here.errors:
+                if isinstance(node, ast.Raise):
+                    self._raised(here, node)
+                elif is_error(name, node.name):
+                    self._class(here, node)
+        for name, owner, function in ALSO:
+            here = source(name)
+            found = next(
+                node
+                for node in ast.walk(here.tree)
+                if isinstance(node, Function)
+                and node.name == function
+                and owner == getattr(here.around[node], "name", "")
+            )
+            self._returns(here, found)
+
+    def text(self) -> str:
+        """The list, by module and by who says it."""
+        lines = [HEAD.rstrip()]
+        for name in self.names:
+            if self.told[name]:
+                lines += ["", f"[{name}]"]
+            last = None
+            for one in sorted(self.told[name], key=lambda one: one.where):
+                if one.where != last:
+                    lines.append(f"  {one.where}")
+                    last = one.where
+                lines += _wrapped(f"{one.kind}: {one.text}", 4)
+                for each in one.filled:
+                    lines += _wrapped(each, 10)
+        return "\n".join(lines) + "\n"
+
+    def _call(self, here: Source, call: ast.Call) -> None:
+        match call.func:
+            case ast.Name(id=name) if is_error(here.name, name) or name in OUTCOMES:
+                given = list(arguments(call))
+                values = [shown(value) if name is None else f"{name}={shown(value)}" for name, value in given]
+                if is_error(here.name, name) and given and given[0][0] is None:
+                    values = [values[0] + "".join(f"  [{one}]" for one in values[1:])]
+                self._tell(here, call, name, " | ".join(values) or "(no text)", [value for _, value in given])
+            case ast.Attribute(value=ast.Name(id=owner), attr=level) if owner in LOGGERS and level in LEVELS:
+                text, spoken = logged(call)
+                kind = LEVELS[level] if level != "log" else f"LOG {ast.unparse(call.args[0])}"
+                self._tell(here, call, kind, text, spoken)
+            case ast.Attribute(value=ast.Name(id="warnings"), attr="warn"):
+                self._tell(here, call, "WARN", shown(call.args[0]), call.args[:1])
+            case _ if call.args and _is_for_stderr(call):
+                self._tell(here, call, "STDERR", shown(call.args[0]), call.args[:1])
+
+    def _raised(self, here: Source, node: ast.Raise) -> None:
+        """What is raised and not made there: a class, or what a function makes that nobody sees from here."""
+        match node.exc:
+            case ast.Name(id=name) if is_error(here.name, name):
+                self._tell(here, node, name, "(no text)", [])
+            case ast.Call() as made if called(here, made) is None and any(is_prose(here, one) for one in made.args):
+                if not (isinstance(made.func, ast.Name) and is_error(here.name, made.func.id)):
+                    self._tell(here, node, ast.unparse(made.func), " | ".join(map(shown, made.args)), made.args)
+
+    def _class(self, here: Source, node: ast.ClassDef) -> None:
+        """An exception that words its own text."""
+        for inner in ast.walk(node):
+            match inner:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"), args=[_, *_]
+                ):
+                    if not isinstance(inner.args[0], ast.Name) or len(inner.args) > 1:
+                        self._tell(here, inner, node.name, " | ".join(map(shown, inner.args)), inner.args)
+                case ast.FunctionDef(name="__str__"):
+                    self._returns(here, inner)
+
+    def _tell(self, here: Source, node: ast.AST, kind: str, text: str, values: Iterable[ast.expr]) -> None:
+        filled = tuple(dict.fromkeys(one for value in values for one in self._follow(here, node, value)))
+        self.told[here.name][Told(here.where(node), kind, text, filled)] = None
+
+    def _follow(self, here: Source, node: ast.AST, value: ast.expr, seen: set[str] | None = None) -> Iterator[str]:
+        """What the names of an expression stand for, where it is text. ``seen`` are those that were followed."""
+        seen = set() if seen is None else seen
+        for one in parts(here, value):
+            match one:
+                case ast.Name(id=name) if name not in seen:
+                    seen.add(name)
+                    for found in self._name(here, node, name):
+                        if isinstance(found, ast.Dict):
+                            for key, text in zip(found.keys, found.values, strict=True):
+                                if key is not None and is_prose(here, text):
+                                    yield f"{name}[{ast.unparse(key)}] = {shown(text)}"
+                        elif is_prose(here, found):
+                            yield f"{name} = {shown(found)}"
+                        yield from self._follow(here, node, found, seen)
+                case ast.Call():
+                    target = called(here, one)
+                    if target is not None and isinstance(target[1], Function):
+                        self._returns(target[0], target[1])
+                case ast.Attribute(value=ast.Name(id="self"), attr=name) if owner := here.within(node):
+                    self._attribute(here, owner, name)
+
+    def _name(self, here: Source, node: ast.AST, name: str) -> Iterator[ast.expr]:
+        """What a name is bound to: in the functions around, or at the top level of a module."""
+        for outer in (each for each in here.outside(node) if isinstance(each, Function)):
+            if is_text(parameters(outer).get(name)):
+                owner = here.around[outer]
+                if not (isinstance(owner, ast.ClassDef) and outer.name == "__init__"):
+                    self._hand(Parameter(here.name, here.where(outer), name), outer)
+                else:
+                    self._hand(Parameter(here.name, here.where(owner), name), owner)
+            values = bound(outer).get(name, [])
+            if values or name in parameters(outer):
+                yield from values
+                return
+        found = defined(here.name, name)
+        if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
+            yield found[1].value
+
+    def _attribute(self, here: Source, owner: ast.ClassDef, name: str) -> None:
+        """What an attribute of an instance is: of a field, what the class is made with; else what it is set to."""
+        for node in owner.body:
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=field_), annotation=annotation) if field_ == name:
+                    if is_text(annotation):
+                        self._hand(Parameter(here.name, here.where(owner), name), owner)
+                case ast.FunctionDef(name=method) if method == name:
+                    self._returns(here, node)
+
+    def _returns(self, here: Source, function: Function) -> None:
+        """What a function returns, if it returns texts."""
+        if function in self._returned or not returns_text(function):
+            return
+        self._returned.add(function)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
+                filled = tuple(dict.fromkeys(self._follow(here, node, node.value)))
+                if is_prose(here, node.value) or filled:
+                    told = Told(here.where(function), "returns", shown(node.value), filled)
+                    self.told.setdefault(here.name, {})[told] = None
+
+    def _hand(self, parameter: Parameter, owner: Function | ast.ClassDef) -> None:
+        """What is handed over for a parameter, wherever that is written as text."""
+        if parameter in self._handed or owner.name in CLEANING or is_error(parameter.module, owner.name):
+            return
+        self._handed.add(parameter)
+        names = parameters(owner) if isinstance(owner, Function) else fields_of(owner)
+        bare = [name for name in names if name not in ("self", "cls")]
+        for here, call in (*calls().get(owner.name, ()), *calls().get("cls", ())):
+            target = called(here, call)
+            # A method of an instance that is not known may be this one, unless a str or a list has it too.
+            unknown = target is None and len(methods().get(owner.name, ())) > 1 and owner.name not in OF_PYTHON
+            if not unknown and (target is None or target[1] is not owner):
+                continue
+            for place, (name, value) in enumerate(arguments(call)):
+                if (name or (bare[place] if place < len(bare) else None)) != parameter.name:
+                    continue
+                filled = tuple(dict.fromkeys(self._follow(here, call, value)))
+                if is_prose(here, value) or filled:
+                    what = f"for {parameter.owner.rpartition('.')[2]}({parameter.name})"
+                    self.told[here.name][Told(here.where(call), what, shown(value), filled)] = None
+
+
+def _is_for_stderr(call: ast.Call) -> bool:
+    """Whether a call prints where errors go, or ends the process with a text."""
+    if ast.unparse(call.func) == "sys.exit":
+        return any(isinstance(one, ast.Constant) and prose(str(one.value)) for one in ast.walk(call.args[0]))
+    return ast.unparse(call.func) == "sys.stderr.write" or any(
+        (one.arg, ast.unparse(one.value)) in (("file", "sys.stderr"), ("err", "True")) for one in call.keywords
+    )
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text.replace("\n", "⏎"),
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def listed() -> str:
+    """The list of all that is shipped."""
+    return Reader(modules()).text()
+
+
+def difference() -> str:
+    """What the list lacks or has too much, with what is to be done about it; empty when it says what is there."""
+    before, now = FILE.read_text().split("\n"), listed().split("\n")
+    lines = list(difflib.unified_diff(before, now, "read", "found", lineterm="", n=3))
+    return READ_IT + "\n".join(lines) if lines else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the list, or compare it; the exit status."""
+    if arguments == ["compare"]:
+        print(found := difference(), end="\n" if found else "", file=sys.stderr)
+        return int(bool(found))
+    if arguments:
+        print("usage: python -m tests.project.messages [compare]", file=sys.stderr)
+        return 2
+    FILE.write_text(listed())
+    print(f"{FILE.relative_to(ROOT)}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""The public surface is what ``public_api.txt`` says, and what can be imported is what that was read off from."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from lanes.core.types import Message, Partition, Settlement
+from tests.project import public_api
+from tests.project.public_api import (
+    FILE,
+    ONLY,
+    PACKAGES,
+    PUBLIC,
+    ROOT,
+    home_of,
+    modules,
+    names_of,
+    path_of,
+    read,
+    surface,
+)
+
+DECISION = (
+    "A change of the public surface is a decision. If it is meant: run `python -m tests.project.public_api`, look at "
+    "the difference of tests/project/public_api.txt, and tell of it in CHANGELOG.md.\n\n"
+)
+
+SHOWN = [
+    *sorted((ROOT / "examples").rglob("*.py")),
+    *(ROOT / "README.md", ROOT / "memsource" / "README.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+"""Where a user sees imports."""
+
+
+def test_the_public_surface_is_as_it_was_decided() -> None:
+    before, now = FILE.read_text(), surface()
+    difference = "\n".join(
+        difflib.unified_diff(before.split("\n"), now.split("\n"), "decided", "found", lineterm="", n=8)
+    )
+    assert before == now, DECISION + difference
+
+
+# --- `__all__` is what is given
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_a_public_module_lists_can_be_imported(module: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names_of(module) if not hasattr(found, name)] == []
+    assert set(names_of(module)) <= set(read(module).all or ())
+    assert set(names_of(module)) <= set(dir(found)), "what a module gives is among what it lists"
+
+
+def test_the_home_of_a_public_name_lists_it() -> None:
+    homes = {
+        (home.name, name) for module in PUBLIC for one in names_of(module) for home, name in [home_of(module, one)]
+    }
+    assert [f"{home}.{name}" for home, name in sorted(homes) if name not in (read(home).all or ())] == []
+
+
+def taken(module: str) -> Iterator[tuple[str, str]]:
+    """(module of this project, name) of all that a module imports by name, modules apart."""
+    for node in ast.walk(read(module).tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and path_of(node.module) is not None:
+            for alias in node.names:
+                if path_of(f"{node.module}.{alias.name}") is None:
+                    yield node.module, alias.name
+
+
+def test_what_a_module_takes_is_what_the_other_one_lists() -> None:
+    """Where a module has ``__all__``; and each has it from which an adapter takes something of ``lanes``."""
+    wrong = []
+    for module in modules():
+        for source, name in taken(module):
+            listed = read(source).all
+            if listed is None and module.startswith("lanes_") and source.startswith("lanes."):
+                wrong.append(f"{module}: {source} has no __all__, and {name} is taken from it")
+            elif listed is not None and name not in listed and name != "__version__":
+                wrong.append(f"{module}: {name} is not in the __all__ of {source}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_users_are_shown_public_names_alone(path: Path) -> None:
+    text = path.read_text()
+    if path.suffix == ".md":
+        text = "\n".join(inspect.cleandoc(block) for block in re.findall(r"```python[^\n]*\n(.*?)```", text, re.DOTALL))
+    private = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        and path_of(str(node.module)) is not None
+        and not (node.module in PUBLIC and {alias.name for alias in node.names} <= set(names_of(node.module)))
+    ]
+    assert private == []
+
+
+# --- the text is true
+
+
+def definitions() -> Iterator[tuple[str, str, ast.stmt, object]]:
+    """Every definition of the surface: module, name, what was read, what is there."""
+    for module in PUBLIC:
+        for one in names_of(module):
+            home, name = home_of(module, one)
+            yield module, one, home.bound[name][-1], getattr(importlib.import_module(module), one)
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str, inspect._ParameterKind]]:
+    arguments, kinds = node.args, inspect.Parameter
+    read_off: list[tuple[list[ast.arg], inspect._ParameterKind]] = [
+        (arguments.posonlyargs, kinds.POSITIONAL_ONLY),
+        (arguments.args, kinds.POSITIONAL_OR_KEYWORD),
+        ([arguments.vararg] if arguments.vararg else [], kinds.VAR_POSITIONAL),
+        (arguments.kwonlyargs, kinds.KEYWORD_ONLY),
+        ([arguments.kwarg] if arguments.kwarg else [], kinds.VAR_KEYWORD),
+    ]
+    return [(one.arg, kind) for ones, kind in read_off for one in ones]
+
+
+def test_functions_have_the_parameters_that_were_read() -> None:
+    compared = 0
+    for module, name, node, there in definitions():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert callable(there)
+            found = [(one.name, one.kind) for one in inspect.signature(there).parameters.values()]
+            assert found == parameters(node), f"{module}.{name}"
+            compared += 1
+    assert compared > 20
+
+
+def test_classes_have_the_methods_that_were_read() -> None:
+    """None more, however it came there: by a base, a decorator or an assignment."""
+    compared = 0
+    for module, name, node, there in definitions():
+        if not isinstance(node, ast.ClassDef):
+            continue
+        assert isinstance(there, type)
+        own = {base for base in there.__mro__ if base.__module__.partition(".")[0] in PACKAGES}
+        methods = {
+            method
+            for base in own
+            for method, value in vars(base).items()
+            if not method.startswith("_") and isinstance(value, FunctionType | property | classmethod | staticmethod)
+        }
+        told = {
+            method
+            for base in own
+            for home, original in [home_of(base.__module__, base.__name__)]
+            for statement in home.bound[original]
+            if isinstance(statement, ast.ClassDef)
+            for method in public_api.members(home, statement)[1]
+            if not method.startswith("_")
+        }
+        assert methods == told, f"{module}.{name}"
+        compared += len(methods)
+    assert compared > 100
+
+
+@pytest.mark.parametrize("kind", [Message, Partition, Settlement])
+def test_of_what_is_kept_on_a_value_its_own_fields_are_told_and_the_engine_s_are_not(kind: type) -> None:
+    home, name = home_of("lanes.core.types", kind.__name__)
+    (node,) = home.bound[name]
+    assert isinstance(node, ast.ClassDef)
+    assert public_api.members(home, node)[0].keys() == set(kind.__slots__)  # type: ignore[attr-defined]
+    (base,) = kind.__bases__
+    assert vars(base)["__slots__"] and public_api.class_lines(home, node)[0] == f"class {name}"
+
+
+def test_what_is_public_is_told() -> None:
+    text = FILE.read_text()
+    assert [module for module in PUBLIC if f"\n[{module}]\n" not in text] == []
+    assert ONLY.keys() <= set(PUBLIC)
+    assert " object at 0x" not in text
+
+
+# --- the reader of sources
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "def f(a: int, /, b='x', *, c: float = 1.0, **d: int) -> None: ...",
+            "def f(a: int, /, b='x', *, c: float = 1.0, **d: int) -> None",
+        ),
+        ("async def f(*a: str) -> dict[str, int]: ...", "async def f(*a: str) -> dict[str, int]"),
+        ("f: Final = {1: 'a'}", "f: Final = {1: 'a'}"),
+        ("f = Literal['a', 'b']", "f = Literal['a', 'b']"),
+        (
+            "class f(B, metaclass=M):\n  _a: int\n  b: int = 1\n  def __repr__(self): ...",
+            "class f(B, metaclass=M)\n    b: int = 1",
+        ),
+        (
+            "class f:\n  def __init__(self, a: int):\n    self.a = a\n    self._b = a",
+            "class f\n    a: int\n    def __init__(self, a: int)",
+        ),
+        (
+            "class f:\n  @property\n  def b(self) -> int: ...\n  a: str",
+            "class f\n    a: str\n    @property\n    def b(self) -> int",
+        ),
+        (
+            "@overload\ndef f(a: int): ...\n@overload\ndef f(a: str): ...\ndef f(a): ...",
+            "@overload\ndef f(a: int)\n@overload\ndef f(a: str)\ndef f(a)",
+        ),
+        (
+            "class _B:\n  a: int\n  def b(self): ...\nclass f(_B):\n  def c(self): ...",
+            "class f(_B)\n    a: int\n    def b(self)\n    def c(self)",
+        ),
+        (
+            f"def f({', '.join(f'parameter_{n}' for n in range(9))}) -> None: ...",
+            "def f(\n" + ",\n".join(f"    parameter_{n}" for n in range(9)) + "\n) -> None",
+        ),
+    ],
+)
+def test_a_definition_is_described(source: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = public_api.module_of("lanes.example", source)
+    monkeypatch.setattr(public_api, "home_of", lambda _, name: (module, name))
+    assert "\n".join(public_api.described(module, "f")) == text
+
+
+def test_a_default_with_a_name_is_told_by_its_value() -> None:
+    found, _ = home_of("lanes.config", "Settings")
+    lines = public_api.described(found, "Settings")
+    assert "    max_in_flight_bytes: int = 64 * 1024 * 1024" in lines

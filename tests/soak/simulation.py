@@ -1,0 +1,244 @@
+"""A long run under faults on real servers: `python -m tests.soak.simulation --seconds 600 [--seed N]`.
+
+First every order of events around the engine, with four messages, and all planted faults, which takes minutes of its
+own. Then, for half of the time, the simulated campaigns: schedules, every crash point, and cohorts under faults. For
+the other half round after round of the demo, each on a fresh server, with the worker killed with -9, frozen and the
+server killed, frozen, at moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object;
+status 1 when a promise broke, a planted fault was not found, or a rare branch was never taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from demo import DemoConfig, Report
+from demo import run as run_demo
+from demo.progress import Progress
+from memsource.explorer import GroupWorld, search
+from memsource.sim.plans.plan import FAULT_KINDS
+from tests.cohort import slices as cohorts
+from tests.components import NatsServer
+from tests.memsource.explorer.scopes import SOAK
+from tests.memsource.sim.slices import Tally, tally
+from tests.mutants.hunted import hunted
+from tests.mutants.table import MUTANTS
+
+EVENTS: Final = 8_000
+SEEDS: Final = 1_000_000_000
+SCHEDULE_SEEDS: Final = 50
+SWEEP_SEEDS: Final = 5
+COHORT_SEEDS: Final = 50
+FREEZE: Final = (0.5, 4.0)
+"""Seconds a frozen process stays so."""
+
+
+class Faults:
+    """Strikes once whenever another part of the events is done."""
+
+    def __init__(self, chance: random.Random, server: NatsServer) -> None:
+        self._chance = chance
+        self._server = server
+        self._at = sorted(chance.uniform(0.05, 0.95) for _ in range(chance.randint(1, 3)))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._one_at_a_time = asyncio.Lock()  # a server that is killed cannot be frozen as well
+        self.struck: Counter[str] = Counter()
+
+    async def __call__(self, progress: Progress) -> None:
+        """Called by the demo every few milliseconds."""
+        done = (progress.stored + progress.dead_letters) / max(1, progress.events)
+        if self._at and done >= self._at[0] and progress.worker_pid is not None:
+            self._at.pop(0)
+            name, fault = self._chance.choice(
+                [
+                    ("worker frozen", lambda: self._freeze_worker(progress.worker_pid)),
+                    ("server killed", self._kill_server),
+                    ("server frozen", self._freeze_server),
+                ]
+            )
+            self.struck[name] += 1
+            # Beside the demo, which must not wait for the fault to be over.
+            self._tasks.append(asyncio.create_task(self._strike(fault)))
+
+    async def over(self) -> None:
+        """Wait until no fault is under way; raises what went wrong in one."""
+        await asyncio.gather(*self._tasks)
+
+    async def _strike(self, fault: Callable[[], Awaitable[None]]) -> None:
+        async with self._one_at_a_time:
+            await fault()
+
+    async def _freeze_worker(self, pid: int | None) -> None:
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(self._chance.uniform(*FREEZE))
+            os.kill(pid, signal.SIGCONT)
+
+    async def _kill_server(self) -> None:
+        await asyncio.to_thread(self._server.kill)
+        await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+        await asyncio.to_thread(self._server.start)
+
+    async def _freeze_server(self) -> None:
+        self._server.pause()
+        await asyncio.sleep(self._chance.uniform(*FREEZE))
+        self._server.resume()
+
+
+async def round_of(seed: int) -> tuple[Report, Counter[str]]:
+    """One run of the demo with its own server and faults."""
+    chance = random.Random(seed)
+    server = NatsServer()
+    await asyncio.to_thread(server.start)
+    try:
+        faults = Faults(chance, server)
+        config = DemoConfig(
+            server=server.url,
+            events=EVENTS,
+            seed=seed,
+            latency=chance.choice([0.002, 0.01, 0.03]),
+            concurrency=chance.choice([50, 300, 1_000]),
+            kill_at=sorted({round(chance.uniform(0.02, 0.98), 3) for _ in range(chance.randint(0, 4))}),
+            serial_seconds=0.0,
+            ack_wait=chance.choice([3.0, 30.0]),
+            on_progress=faults,
+        )
+        report = await run_demo(config)
+        await faults.over()
+    finally:
+        await asyncio.to_thread(server.stop)
+    struck = faults.struck
+    struck["worker killed"] = report.kills
+    return report, struck
+
+
+def explore() -> tuple[int, int]:
+    """Explore what is too much for every day; returns how many states there were, and how many scopes broke."""
+    states = broken = 0
+    for name, scope in SOAK.items():
+        exploration = search(GroupWorld(scope))
+        lacking = sorted(scope.expected() - exploration.reached.keys())
+        ok = exploration.complete and not lacking
+        print(f"explored {name}: {exploration}: {'ok' if ok else 'BROKEN'}", flush=True)
+        if exploration.violation is not None:
+            print(exploration.violation, flush=True)
+        elif lacking:
+            print(f"  never reached: {', '.join(lacking)}", flush=True)
+        states += exploration.states
+        broken += not ok
+    return states, broken
+
+
+def plant() -> tuple[int, int]:
+    """Look for all planted faults; returns how many there are, and how many were found by the check they name."""
+    found = hunted(list(MUTANTS))
+    count = 0
+    for name, mutant in MUTANTS.items():
+        count += bool(found[name].by(mutant))
+        print(found[name].line(mutant), flush=True)
+    return len(MUTANTS), count
+
+
+def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
+    """The simulated campaign for so long; returns what was run, and how many runs of it crash at a boundary."""
+    total, swept = Tally(), 0
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        made = tally("schedules", range(seed, seed + SCHEDULE_SEEDS))
+        crashed = tally("sweep", range(seed, seed + SWEEP_SEEDS))
+        for found in made.found + crashed.found:
+            print(f"  {found}", flush=True)
+        print(f"simulated seed {seed}: {made.runs:,} schedules, {crashed.runs:,} crash points", flush=True)
+        swept += crashed.runs - crashed.sweeps
+        total += made
+        total += crashed
+        seed += SCHEDULE_SEEDS
+    return total, swept
+
+
+def simulate_cohorts(seed: int, seconds: float) -> cohorts.Tally:
+    """The campaign of the cohort for so long."""
+    total = cohorts.Tally()
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        made = cohorts.tally(range(seed, seed + COHORT_SEEDS))
+        for found in made.found:
+            print(f"  {found}", flush=True)
+        print(f"simulated cohorts from seed {seed}: {made.runs:,} schedules", flush=True)
+        total += made
+        seed += COHORT_SEEDS
+    return total
+
+
+def table(total: Tally) -> None:
+    """What happened in the simulator, and how often."""
+    for name, times in sorted(total.happened.items()):
+        print(f"{name:24} {times:12,}", flush=True)
+
+
+def main() -> int:
+    """The soak; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.simulation")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    states, broken_scopes = explore()
+    planted, planted_found = plant()
+    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 4)
+    table(simulated)
+    shared = simulate_cohorts(options.seed % SEEDS, options.seconds / 4)
+    missing = simulated.missing() + [f"cohort: {name}" for name in shared.missing()]
+    if missing:
+        print(f"never happened: {', '.join(missing)}", flush=True)
+    started = time.monotonic()
+    rounds = events = redelivered = broken = 0
+    faults: Counter[str] = Counter()
+    while time.monotonic() - started < options.seconds / 2:
+        seed = options.seed + rounds
+        report, struck = asyncio.run(round_of(seed))
+        rounds += 1
+        events += report.done
+        redelivered += sum(report.redelivered.values())
+        faults += struck
+        happened = ", ".join(f"{count} {name}" for name, count in sorted(struck.items()) if count) or "no fault"
+        print(f"seed {seed}: {report.done:,} events, {happened}: {'ok' if report.ok else 'BROKEN'}", flush=True)
+        for line in report.broken:
+            print(f"  {line}", flush=True)
+        broken += not report.ok
+    result = {
+        "seconds": round(time.monotonic() - started, 1),
+        "rounds": rounds,
+        "events": events,
+        "schedules": simulated.runs - crash_points,
+        "virtual_hours": round(simulated.seconds / 3600, 1),
+        "crash_points": crash_points,
+        "cohort_schedules": shared.runs,
+        "faults": sum(faults.values()) + sum(simulated.happened[f"fault: {kind}"] for kind in FAULT_KINDS),
+        "planted": planted,
+        "planted_found": planted_found,
+        "violations": len(simulated.found) + len(shared.found) + broken + broken_scopes,
+        **{name.replace(" ", "_"): count for name, count in sorted(faults.items())},
+        "redelivered": redelivered,
+        "broken_rounds": broken,
+        "states_explored": states,
+        "broken_scopes": broken_scopes,
+        "never_happened": len(missing),
+    }
+    print(json.dumps(result), flush=True)
+    return 1 if result["violations"] or missing or planted_found < planted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

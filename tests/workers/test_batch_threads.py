@@ -1,0 +1,312 @@
+"""Plain handlers of batches: in threads of their own, or on the event loop."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import ConfigError, Consumer, HandlerHalted, History, Message, Retry, Settings
+from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.fakes.grouped import ONCE, HandClock
+from tests.fakes.support import TIMEOUT, living, published, started, turns, until
+from tests.fakes.threaded import assert_kept, threads
+
+
+class Calls:
+    """A plain handler of batches that ends when the test says so; ``started`` and ``ended`` are positions."""
+
+    def __init__(self, *, gated: bool = True) -> None:
+        self.started: list[list[int]] = []
+        self.ended: list[list[int]] = []
+        self.threads: set[threading.Thread] = set()
+        self.gate = threading.Event()
+        if not gated:
+            self.gate.set()
+
+    def __call__(self, batch: list[Message]) -> None:
+        positions = [message.position for message in batch]
+        self.threads.add(threading.current_thread())
+        self.started.append(positions)
+        if not self.gate.wait(TIMEOUT):
+            raise AssertionError(f"{positions} were never let through")
+        self.ended.append(positions)
+
+
+def consumer_of(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
+    """A consumer of batches of one key each, that never retries, unless told so."""
+    names = ("dead_letters", "clock", "history")
+    passed = {name: arguments.pop(name) for name in names if name in arguments}
+    settings = Settings(**{"concurrency": 2, "retry": ONCE, "batch": 2, **arguments})
+    return Consumer(source, handler, settings=settings, **passed)
+
+
+@pytest.mark.anyio
+async def test_calls_run_in_threads_at_once(tmp_path: Path) -> None:
+    before = living()
+    broker = published(*"aabbccdd")
+    handler = Calls()
+    async with started(consumer_of(MemorySource(broker), handler, history=History(tmp_path))) as run:
+        await until(lambda: len(handler.started) == 2)
+        await turns()
+        # The loop goes on, and no more than concurrency run.
+        assert sorted(handler.started) == [[0, 1], [2, 3]]
+        assert len(threads()) == 2
+        handler.gate.set()
+        await until(lambda: broker.unfinished == 0)
+        assert len(handler.threads) == 2
+        assert threading.current_thread() not in handler.threads
+        assert await run.stop() is None
+    assert threads() == []
+    assert living() == before
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_inline_calls_run_on_the_event_loop() -> None:
+    source = MemorySource(published(*"aabb"))
+    source.finish()
+    handler = Calls(gated=False)
+    await consumer_of(source, handler, sync_handlers="inline").run()
+    assert handler.threads == {threading.current_thread()}
+    assert source.broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_messages_are_decoded_where_they_are_handled() -> None:
+    broker = published(*"abc")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    where: list[tuple[object, threading.Thread]] = []
+
+    def decode(message: Message) -> int:
+        where.append((message.position, threading.current_thread()))
+        return 6 // message.position
+
+    def handler(batch: list[Message]) -> None:
+        where.extend((message.data, threading.current_thread()) for message in batch)
+
+    consumer = Consumer(
+        source,
+        handler,
+        settings=Settings(concurrency=1, retry=ONCE, batch=3, linger=0.1),
+        decode=decode,
+        dead_letters=letters,
+    )
+    await consumer.run()
+    assert [what for what, _ in where] == [0, 1, 2, 6, 3]
+    assert threading.current_thread() not in {thread for _, thread in where}
+    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("where", ["threads", "inline"])
+async def test_what_it_returns_and_raises_counts(where: str) -> None:
+    broker = published(*"abc")
+    source = MemorySource(broker)
+    source.finish()
+    attempts: list[tuple[int, int]] = []
+
+    def handler(batch: list[Message]) -> list[BaseException | None]:
+        attempts.extend((message.position, message.attempt) for message in batch)
+        if any(message.position == 2 and message.attempt == 1 for message in batch):
+            raise StopIteration
+        return [ValueError("once") if (m.position, m.attempt) == (0, 1) else None for m in batch]
+
+    await consumer_of(source, handler, retry=Retry(attempts=2, backoff=0.0), sync_handlers=where).run()
+    assert sorted(attempts) == [(0, 1), (0, 2), (1, 1), (2, 1), (2, 2)]
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_it_is_called_in_the_context_of_the_consumer_and_may_run_a_loop() -> None:
+    who = contextvars.ContextVar("who", default="nobody")
+    who.set("the consumer")
+    seen: list[str] = []
+    source = MemorySource(published("a"))
+    source.finish()
+
+    def handler(batch: list[Message]) -> None:
+        seen.append(who.get())
+        anyio.run(anyio.sleep, 0)
+
+    await consumer_of(source, handler).run()
+    assert seen == ["the consumer"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseException]) -> None:
+    broker = published("a")
+
+    def handler(batch: list[Message]) -> None:
+        raise error
+
+    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
+    with pytest.raises(error):
+        await consumer.run()
+    assert (broker.unacked(), broker.dead_letters) == ([0], [])
+
+
+@pytest.mark.anyio
+async def test_a_call_over_its_time_is_reported_and_keeps_its_lane(caplog: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    broker = published("a", "a", "a")
+    handler = Calls()
+    consumer = consumer_of(
+        MemorySource(broker), handler, clock=clock, timeout=0.02, unhealthy_after=3600.0, concurrency=2
+    )
+    async with started(consumer) as run:
+        await until(lambda: handler.started)
+        clock.now += 1.0
+        await until(lambda: "handler timeout 0.02 s" in caplog.text)
+        assert handler.started == [[0, 1]]
+        assert consumer.healthy
+        broker.publish(key="b")
+        await until(lambda: len(handler.started) == 2)
+        clock.now += 1.0
+        (reason,) = consumer.health().reasons
+        assert reason.startswith("all 2 threads are stuck, the first: memory/0 position 0")
+        handler.gate.set()
+        # It has ended well, however late.
+        await until(lambda: broker.unfinished == 0)
+        assert consumer.healthy
+        assert await run.stop() is None
+    assert caplog.text.count("memory/0 position 0 attempt 1: its handler has been running") == 1
+
+
+@pytest.mark.anyio
+async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path) -> None:
+    broker = published("a", "b")
+    source = MemorySource(broker)
+    handler = Calls()
+    consumer = consumer_of(source, handler, grace=0.02, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: handler.started)
+        source.revoke(0, timeout=0.02)
+        await until(lambda: source.owned == [])
+        source.assign(0)
+        await until(lambda: consumer.active)
+        await turns()
+        # Its keys wait for it.
+        assert handler.started == [[0, 1]]
+        handler.gate.set()
+        await until(lambda: broker.unfinished == 0)
+        assert consumer.status().zombies == 2
+        assert sorted(position for call in handler.started[1:] for position in call) == [0, 1]
+        assert await run.stop() is None
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_call_that_ends_within_the_grace_counts() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Calls()
+    async with started(consumer_of(source, handler, grace=3600.0, drain_timeout=0.0)) as run:
+        await until(lambda: handler.started)
+        run.consumer.stop()
+        await turns()
+        assert not run.ended.is_set()
+        handler.gate.set()
+        assert await run.end() is None
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
+async def test_a_call_that_never_ends_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    broker = published("a", "a", "b")
+    source = MemorySource(broker)
+    handler = Calls()
+    async with started(consumer_of(source, handler, grace=0.02, drain_timeout=0.01, concurrency=1)) as run:
+        await until(lambda: handler.started == [[0, 1]])
+        assert await run.stop() is None
+    assert "1 threads left behind" in caplog.text
+    assert "They run memory/0 position 0" in caplog.text
+    assert broker.acked() == []
+    assert len(threads()) == 1
+    handler.gate.set()
+    for thread in threads():
+        thread.join(TIMEOUT)
+    assert broker.acked() == []
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_waits_for_calls_within_the_grace() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    handler = Calls()
+    async with started(consumer_of(source, handler, grace=3600.0)) as run:
+        await until(lambda: handler.started)
+        run.scope.cancel()
+        await turns()
+        assert not run.ended.is_set()
+        handler.gate.set()
+        await run.end()
+    assert threads() == []
+    # It had ended when the rest was settled.
+    assert broker.acked() == [0]
+
+
+class Late(threading.Thread):
+    """A thread that starts when the test says so."""
+
+    def start(self) -> None:
+        """It waits."""
+
+
+@pytest.mark.anyio
+async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Late] = []
+
+    def late(**arguments: Any) -> Late:
+        made.append(Late(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=late))
+    broker = published("a")
+    handler = Calls(gated=False)
+    async with started(consumer_of(MemorySource(broker), handler, grace=0.01)) as run:
+        await until(lambda: made)
+        run.scope.cancel()
+        await turns()
+        assert not run.ended.is_set()
+        threading.Thread.start(made[0])
+        await run.end()
+    assert (handler.started, broker.acked(), threads()) == ([], [], [])
+
+
+@pytest.mark.anyio
+async def test_a_thread_that_the_system_refuses_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    broker = published("a")
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    consumer = consumer_of(MemorySource(broker), Calls(), dead_letters=MemoryDeadLetters(broker))
+    with pytest.raises(ConfigError, match=r"refused thread 1 of concurrency=2 .*: lower concurrency, or raise"):
+        await consumer.run()
+    assert (broker.unacked(), broker.dead_letters) == ([0], [])
+
+
+@pytest.mark.anyio
+async def test_a_failing_call_stops_in_order() -> None:
+    broker = MemoryBroker()
+    for key in "aab":
+        broker.publish(key=key)
+
+    def handler(batch: list[Message]) -> None:
+        if batch[0].key == b"a":
+            raise ValueError("poison")
+
+    consumer = consumer_of(MemorySource(broker), handler)
+    with pytest.raises(HandlerHalted):
+        await consumer.run()
+    assert 0 in broker.unacked()

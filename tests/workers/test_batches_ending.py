@@ -1,0 +1,199 @@
+"""Batches that fail, are interrupted, or are observed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lanes import HandlerHalted, History, Message, Retry
+from lanes.errors import MessageError
+from memsource import GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.fakes.grouped import group_of
+from tests.fakes.support import published, started, turns, until
+from tests.fakes.telemetry import Sdk
+from tests.fakes.threaded import assert_kept
+from tests.workers.test_batches import AT_ONCE, Batches, consumer_of, finite
+
+
+@pytest.mark.anyio
+async def test_a_message_that_its_source_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = published("a", "a", "b")
+    source = finite(broker)
+    break_positions(source, {0}, monkeypatch)
+    handler = Batches()
+    await consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker)).run()
+    assert [letter.error_text for letter in broker.dead_letters] == ["no key"]
+    assert sorted(position for call in handler.calls for position in call) == [1, 2]
+
+
+def break_positions(source: MemorySource, positions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a source say that it could not read these."""
+    receive = source.receive
+
+    async def broken(room: Any) -> Any:
+        events = await receive(room)
+        for event in events:
+            for message in getattr(event, "run", ()):
+                if message.position in positions:
+                    message.broken = MessageError("no key")
+        return events
+
+    monkeypatch.setattr(source, "receive", broken)
+
+
+# --- time and ownership
+
+
+@pytest.mark.anyio
+async def test_a_call_that_takes_too_long_is_cancelled_and_has_failed() -> None:
+    broker = published(*"ab")
+    handler = Batches(gated=True)
+    consumer = consumer_of(MemorySource(broker), handler, timeout=0.01, retry=AT_ONCE)
+    async with started(consumer) as run:
+        error = await run.end()
+    assert isinstance(error, HandlerHalted)
+    assert isinstance(error.__cause__, TimeoutError)
+    assert "within timeout=0.01 s" in str(error)
+    assert len(handler.cancelled) >= 3
+
+
+@pytest.mark.anyio
+async def test_a_revoke_waits_for_the_whole_call() -> None:
+    broker = MemoryBroker(2)
+    for partition in (0, 1):
+        broker.publish(key=f"k{partition}", partition=partition)
+    source = MemorySource(broker)
+    handler = Batches(gated=True)
+    async with started(consumer_of(source, handler)) as run:
+        await until(lambda: handler.calls)
+        assert len(handler.calls[0]) == 2
+        source.revoke(0)
+        await turns()
+        assert source.owned == [0, 1]
+        handler.gate.set()
+        await until(lambda: source.owned == [1])
+        assert broker.unfinished == 0
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_at_the_deadline_of_a_revoke_the_call_is_cancelled(tmp_path: Path) -> None:
+    broker = MemoryBroker(2)
+    for partition in (0, 1):
+        for _ in range(2):
+            broker.publish(key=f"k{partition}", partition=partition)
+    source = MemorySource(broker)
+    handler = Batches(gated=True)
+    consumer = consumer_of(source, handler, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: handler.calls)
+        source.revoke(0, timeout=0.01)
+        await until(lambda: handler.cancelled)
+        await until(lambda: 0 not in source.owned)
+        assert broker.acked(0) == []
+        # The call was interrupted for the other partition too: that is taken up again from its head.
+        await until(lambda: len(handler.calls) == 2)
+        handler.gate.set()
+        await until(lambda: broker.acked(1) == [0, 1])
+        assert await run.stop() is None
+    assert_kept(tmp_path, left=True)
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_cancels_the_calls() -> None:
+    broker = published(*"ab")
+    handler = Batches(gated=True)
+    async with started(consumer_of(MemorySource(broker), handler)) as run:
+        await until(lambda: handler.calls)
+        run.scope.cancel()
+        await run.end()
+    assert handler.cancelled == [[0, 1]]
+    assert broker.unacked() == [0, 1]
+
+
+# --- telemetry
+
+
+@pytest.mark.anyio
+async def test_a_call_is_one_span(sdk: Sdk) -> None:
+    broker = published(*"abc")
+    await consumer_of(finite(broker), Batches()).run()
+    spans = [span for span in sdk.spans() if span.attributes and "messaging.batch.message_count" in span.attributes]
+    assert [span.attributes["messaging.batch.message_count"] for span in spans if span.attributes] == [3]
+
+
+# --- order
+
+
+@pytest.mark.anyio
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    keys=st.lists(st.sampled_from("aaaaaabbbcde"), min_size=1, max_size=60),
+    size=st.integers(1, 9),
+    concurrency=st.integers(1, 5),
+    failing=st.integers(0, 40),
+    commits=st.booleans(),
+)
+async def test_order_within_a_key_whatever_fails(
+    seed: int,
+    keys: list[str],
+    size: int,
+    concurrency: int,
+    failing: int,
+    commits: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Skewed keys, items and whole calls that fail, two partitions: every promise, by the history."""
+    random = Random(seed)
+    directory = tmp_path_factory.mktemp("history")
+    done: dict[tuple[int, bytes | None], list[int]] = defaultdict(list)
+    running: set[tuple[int, bytes | None]] = set()
+
+    async def handler(batch: list[Message]) -> list[BaseException | None] | None:
+        assert 1 <= len(batch) <= size
+        lanes = {(message.partition.id.number, message.key) for message in batch}
+        assert not lanes & running
+        running.update(lanes)
+        for _ in range(random.randrange(4)):
+            await anyio.lowlevel.checkpoint()
+        running.difference_update(lanes)
+        if random.randrange(100) < failing // 4:
+            raise ValueError("all of it")
+        outcomes = [ValueError("item") if random.randrange(100) < failing else None for _ in batch]
+        failed = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            lane = message.partition.id.number, message.key
+            if outcome is not None:
+                failed.add(lane)
+            if lane not in failed:
+                done[lane].append(message.position)
+        return list(outcomes)
+
+    arguments: dict[str, Any] = {
+        "batch": size,
+        "concurrency": concurrency,
+        "retry": Retry(attempts=1000, backoff=0.0),
+        "history": History(directory),
+    }
+    if commits:
+        group = group_of(keys, partitions=2)
+        source = GroupSource(group, "m")
+        source.finish()
+        await consumer_of(source, handler, commit_interval=0.0, **arguments).run()
+        assert group.unfinished == 0
+    else:
+        broker = published(*keys, partitions=2)
+        await consumer_of(finite(broker), handler, **arguments).run()
+        assert broker.unfinished == 0
+    assert all(positions == sorted(set(positions)) for positions in done.values())
+    assert sum(map(len, done.values())) == len(keys)
+    assert_kept(directory)

@@ -1,0 +1,233 @@
+"""Async handlers that take too long: cancelled, waited for, and failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings
+from memsource import MemoryDeadLetters, MemorySource
+from tests.fakes.grouped import ONCE, HandClock
+from tests.fakes.support import Gated, published, started, turns, until
+from tests.fakes.threaded import assert_kept
+
+
+def consumer_of(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
+    """A consumer with a short timeout that never retries, unless told so."""
+    names = ("dead_letters", "clock", "history")
+    passed = {name: arguments.pop(name) for name in names if name in arguments}
+    settings = Settings(**{"concurrency": 4, "retry": ONCE, "timeout": 0.01, **arguments})
+    return Consumer(source, handler, settings=settings, **passed)
+
+
+async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
+    """Let the handler of position 0 be over its time once more, which are so many ``times``."""
+    await until(lambda: handler.started.count(0) == times)
+    clock.now += 0.02
+    await until(lambda: handler.cancelled == [0] * times)
+
+
+@pytest.mark.anyio
+async def test_a_handler_over_its_time_is_cancelled_and_has_failed(tmp_path: Path) -> None:
+    broker = published("a", "a", "b")
+    handler = Gated(free=[b"b"])
+    letters = MemoryDeadLetters(broker)
+    clock = HandClock()
+    retry = Retry(attempts=3, backoff=0.0)
+    consumer = consumer_of(
+        MemorySource(broker), handler, clock=clock, retry=retry, dead_letters=letters, history=History(tmp_path)
+    )
+    async with started(consumer) as run:
+        for times in (1, 2, 3):
+            await over_its_time(handler, clock, times)
+        # Its lane is free once it has been given up.
+        await until(lambda: handler.started[-1] == 1)
+        handler.let(1)
+        await until(lambda: broker.unfinished == 0)
+        assert [(letter.position, letter.attempts, letter.error_type) for letter in broker.dead_letters] == [
+            (0, 3, "TimeoutError")
+        ]
+        assert broker.dead_letters[0].error_text == "the handler did not end within timeout=0.01 s"
+        assert consumer.status().retries == 2
+        assert await run.stop() is None
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_under_exit_it_stops_everything_in_order() -> None:
+    broker = published("a", "b")
+    handler = Gated(free=[b"b"])
+    with pytest.raises(HandlerHalted, match=r"within timeout=0\.01 s") as caught:
+        await consumer_of(MemorySource(broker), handler).run()
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert broker.acked() == [1]
+
+
+@pytest.mark.anyio
+async def test_its_end_is_waited_for_before_its_lane_goes_on() -> None:
+    broker = published("a", "a")
+    steps: list[str] = []
+    gate = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        steps.append(f"begin {message.position}")
+        if message.position == 0:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                steps.append("cancelled")
+                with anyio.CancelScope(shield=True):
+                    await gate.wait()
+                steps.append("end")
+
+    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker), timeout=0.2)
+    async with started(consumer) as run:
+        await until(lambda: "cancelled" in steps)
+        await turns()
+        assert steps == ["begin 0", "cancelled"]
+        gate.set()
+        await until(lambda: broker.unfinished == 0)
+        assert steps == ["begin 0", "cancelled", "end", "begin 1"]
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_one_that_ends_well_all_the_same_is_acknowledged() -> None:
+    broker = published("a", "a")
+    swallowed: list[int] = []
+
+    async def handler(message: Message) -> None:
+        if message.position == 0:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                swallowed.append(message.position)
+
+    consumer = consumer_of(MemorySource(broker), handler)
+    async with started(consumer) as run:
+        await until(lambda: broker.acked() == [0, 1])
+        assert swallowed == [0]
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_one_that_raises_something_else_has_failed_with_that() -> None:
+    broker = published("a")
+
+    async def handler(message: Message) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("of its own")
+
+    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
+    async with started(consumer) as run:
+        await until(lambda: broker.unfinished == 0)
+        assert [letter.error_type for letter in broker.dead_letters] == ["ValueError"]
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_only_those_over_their_time_are_cancelled_and_their_workers_go_on() -> None:
+    clock = HandClock()
+    broker = published("a")
+    handler = Gated()
+    consumer = consumer_of(
+        MemorySource(broker), handler, clock=clock, concurrency=2, dead_letters=MemoryDeadLetters(broker)
+    )
+    async with started(consumer) as run:
+        await until(lambda: handler.started == [0])
+        clock.now += 0.006
+        broker.publish(key="b")
+        await until(lambda: handler.started == [0, 1])
+        clock.now += 0.006
+        await until(lambda: handler.cancelled == [0])
+        # The time that counts is that of the clock.
+        await clock.asked_again()
+        assert handler.cancelled == [0]
+        handler.let(1)
+        # Two workers, two handlers at once again.
+        for key in "cd":
+            broker.publish(key=key)
+        await until(lambda: handler.running == 2)
+        handler.let(2, 3)
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_drain_while_it_is_being_cancelled_waits_for_its_end(tmp_path: Path) -> None:
+    broker = published("a", "a")
+    gate = anyio.Event()
+    cancelled = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal cancelled
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled += 1
+            with anyio.CancelScope(shield=True):
+                await gate.wait()
+
+    letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(MemorySource(broker), handler, dead_letters=letters, history=History(tmp_path))
+    async with started(consumer) as run:
+        await until(lambda: cancelled)
+        run.consumer.stop()
+        await turns()
+        assert not run.ended.is_set()
+        gate.set()
+        assert await run.end() is None
+    # Nothing is retried or given up any more: it comes again.
+    assert (cancelled, broker.unacked(), broker.dead_letters) == (1, [0, 1], [])
+    assert_kept(tmp_path, left=True)
+
+
+@pytest.mark.anyio
+async def test_the_deadline_of_a_drain_is_no_failure(tmp_path: Path) -> None:
+    broker = published("a")
+    handler = Gated()
+    letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(
+        MemorySource(broker),
+        handler,
+        timeout=3600.0,
+        drain_timeout=0.01,
+        dead_letters=letters,
+        history=History(tmp_path),
+    )
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 1)
+        assert await run.stop() is None
+    assert (handler.cancelled, broker.unacked(), broker.dead_letters) == ([0], [0], [])
+    assert_kept(tmp_path, left=True)
+
+
+@pytest.mark.anyio
+async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+    broker = published("a")
+    handler = Gated()
+    sleeps: list[float] = []
+    sleep = anyio.sleep
+
+    async def noted(seconds: float) -> None:
+        sleeps.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr("lanes.workers.tasks.anyio.sleep", noted)
+    consumer = consumer_of(MemorySource(broker), handler, clock=clock)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == 1)
+        # Whatever a subtraction of floats leaves: a time that is all but over is slept for.
+        clock.now += 0.01 - 1e-9
+        await until(lambda: len(sleeps) > 3)
+        assert handler.cancelled == []
+        assert min(sleeps) >= 0.001
+        handler.let(0)
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None

@@ -1,0 +1,133 @@
+"""The tasks of the workers: started as work comes up, in the context of the run, and never once it has ended."""
+
+from __future__ import annotations
+
+import contextvars
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lanes import Message
+from lanes.workers.tasks import _WAKING_LIMIT
+from memsource import GroupSource, MemoryBroker, MemorySource
+from memsource.memory.group import Committed
+from tests.fakes.grouped import group_of, member
+from tests.fakes.support import Gated, consumer_of, living, publish, published, started, turns, until
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="nothing")
+
+MANY = 3 * _WAKING_LIMIT
+
+
+@pytest.mark.anyio
+async def test_there_are_as_many_as_were_needed_at_once() -> None:
+    broker = MemoryBroker()
+    handler = Gated()
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=50)) as run:
+        await until(lambda: run.consumer.ready)
+        await turns()
+        without = living()
+        publish(broker, "abc")
+        await until(lambda: handler.running == 3)
+        await turns()
+        assert living() - without == 3
+        handler.let(0, 1, 2)
+        await until(lambda: broker.unfinished == 0)
+        for position in range(3, 13):
+            publish(broker, "d")
+            handler.let(position)
+            await until(lambda: broker.unfinished == 0)
+        await turns()
+        assert living() - without == 3
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("concurrency", [1, 4, _WAKING_LIMIT + 1])
+async def test_there_are_never_more_than_concurrency(concurrency: int) -> None:
+    broker = MemoryBroker()
+    handler = Gated()
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=concurrency)) as run:
+        await until(lambda: run.consumer.ready)
+        await turns()
+        without = living()
+        publish(broker, range(MANY))
+        await until(lambda: handler.running == concurrency)
+        await turns()
+        assert (handler.running, living() - without) == (concurrency, concurrency)
+        handler.let(*range(MANY))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_what_a_task_of_the_user_unblocks_begins_in_the_context_of_the_run() -> None:
+    broker = published("a")
+    seen: list[str] = []
+    fails = True
+
+    async def handler(message: Message) -> None:
+        seen.append(VARIABLE.get())
+        if fails:
+            raise ValueError("not yet")
+        await gate.wait()
+
+    gate = anyio.Event()
+    VARIABLE.set("of the start")
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=2, poison="block")) as run:
+        await until(lambda: run.consumer.ready and run.consumer.status().blocked)
+        fails = False
+        publish(broker, "b")
+        await until(lambda: len(seen) == 2)
+        VARIABLE.set("of the user's task")
+        # The only worker there is has b, so that a second one is started here.
+        assert run.consumer.unblock("a") == 1
+        await until(lambda: len(seen) == 3)
+        gate.set()
+        assert await run.stop() is None
+    assert seen == ["of the start"] * 3
+
+
+@pytest.mark.anyio
+async def test_none_calls_a_handler_in_a_run_that_was_cancelled() -> None:
+    broker = published(*range(MANY))
+    source = MemorySource(broker)
+    handled: list[int] = []
+
+    async def handler(message: Message) -> None:
+        # The first one cancels the run when others were started beside it, and have not begun.
+        handled.append(message.position)
+        run.scope.cancel()
+        await anyio.sleep_forever()
+
+    before = living()
+    async with started(consumer_of(source, handler, concurrency=MANY)) as run:
+        await run.end()
+    assert handled == [0]
+    assert living() == before
+    assert source.called("aclose")
+
+
+@pytest.mark.anyio
+async def test_what_comes_free_when_a_cancelled_run_settles_starts_none() -> None:
+    group = group_of("aaaabcdef")
+    source = GroupSource(group, "m-1")
+    source.block("settle")
+    handled: list[int] = []
+
+    async def handler(message: Message) -> None:
+        handled.append(message.position)
+
+    before = living()
+    async with started(member(source, handler, concurrency=50, max_ahead=4)) as run:
+        await until(lambda: len(handled) == 4 and source.called("settle"))
+        run.scope.cancel()
+        source.unblock("settle")
+        assert await run.end() is None
+        await turns()
+        assert living() == before
+    # The commit was confirmed, and more lanes were ready then than there had been workers.
+    assert group.committed(0) == Committed(4)
+    assert handled == [0, 1, 2, 3]
+    assert run.consumer.status().ready == 4
