@@ -21,8 +21,8 @@ __all__ = [
     "Settings",
     "SyncHandlers",
     "check_aware",
-    "check_more_than_none",
     "check_one_of",
+    "check_positive",
     "check_seconds",
     "check_whole",
 ]
@@ -129,13 +129,13 @@ class Settings:
         check_whole("max_ahead", self.max_ahead, 1)
         check_seconds("linger", self.linger, 0.0)
         check_seconds("commit_interval", self.commit_interval, 0.0)
-        check_more_than_none("unhealthy_after", self.unhealthy_after)
+        check_positive("unhealthy_after", self.unhealthy_after)
         check_one_of("order", self.order, get_args(Order))
         check_one_of("keyless", self.keyless, get_args(Keyless))
         check_one_of("sync_handlers", self.sync_handlers, get_args(SyncHandlers))
         check_one_of("poison", self.poison, (*get_args(Poison), None))
         if self.timeout is not None:
-            check_more_than_none("timeout", self.timeout)
+            check_positive("timeout", self.timeout)
         if self.max_in_flight is not None:
             self._check_max_in_flight(self.max_in_flight)
         self._check_lanes()
@@ -265,7 +265,7 @@ def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
 
 
-def check_more_than_none(name: str, value: object) -> None:
+def check_positive(name: str, value: object) -> None:
     """Raises ``ConfigError`` for what is no finite number of seconds above 0."""
     check_seconds(name, value, 0.0)
     if not value:

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, Self
 
 import anyio
 
@@ -28,7 +28,7 @@ from lanes.observe.health import Health, examine
 from lanes.observe.otel import Telemetry
 from lanes.observe.status import Status, snapshot
 from lanes.observe.tap import Tap
-from lanes.runtime.run import Running
+from lanes.runtime.run import Run
 from lanes.source import DeadLetters, Lagging, Source
 from lanes.workers.outcomes import cancellation_of
 
@@ -38,14 +38,6 @@ log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the last settlement. Closing the source or the dead letters may take twice that: librdkafka takes 5."""
-
-
-class _Run(NamedTuple):
-    """What a consumer works with once its source is open: what decides, what is told, and what performs."""
-
-    engine: Engine
-    tap: Tap
-    running: Running
 
 
 class Consumer:
@@ -99,7 +91,7 @@ class Consumer:
         self._paused = False
         self._ended = anyio.Event()
         # None until the source is open; kept when it is closed, for whoever asks then.
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._block: AbstractAsyncContextManager[None] | None = None
         self._failure: BaseException | None = None
 
@@ -119,12 +111,12 @@ class Consumer:
         self._state = "starting"
         reason = "failed"
         try:
-            running = await self._open()
+            run = await self._open()
             self._state = "running"
             if self._stopping:
-                running.stop()
-            await running.run()
-            reason = "drained" if running.stopping else "stopped"
+                run.stop()
+            await run.run()
+            reason = "drained" if run.stopping else "stopped"
         except Exception as error:
             self._failure = error
             raise
@@ -133,8 +125,8 @@ class Consumer:
             with anyio.CancelScope(shield=True):
                 await self._close(reason)
             self._ended.set()
-        if running.fatal is not None:
-            self._failure = running.fatal
+        if run.fatal is not None:
+            self._failure = run.fatal
             raise self._failure
 
     def stop(self) -> None:
@@ -146,7 +138,7 @@ class Consumer:
         self._stopping = True
         run = self._at_work  # once: another thread may end it between two looks
         if run is not None:
-            run.running.stop()
+            run.stop()
 
     async def drain(self) -> None:
         """``stop``, and wait until ``run`` has nothing left to do. Idempotent; cancel-safe: the drain goes on."""
@@ -199,7 +191,7 @@ class Consumer:
     def ready(self) -> bool:
         """Whether the source is open and its assignment is known, as far as it says so: a hot standby is ready."""
         run = self._at_work
-        return run is not None and run.running.planned
+        return run is not None and run.planned
 
     @property
     def active(self) -> bool:
@@ -228,9 +220,9 @@ class Consumer:
             run.engine,
             now,
             unhealthy_after=self._settings.unhealthy_after,
-            stuck=[] if timeout is None else run.running.stuck(now, timeout),
-            unknown=run.running.asked_since,
-            unsettled=run.running.unsettled,
+            stuck=[] if timeout is None else run.stuck(now, timeout),
+            unknown=run.asked_since,
+            unsettled=run.unsettled,
         )
 
     def status(self) -> Status:
@@ -244,12 +236,12 @@ class Consumer:
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
             engine.pause(paused=self._paused)
             return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, lag=self._lag)
-        engine, _, running = self._opened("ask for its status")
+        run = self._opened("ask for its status")
         return snapshot(
-            engine,
+            run.engine,
             self._clock(),
-            dead_lettered=running.dead_lettered,
-            redelivered=running.redelivered,
+            dead_lettered=run.dead_lettered,
+            redelivered=run.redelivered,
             lag=self._lag,
         )
 
@@ -267,7 +259,7 @@ class Consumer:
     def _pause(self, *, paused: bool) -> None:
         self._paused = paused
         if self._run is not None and self._run.engine.pause(paused=paused):
-            self._run.running.room_changed()
+            self._run.room_changed()
 
     def unblock(self, key: PartitionKey | None) -> int:
         """Let the blocked lanes of a key go on with one more attempt of their heads; returns how many there were.
@@ -275,11 +267,11 @@ class Consumer:
         None = messages without a key. The attempts so far are kept. Does not block. Raises ``LanesError`` before and
         after ``run``.
         """
-        engine, tap, running = self._open_now("unblock a key")
+        run = self._open_now("unblock a key")
         name = None if key is None else key_bytes(key)
-        count = engine.unblock(name)
-        tap.unblocked(name, count)
-        running.after()
+        count = run.engine.unblock(name)
+        run.tap.unblocked(name, count)
+        run.after()
         return count
 
     def park(self, key: PartitionKey | None) -> int:
@@ -290,26 +282,26 @@ class Consumer:
         """
         if self._dead_letters is None:
             raise ConfigError("park needs dead letters, or the message is lost: pass dead_letters=… to the consumer")
-        engine, _, running = self._open_now("park a key")
-        count = engine.park(None if key is None else key_bytes(key))
-        running.after()
+        run = self._open_now("park a key")
+        count = run.engine.park(None if key is None else key_bytes(key))
+        run.after()
         return count
 
     def _lag(self, partition: Partition) -> int | None:
         return None if self._lagging is None else self._lagging.lag(partition)
 
     @property
-    def _at_work(self) -> _Run | None:
+    def _at_work(self) -> Run | None:
         """The run, from where it has opened the source until it has stopped."""
         return self._run if self._state == "running" else None
 
-    def _opened(self, what: str) -> _Run:
+    def _opened(self, what: str) -> Run:
         """The run, also when it has stopped."""
         if self._run is None:
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
         return self._run
 
-    def _open_now(self, what: str) -> _Run:
+    def _open_now(self, what: str) -> Run:
         run = self._opened(what)
         if self._state == "stopped":
             raise LanesError(f"the consumer has stopped: {what} while it runs; what is unsettled comes again")
@@ -317,7 +309,7 @@ class Consumer:
 
     # --- start and end
 
-    async def _open(self) -> Running:
+    async def _open(self) -> Run:
         if self._dead_letters is not None:
             await self._dead_letters.open()
         traits = await self._source.open()
@@ -337,7 +329,7 @@ class Consumer:
             Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
             None if self._on_event is None else self._tell,
         )
-        running = Running(
+        self._run = Run(
             engine,
             self._source,
             traits,
@@ -349,7 +341,6 @@ class Consumer:
             self._clock,
             tap,
         )
-        self._run = _Run(engine, tap, running)
         if self._recorder is not None:
             self._recorder.open(
                 source=traits.name,
@@ -359,14 +350,14 @@ class Consumer:
                 now=self._clock(),
                 rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
             )
-        return running
+        return self._run
 
     def _tell(self, event: GroupEvent) -> None:
         assert self._on_event is not None and self._run is not None, "nothing is told before, and nothing to nobody"
         try:
             self._on_event(event)
         except Exception as error:
-            self._run.running.stop_because(error)
+            self._run.stop_because(error)
 
     def _policy(self, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
         settings = self._settings
@@ -390,12 +381,12 @@ class Consumer:
     async def _close(self, reason: str) -> None:
         """What must happen however ``run`` ends; bounded, because a caller waits for it."""
         run = self._run
-        if run is not None and run.running.fatal is not None:
+        if run is not None and run.fatal is not None:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
                 # After a drain there is nothing left to settle; after a cancellation there may be.
-                await run.running.settle()
+                await run.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
                 try:

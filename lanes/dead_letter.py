@@ -17,9 +17,9 @@ __all__ = [
     "DetailedReader",
     "Details",
     "dead_letter",
+    "dead_letter_id",
     "details",
     "error_text",
-    "letter_id",
 ]
 
 ERROR_TEXT_LIMIT: Final = 500
@@ -79,7 +79,7 @@ class DeadLetter:
         return f"<DeadLetter {self.id} of {self.source}/{self.partition} position {self.position}>"
 
 
-def letter_id(source: str, incarnation: str, partition: int, position: int) -> str:
+def dead_letter_id(source: str, incarnation: str, partition: int, position: int) -> str:
     """32 hex digits that name one message of one incarnation of a topic or stream."""
     # The length prefix keeps ("a", "b:0") and ("a:b", "0") apart: names are the user's.
     text = f"{len(source)}:{source}{len(incarnation)}:{incarnation}{partition}:{position}"
@@ -92,7 +92,7 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
     error = failure.error
     known = details(message)
     return DeadLetter(
-        id=letter_id(partition.id.source, partition.incarnation, partition.id.number, message.position),
+        id=dead_letter_id(partition.id.source, partition.incarnation, partition.id.number, message.position),
         source=partition.id.source,
         partition=partition.id.number,
         position=message.position,

@@ -14,7 +14,7 @@ __all__ = [
     "Nak",
     "SourceError",
     "Term",
-    "passes",
+    "is_retryable",
 ]
 
 
@@ -34,7 +34,7 @@ class SourceError(LanesError):
         self.retryable = retryable
 
 
-def passes(error: Exception, *, unknown: bool) -> bool:
+def is_retryable(error: Exception, *, unknown: bool) -> bool:
     """Whether the same call may succeed later.
 
     A ``SourceError`` says so itself; what else ``lanes`` raises does not pass. ``unknown``: whether an error not of

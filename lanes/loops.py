@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import anyio
 
-__all__ = ["FromAnywhere", "entry_of_loop"]
+__all__ = ["ThreadSafeCall", "entry_of_loop"]
 
 
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
@@ -20,7 +20,7 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     return trio.lowlevel.current_trio_token().run_sync_soon
 
 
-class FromAnywhere:
+class ThreadSafeCall:
     """Calls ``function`` on the event loop that this is made on, whoever asks for it and where.
 
     In a task of that loop: at once. In a callback of the loop, such as a handler of a signal, where no task can be

@@ -23,7 +23,7 @@ from lanes.clock import Clock, monotonic
 from lanes.cohort.keeper import Bell, Tenant
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
-from lanes.config import check_more_than_none, check_one_of, check_seconds, check_whole
+from lanes.config import check_one_of, check_positive, check_seconds, check_whole
 from lanes.core.cohort.actions import TenureEvent
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
@@ -70,7 +70,7 @@ class CohortSettings:
         check_whole("weight", self.weight, 1)
         if self.target is not None:
             check_whole("target", self.target, 1)
-        check_more_than_none("drain_within", self.drain_within)
+        check_positive("drain_within", self.drain_within)
         check_one_of("overdue", self.overdue, ("keep", "force"))
 
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
@@ -33,9 +33,9 @@ from lanes.core.engine import Engine
 from lanes.core.policy import Follows
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import error_text
-from lanes.errors import passes
+from lanes.errors import is_retryable
 from lanes.source import Delivered, Progressed, SourceEvent
-from lanes.workers.context import Shell
+from lanes.workers.context import RunContext
 
 log = logging.getLogger("lanes")
 
@@ -58,22 +58,6 @@ _DROPS: Final = 500
 """Positions that are dropped in one call, at most."""
 
 
-class Around(Shell, Protocol):
-    """What it needs of the run around it."""
-
-    def enter(self, event: SourceEvent) -> None:
-        """Take in what was put aside."""
-
-    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Start a task of the run; an error that it raises stops the run in order."""
-
-    def room_changed(self) -> None:
-        """What the source may deliver has changed."""
-
-    def look_for_due(self) -> None:
-        """A hold may end sooner than was known."""
-
-
 class _Loading:
     """A partition of which the store has not answered yet: what is put aside of it, and the scope of who asks."""
 
@@ -81,22 +65,6 @@ class _Loading:
         self.since = since
         self.events: list[Delivered | Progressed] = []
         self.scope = anyio.CancelScope()
-
-
-_NEVER_ASKED: Final = "no attempts are kept, and yet they are asked for: a bug of lanes, please report it"
-
-
-class _NoStore:
-    """For a consumer that keeps nothing: nobody calls it."""
-
-    async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        raise AssertionError(f"{partition.id}: {_NEVER_ASKED}")
-
-    async def keep(self, message: Message, attempt: Attempt) -> None:
-        raise AssertionError(f"{message.partition.id} position {message.position}: {_NEVER_ASKED}")
-
-    async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        raise AssertionError(f"{partition.id}: {_NEVER_ASKED}")
 
 
 class _Row:
@@ -143,17 +111,17 @@ class _Kept:
         return {position: queue.pop(position) for position in positions}
 
 
-class Remembering:
+class AttemptKeeper:
     """The attempts of one consumer; without a ``store`` it does nothing.
 
     ``active``: whether there is a store. Nothing blocks but ``flush``.
     """
 
-    def __init__(self, store: Attempts | None, engine: Engine, around: Around, name: str) -> None:
+    def __init__(self, store: Attempts | None, engine: Engine, context: RunContext, name: str) -> None:
         self.active = store is not None
-        self._store: Attempts = store or _NoStore()
+        self._store = store
         self._engine = engine
-        self._around = around
+        self._context = context
         self._name = name
         self._loading: dict[Partition, _Loading] = {}
         self._kept: dict[Partition, _Kept] = {}
@@ -176,7 +144,7 @@ class Remembering:
             return
         self._kept[partition] = _Kept()
         self._loading[partition] = _Loading(now)
-        self._around.start_soon(self._load, partition)
+        self._context.start_soon(self._load, partition)
 
     def put_aside(self, event: SourceEvent) -> bool:
         """Whether it has to wait for the store; else its messages begin at the attempts that are known of them."""
@@ -212,17 +180,18 @@ class Remembering:
         self._take_over(partition, known)
         for event in loading.events:
             self._recall(event)
-            self._around.enter(event)
-        self._around.room_changed()
-        self._around.after()
+            self._context.enter(event)
+        self._context.room_changed()
+        self._context.after()
 
     async def _loaded(self, partition: Partition) -> Mapping[int, Attempt] | None:
+        assert self._store is not None, "only a consumer with a store loads attempts"
         pause = STORE_RETRY[0]
         while True:
             try:
                 return await self._store.load(partition)
             except Exception as error:
-                if not self._passes(error, f"attempts of {partition.id} not loaded, nothing of it starts", pause):
+                if not self._repeats(error, f"attempts of {partition.id} not loaded, nothing of it starts", pause):
                     return None
             await anyio.sleep(pause)
             pause = min(pause * 2, STORE_RETRY[1])
@@ -303,7 +272,7 @@ class Remembering:
             kept.put(position, row)
             if len(kept.writers) < _WRITERS:
                 kept.writers.add(scope := anyio.CancelScope())
-                self._around.start_soon(self._write, partition, scope)
+                self._context.start_soon(self._write, partition, scope)
 
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
         """Write what waits; each row by one task at a time, so that the last word about it is the last one."""
@@ -322,6 +291,7 @@ class Remembering:
         kept.written.set()
 
     async def _written(self, partition: Partition, kept: _Kept, rows: dict[int, _Row], pause: float) -> bool:
+        assert self._store is not None, "only a consumer with a store writes attempts"
         position, row = next(iter(rows.items()))
         wanted, message, drop = row.wanted, row.message, row.drop
         for each in rows.values():
@@ -334,7 +304,7 @@ class Remembering:
         except Exception as error:
             which = f"position {position}" if len(rows) == 1 else f"position {position} and {len(rows) - 1} more"
             what = f"attempts of {partition.id} {which} not {'dropped' if drop else 'kept'}"
-            if not self._passes(error, what, pause):
+            if not self._repeats(error, what, pause):
                 kept.urgent.clear()
                 kept.waiting.clear()
                 return True
@@ -352,13 +322,13 @@ class Remembering:
             elif message is not None:
                 row.wanted = row.message = None
                 self._engine.kept(message)
-                self._around.look_for_due()
+                self._context.look_for_due()
         return True
 
-    def _passes(self, error: Exception, what: str, pause: float) -> bool:
+    def _repeats(self, error: Exception, what: str, pause: float) -> bool:
         """Whether the same call may succeed later; else everything stops in order."""
-        if not passes(error, unknown=True):
-            self._around.stop_because(error)
+        if not is_retryable(error, unknown=True):
+            self._context.stop_because(error)
             return False
         kind = type(error).__qualname__
         log.warning("%s: %s (%s: %s), again in %.1f s", self._name, what, kind, error_text(error), pause)

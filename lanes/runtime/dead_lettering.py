@@ -1,4 +1,4 @@
-"""Parking: the write of a dead letter, repeated for as long as it takes; only its lane waits."""
+"""DeadLetterWriter: the write of a dead letter, repeated for as long as it takes; only its lane waits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
 from lanes.core.types import NEVER
 from lanes.dead_letter import dead_letter, error_text
-from lanes.errors import passes
+from lanes.errors import is_retryable
 from lanes.observe.tap import Tap
 from lanes.source import DeadLetters
-from lanes.workers.context import Shell
+from lanes.workers.context import RunContext
 
 log = logging.getLogger("lanes")
 
@@ -24,25 +24,25 @@ DEAD_LETTER_RETRY: Final = (0.2, 30.0)
 """Seconds before a dead letter that was not confirmed is written again: first, and at most."""
 
 
-class Parking:
+class DeadLetterWriter:
     """Writes the dead letters of one consumer. ``confirmed`` counts them."""
 
     def __init__(
         self,
         engine: Engine,
         target: DeadLetters | None,
-        shell: Shell,
+        context: RunContext,
         tap: Tap,
         name: str,
     ) -> None:
         self._engine = engine
         self._target = target
-        self._shell = shell
+        self._context = context
         self._tap = tap
         self._name = name
         self.confirmed = 0
 
-    async def park(self, due: DeadLetterDue) -> None:
+    async def write(self, due: DeadLetterDue) -> None:
         """Write the letter of one message until it is confirmed, or the message is abandoned."""
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
@@ -59,17 +59,17 @@ class Parking:
         pause = DEAD_LETTER_RETRY[0]
         partition = message.partition
         while message.state != ABANDONED:
-            if partition.deadline != NEVER and self._shell.overdue(partition):
+            if partition.deadline != NEVER and self._context.overdue(partition):
                 # The next owner has the message, and its letter.
-                self._shell.after()
+                self._context.after()
                 return
             try:
                 self._tap.parking(message)
                 await self._target.put(letter)
             except Exception as error:
-                if not passes(error, unknown=True):
+                if not is_retryable(error, unknown=True):
                     # It can never be written: what is not parked is not settled either, so nothing may go on.
-                    self._shell.stop_because(error)
+                    self._context.stop_because(error)
                     return
                 log.warning(
                     "%s: dead letter %s not confirmed (%s: %s), again in %.1f s; its lane waits",
@@ -85,5 +85,5 @@ class Parking:
             self._tap.parked(message, archived=due.follows == "archive")
             self.confirmed += 1
             self._engine.parked(message)
-            self._shell.after()
+            self._context.after()
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -15,11 +15,10 @@ from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
 from lanes.observe.tap import Tap
-from lanes.runtime.attempts import Remembering
+from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.settle import Settler
 from lanes.source import Source
-from lanes.workers.context import Shell
-from lanes.workers.tasks import Workforce
+from lanes.workers.context import RunContext, Workers
 
 log = logging.getLogger("lanes")
 
@@ -28,13 +27,6 @@ _SETTLE_LIMIT: Final = 30.0
 
 _NAMED_LIMIT: Final = 10
 """Positions that one log line names at most."""
-
-
-class Around(Shell, Protocol):
-    """What giving up needs of the run around it."""
-
-    def lose(self, partition: Partition, reason: str) -> None:
-        """Nothing of a partition counts any more, from this call on. Idempotent."""
 
 
 class _Begun(NamedTuple):
@@ -53,10 +45,10 @@ class Handover:
         self,
         engine: Engine,
         source: Source,
-        workers: Workforce,
+        workers: Workers,
         settler: Settler,
-        shell: Around,
-        remembering: Remembering,
+        context: RunContext,
+        attempts: AttemptKeeper,
         clock: Clock,
         tap: Tap,
         grace: float,
@@ -68,8 +60,8 @@ class Handover:
         self._source = source
         self._workers = workers
         self._settler = settler
-        self._shell = shell
-        self._remembering = remembering
+        self._context = context
+        self._attempts = attempts
         self._clock = clock
         self._tap = tap
         self._grace = grace
@@ -133,14 +125,14 @@ class Handover:
         Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
         """
         drain, ended, wait = self._drains[partition]
-        self._shell.after()
+        self._context.after()
         while drain.phase not in phases.OVER:
             if drain.phase == phases.ENDING:
                 await self._end(drain, ended, wait)
             elif drain.phase == phases.CANCELLING:
                 self._tap.abandoned(drain.abandoned)
                 self._workers.cancel(partition)
-                self._shell.after()
+                self._context.after()
                 await self._end(drain, ended, anyio.CancelScope(deadline=drain.until))
             elif drain.phase == phases.SETTLING:
                 self._report_unfinished(partition, drain.zombies)
@@ -151,13 +143,13 @@ class Handover:
                 drain.tell("released" if await self.release(partition) else "refused", anyio.current_time())
         if drain.phase == phases.HANDED_OVER:
             self._tap.revoked(partition)
-        elif drain.phase == phases.UNRELEASED and not self._shell.overdue(partition):
+        elif drain.phase == phases.UNRELEASED and not self._context.overdue(partition):
             # Only the source's word makes it a hand-over.
-            self._shell.lose(partition, "it was not released in order")
+            self._context.lose(partition, "it was not released in order")
         self._settler.unsettled.settled(partition)
-        self._remembering.forget(partition)
+        self._attempts.forget(partition)
         del self._drains[partition]
-        self._shell.after()
+        self._context.after()
 
     async def _end(self, drain: Drain, ended: anyio.Event, wait: anyio.CancelScope) -> None:
         with wait:
@@ -171,7 +163,7 @@ class Handover:
         with anyio.CancelScope(deadline=drain.until):
             await self._settler.settle_all(partition)
             drain.tell("settled", anyio.current_time())
-            await self._remembering.flush(partition)
+            await self._attempts.flush(partition)
             drain.tell("kept", anyio.current_time())
         if drain.phase not in (phases.SETTLING, phases.KEEPING):
             return
@@ -212,7 +204,7 @@ class Handover:
                     error,
                 )
             except Exception as error:
-                self._shell.stop_because(error)
+                self._context.stop_because(error)
         if scope.cancelled_caught:
             log.warning(
                 "%s: %s not released in order, what had finished may come again at its next owner: the source did not "

@@ -28,13 +28,13 @@ from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, is_async, sync_handler
-from lanes.loops import FromAnywhere
+from lanes.loops import ThreadSafeCall
 from lanes.observe.given_up import halted, report_blocked
 from lanes.observe.stalls import Stalls, report
 from lanes.observe.tap import Tap
-from lanes.runtime.attempts import Remembering
+from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.contract_checks import check_assigned, check_delivered
-from lanes.runtime.dead_lettering import Parking
+from lanes.runtime.dead_lettering import DeadLetterWriter
 from lanes.runtime.handover import Handover
 from lanes.runtime.settle import Settler
 from lanes.source import (
@@ -51,13 +51,14 @@ from lanes.source import (
     SourceTraits,
 )
 from lanes.workers.batches import BatchWorkers
-from lanes.workers.tasks import Workers, Workforce
+from lanes.workers.context import Workers
+from lanes.workers.tasks import TaskWorkers
 from lanes.workers.threads import ThreadWorkers
 
 log = logging.getLogger("lanes")
 
 
-class Running:
+class Run:
     """The run of one consumer over an open source: its parts, which all call back into it once it runs.
 
     ``fatal``: what it stops with. ``planned``: whether the group has a plan, where the source says so. ``unsettled``:
@@ -77,7 +78,7 @@ class Running:
         clock: Clock,
         tap: Tap,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._effects, self._dirty, self._ready = engine.effects, engine.dirty, engine.chains.ready
         self._source = source
         self._extend_interval = traits.extend_interval
@@ -85,7 +86,7 @@ class Running:
         self._settings = settings
         self._drain_timeout = settings.drain_timeout
         self._clock = clock
-        self._tap = tap
+        self.tap = tap
         self._name = traits.name
         self._active = False
         self._stopping = False
@@ -98,12 +99,12 @@ class Running:
         self._stalls = Stalls(engine.committer)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
-        self._told_to_stop = FromAnywhere(self._stop, lambda: self._timer_wake.set())
+        self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # None of them calls anything of this one while it is made.
         self._workers = _workers_for(handler, decode, settings, engine, self, clock, tap)
-        self._remembering = Remembering(attempts, engine, self, traits.name)
-        self._settler = Settler(engine, source, self, self._remembering, clock, tap, traits.name, commits=self._commits)
+        self._attempts = AttemptKeeper(attempts, engine, self, traits.name)
+        self._settler = Settler(engine, source, self, self._attempts, clock, tap, traits.name, commits=self._commits)
         self.unsettled = self._settler.unsettled.partitions
         self._handover = Handover(
             engine,
@@ -111,14 +112,14 @@ class Running:
             self._workers,
             self._settler,
             self,
-            self._remembering,
+            self._attempts,
             clock,
             tap,
             settings.grace,
             traits.name,
             close_prefix=self._commits and not traits.hands_over,
         )
-        self._parking = Parking(engine, dead_letters, self, tap, traits.name)
+        self._dead_letter_writer = DeadLetterWriter(engine, dead_letters, self, tap, traits.name)
 
     async def run(self) -> None:
         """Consume until ``stop`` is called, a finite source has been handled to its end, or something has failed:
@@ -136,7 +137,7 @@ class Running:
                     self._stop_partitions()
         finally:
             self._active = False
-            self._remembering.end()
+            self._attempts.end()
 
     @property
     def stopping(self) -> bool:
@@ -146,7 +147,7 @@ class Running:
     @property
     def dead_lettered(self) -> int:
         """How many dead letters were confirmed."""
-        return self._parking.confirmed
+        return self._dead_letter_writer.confirmed
 
     @property
     def redelivered(self) -> Counter[str]:
@@ -156,14 +157,14 @@ class Running:
     @property
     def asked_since(self) -> dict[Partition, float]:
         """The partitions of which the store of attempts has not answered yet, and since when."""
-        return self._remembering.asked_since
+        return self._attempts.asked_since
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """What runs in threads for ``timeout`` seconds or longer; O(threads)."""
         return self._workers.stuck(now, timeout)
 
     def stop(self) -> None:
-        """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``FromAnywhere``."""
+        """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``ThreadSafeCall``."""
         self._told_to_stop()
 
     def _stop(self) -> None:
@@ -232,12 +233,12 @@ class Running:
             self.stop_because(error)
 
     def _stop_partitions(self) -> None:
-        for partition in list(self._engine.partitions.values()):
+        for partition in list(self.engine.partitions.values()):
             self._start_drain(partition, self._drain_timeout)
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
-        self._remembering.leave(partition)
+        self._attempts.leave(partition)
         if self._handover.begin(partition, timeout):
             self._tasks.start_soon(self._guarded, self._drain, partition)
         elif timeout < NEVER:
@@ -248,17 +249,17 @@ class Running:
         self._end_when_released()
 
     def _end_when_released(self) -> None:
-        if self._stopping and not self._engine.partitions:
+        if self._stopping and not self.engine.partitions:
             self._tasks.cancel_scope.cancel()
 
     # --- in
 
     async def _pump(self) -> None:
         while not self._exhausted:
-            room = self._engine.room()
+            room = self.engine.room()
             if self._stopping:
-                room = Room(0, 0, frozenset(self._engine.partitions.values()))
-            room = self._remembering.room(room)
+                room = Room(0, 0, frozenset(self.engine.partitions.values()))
+            room = self._attempts.room(room)
             self._starved = room.messages <= 0
             events: Sequence[SourceEvent] = ()
             with anyio.CancelScope() as self._receiving:
@@ -268,16 +269,16 @@ class Running:
             self.after()
 
     def _on_event(self, event: SourceEvent) -> None:
-        if not (self._remembering.active and self._remembering.put_aside(event)):
+        if not (self._attempts.active and self._attempts.put_aside(event)):
             self.enter(event)
 
     def enter(self, event: SourceEvent) -> None:
         """Take in what the source has told, in its order, whether it was put aside before or not."""
-        engine, now = self._engine, self._clock()
+        engine, now = self.engine, self._clock()
         if isinstance(event, Delivered):
             check_delivered(self._name, event, stopping=self._stopping)
             if event.partition.live and not event.partition.draining:
-                self._tap.delivered(event.partition, event.run, now)
+                self.tap.delivered(event.partition, event.run, now)
             try:
                 engine.receive(event.partition, event.run, event.size, now)
             except PositionFell as error:
@@ -295,7 +296,7 @@ class Running:
             self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
             self.planned = True
-            self._tap.planned(event.number, standby=event.standby)
+            self.tap.planned(event.number, standby=event.standby)
         elif isinstance(event, Exhausted):
             self._exhausted = True
             self._stop_when_exhausted()
@@ -311,7 +312,7 @@ class Running:
                 self._tasks.start_soon(self._guarded, self._handover.release, partition)
             return
         try:
-            self._engine.assign(partition)
+            self.engine.assign(partition)
         except AlreadyAssigned as error:
             raise ContractError(f"{self._name}: {error}") from error
         except SecondPartition:
@@ -319,11 +320,11 @@ class Running:
                 f'{self._name}: order="serial" handles one partition, and {partition.id} is a second one: use '
                 'order="partition", or a topic with one partition'
             ) from None
-        self._tap.assigned(partition)
-        self._remembering.begin(partition, self._clock())
+        self.tap.assigned(partition)
+        self._attempts.begin(partition, self._clock())
 
     def _revoking(self, event: Revoking) -> None:
-        if self._engine.owns(event.partition):
+        if self.engine.owns(event.partition):
             timeout = event.timeout
             # Where whoever is next waits for as long as it takes, nothing is cancelled.
             self._start_drain(event.partition, timeout if timeout == NEVER else min(timeout, self._drain_timeout))
@@ -332,9 +333,9 @@ class Running:
 
     def lose(self, partition: Partition, reason: str) -> None:
         """Nothing of a partition counts any more, from this call on. Idempotent."""
-        if not self._engine.owns(partition):
+        if not self.engine.owns(partition):
             return
-        zombies = self._engine.lose(partition)
+        zombies = self.engine.lose(partition)
         self._handover.lost(partition)
         log.warning(
             "%s: %s lost (%s); %d handlers of it still run and will not count: its next owner runs them again",
@@ -343,27 +344,27 @@ class Running:
             reason,
             len(zombies),
         )
-        self._tap.lost(partition, reason)
+        self.tap.lost(partition, reason)
         self._workers.cancel(partition)
         self._settler.give_up(partition)
         self._settler.unsettled.settled(partition)
-        self._remembering.forget(partition)
+        self._attempts.forget(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
-        if self._exhausted and not self._engine.flow.in_flight and not self._remembering.loading:
+        if self._exhausted and not self.engine.flow.in_flight and not self._attempts.loading:
             self.stop()
 
     async def _timer(self) -> None:
         """The one timer for the earliest deadline of all held lanes, and of what stands still."""
         while True:
             self._told_to_stop.serve()
-            at = min(self._stalls.next_at(), self._engine.next_due())
+            at = min(self._stalls.next_at(), self.engine.next_due())
             self._timer_wake = anyio.Event()
             with anyio.move_on_after(max(0.0, at - self._clock())):
                 await self._timer_wake.wait()
             now = self._clock()
-            self._engine.due(now)
+            self.engine.due(now)
             for stall in self._stalls.due(now):
                 why = self._settler.unsettled.error(stall.partition)
                 report(stall, self._name, self._settings.max_ahead, now, why)
@@ -373,7 +374,7 @@ class Running:
     # --- effects
 
     def _perform(self) -> None:
-        effects = self._engine.effects
+        effects = self.engine.effects
         while effects:
             batch = effects[:]
             effects.clear()
@@ -381,9 +382,9 @@ class Running:
                 self._perform_one(effect)
 
     def _perform_one(self, effect: fx.Effect) -> None:
-        tap = self._tap
+        tap = self.tap
         if isinstance(effect, fx.Failed):
-            self._remembering.failed(effect)
+            self._attempts.failed(effect)
         if isinstance(effect, fx.Held):
             tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
             self._timer_wake.set()
@@ -395,7 +396,7 @@ class Running:
             # What a predecessor had completed is to be committed, also when nothing else finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
-            self.start_soon(self._parking.park, effect)
+            self.start_soon(self._dead_letter_writer.write, effect)
         elif isinstance(effect, fx.Halted):
             self.stop_because(halted(self._name, effect))
         elif isinstance(effect, fx.Blocked):
@@ -418,8 +419,8 @@ class Running:
             self.room_changed()
 
     def _crossed(self, *, saturated: bool) -> None:
-        flow = self._engine.flow
-        self._tap.crossed(saturated=saturated, in_flight=flow.in_flight, size=flow.bytes)
+        flow = self.engine.flow
+        self.tap.crossed(saturated=saturated, in_flight=flow.in_flight, size=flow.bytes)
         if saturated:
             # The timer may have a pause of the clients to look after now.
             self._timer_wake.set()
@@ -432,7 +433,7 @@ class Running:
         self._receiving.cancel()
 
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
-        self._tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
+        self.tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
         # Where a confirmation is all that is missing, it is asked for now.
         self._settler.wake()
@@ -441,8 +442,8 @@ class Running:
 
 
 def _workers_for(
-    handler: Handler, decode: Decode | None, settings: Settings, engine: Engine, run: Running, clock: Clock, tap: Tap
-) -> Workforce:
+    handler: Handler, decode: Decode | None, settings: Settings, engine: Engine, run: Run, clock: Clock, tap: Tap
+) -> Workers:
     """The workers for a handler that ``check_handler`` has let pass. Starts nothing."""
     inline = settings.sync_handlers == "inline"
     if settings.batch is not None:
@@ -460,7 +461,7 @@ def _workers_for(
             decode=decode,
         )
     if is_async(handler) or inline:
-        return Workers(engine, async_handler(handler, decode), run, clock, tap, settings.timeout)
+        return TaskWorkers(engine, async_handler(handler, decode), run, clock, tap, settings.timeout)
     return ThreadWorkers(
         engine, sync_handler(handler, decode), run, clock, tap, timeout=settings.timeout, grace=settings.grace
     )

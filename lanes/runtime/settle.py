@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -10,22 +10,15 @@ import anyio.lowlevel
 from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Partition, Settlement
-from lanes.errors import passes
+from lanes.errors import is_retryable
 from lanes.observe.tap import Tap
 from lanes.observe.unsettled import Unsettled
-from lanes.runtime.attempts import Remembering
+from lanes.runtime.attempts import AttemptKeeper
 from lanes.source import Source
-from lanes.workers.context import Shell
+from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
 """Seconds before a settlement that may not have been sent is repeated: first, and at most."""
-
-
-class Around(Shell, Protocol):
-    """What settling needs of the run around it."""
-
-    def floors_moved(self) -> None:
-        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
 
 
 class Settler:
@@ -41,8 +34,8 @@ class Settler:
         self,
         engine: Engine,
         source: Source,
-        around: Around,
-        remembering: Remembering,
+        context: RunContext,
+        attempts: AttemptKeeper,
         clock: Clock,
         tap: Tap,
         name: str,
@@ -52,8 +45,8 @@ class Settler:
         self.unsettled = Unsettled(name)
         self._engine = engine
         self._source = source
-        self._around = around
-        self._remembering = remembering
+        self._context = context
+        self._attempts = attempts
         self._clock = clock
         self._tap = tap
         self._commits = commits
@@ -142,8 +135,8 @@ class Settler:
         settlements = self._engine.collect(self._clock(), everything=everything)
         if self._commits:
             # What has finished left the bounds: the source may have room now.
-            self._around.after()
-            self._around.floors_moved()
+            self._context.after()
+            self._context.floors_moved()
         return settlements
 
     async def _commit(self, settlements: list[Settlement]) -> None:
@@ -191,7 +184,7 @@ class Settler:
         late = [settlement for settlement in settlements if now >= settlement.partition.deadline]
         if late:
             for settlement in late:
-                self._around.overdue(settlement.partition)
+                self._context.overdue(settlement.partition)
             settlements = [settlement for settlement in settlements if settlement not in late]
             if not settlements:
                 return True
@@ -201,12 +194,12 @@ class Settler:
         except Exception as error:
             tap.unsettled(settlements)
             engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
-            if passes(error, unknown=False):
+            if is_retryable(error, unknown=False):
                 owned = [each.partition for each in settlements if engine.owns(each.partition)]
                 self.unsettled.failed(owned, error, self._clock())
             else:
                 self._failed = True
-                self._around.stop_because(error)
+                self._context.stop_because(error)
             return False
         except BaseException:
             tap.unsettled(settlements)
@@ -214,13 +207,13 @@ class Settler:
             raise
         tap.settled(settlements)
         engine.settled(settlements)
-        self._remembering.settled(settlements)
+        self._attempts.settled(settlements)
         if self.unsettled.partitions:
             for settlement in settlements:
                 self.unsettled.settled(settlement.partition)
         if self._commits:
-            self._around.floors_moved()
-        self._around.after()
+            self._context.floors_moved()
+        self._context.after()
         return True
 
     async def keep_alive(self, interval: float) -> None:
@@ -231,7 +224,7 @@ class Settler:
             await anyio.sleep(period)
             for partition in list(self._engine.partitions.values()):
                 if partition.deadline != NEVER:
-                    self._around.overdue(partition)
+                    self._context.overdue(partition)
             messages = self._engine.held_since(self._clock() - period)
             if messages:
                 await self._source.extend(messages)

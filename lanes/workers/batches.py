@@ -27,13 +27,9 @@ from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_await
 from lanes.history.recorder import Recorder
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
-from lanes.workers.context import Shell
-from lanes.workers.outcomes import RESULTS, batch_outcomes, cancellation_of, counts, failure, stopping
+from lanes.workers.context import RunContext
+from lanes.workers.outcomes import RESULTS, LeaseExpired, batch_outcomes, cancellation_of, counts, failure, stopping
 from lanes.workers.pool import Pool, handler_context
-
-
-class _Overdue(BaseException):
-    """The lease of some of a batch has run out: its handler is not called."""
 
 
 class _Worker:
@@ -56,7 +52,7 @@ class BatchWorkers:
         self,
         engine: Engine,
         handler: BatchHandler,
-        shell: Shell,
+        context: RunContext,
         clock: Clock,
         tap: Tap,
         *,
@@ -70,7 +66,7 @@ class BatchWorkers:
         self._engine = engine
         self._handler = handler
         self._awaits = is_async(handler)
-        self._shell = shell
+        self._context = context
         self._clock = clock
         self._tap = tap
         self._size = size
@@ -113,7 +109,7 @@ class BatchWorkers:
             worker.batch = batch
             with anyio.CancelScope() as worker.scope:
                 await self._handle(worker, batch)
-            self._shell.after()
+            self._context.after()
             await anyio.lowlevel.checkpoint()
 
     async def _take(self) -> list[Message]:
@@ -156,7 +152,7 @@ class BatchWorkers:
             else:
                 with handling:
                     outcomes = await self._outcomes(batch)
-        except _Overdue:
+        except LeaseExpired:
             # Without its batch it is not cancelled itself, here where it has ended.
             worker.batch = []
             self._lose_overdue(batch)
@@ -170,13 +166,13 @@ class BatchWorkers:
                 given_up = not all(m.partition.steady for m in batch)
                 outcomes = [RETURN if m.partition.steady and given_up else ABANDON for m in batch]
                 self._finish(worker, outcomes, "cancelled", error, handling)
-                self._shell.after()
+                self._context.after()
                 raise cancellation from None
             if isinstance(error, Exception) and counts(error):
                 self._finish(worker, [failure(error)] * len(batch), "error", error, handling)
                 return
             self._finish(worker, [ABANDON] * len(batch), "error", error, handling)
-            self._shell.stop_because(stopping(error, batch[0]))
+            self._context.stop_because(stopping(error, batch[0]))
             if isinstance(error, GeneratorExit):
                 raise
         else:
@@ -190,7 +186,7 @@ class BatchWorkers:
             return await self._threads.call(batch)
         sound, outcomes = self._read(batch)
         if _overdue(batch, self._clock()):
-            raise _Overdue
+            raise LeaseExpired
         if not sound:
             returned: object = None
         elif self._awaits:
@@ -202,13 +198,13 @@ class BatchWorkers:
     def _outcomes_in_thread(self, batch: list[Message]) -> list[Outcome]:
         sound, outcomes = self._read(batch)
         if _overdue(batch, self._clock()):
-            raise _Overdue
+            raise LeaseExpired
         return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
 
     def _lose_overdue(self, batch: list[Message]) -> None:
         for partition in {message.partition for message in batch}:
             if partition.deadline != NEVER:
-                self._shell.overdue(partition)
+                self._context.overdue(partition)
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
         """What can be read, and the outcomes of the rest. Behind a message of a lane that cannot, that lane waits."""

@@ -16,7 +16,7 @@ from lanes.core.types import ABANDON, ACK, RETURN, Failure, Message, Outcome
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
 from lanes.observe.otel import Handling, Result
 from lanes.observe.tap import Tap
-from lanes.workers.context import Shell
+from lanes.workers.context import RunContext
 
 RESULTS: Final[dict[int, Result]] = {
     FINISHED: "ack",
@@ -27,6 +27,10 @@ RESULTS: Final[dict[int, Result]] = {
     ABANDONED: "abandoned",
 }
 """The state of a message after its handler ended -> what telemetry calls that."""
+
+
+class LeaseExpired(BaseException):
+    """In place of the exception of a handler that was not called: the lease on its partition has run out."""
 
 
 def counts(error: BaseException) -> bool:
@@ -89,12 +93,12 @@ def stopping(error: BaseException, message: Message) -> BaseException:
     return halted
 
 
-class Endings:
+class OutcomeReporter:
     """Shared by all kinds of workers of one consumer."""
 
-    def __init__(self, engine: Engine, shell: Shell, clock: Clock, tap: Tap) -> None:
+    def __init__(self, engine: Engine, context: RunContext, clock: Clock, tap: Tap) -> None:
         self._engine = engine
-        self._shell = shell
+        self._context = context
         self._clock = clock
         self._history = tap.history
 
@@ -105,11 +109,11 @@ class Endings:
             self._engine.finish(message, RETURN, 0.0)
         for message in messages:
             # One that was renewed a moment ago is not lost, and its message is taken again.
-            self._shell.overdue(message.partition)
+            self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
         """The same for one that was said to have started: it ends like any handler of what is lost."""
-        self._shell.overdue(message.partition)
+        self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
@@ -120,7 +124,7 @@ class Endings:
         # A cancellation that nobody asked for, KeyboardInterrupt, SystemExit, no memory. Stop in order; the message
         # is not settled and comes again.
         self.finish(message, ABANDON, "error", error, handling)
-        self._shell.stop_because(stopping(error, message))
+        self._context.stop_because(stopping(error, message))
 
     def finish(
         self,

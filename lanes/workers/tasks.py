@@ -1,4 +1,4 @@
-"""The workers: long-lived tasks that take a message, run the handler and report the outcome.
+"""Tasks as workers: long-lived tasks that take a message, run the handler and report the outcome.
 
 A worker makes plain calls into the engine: no task, event, scope or clock call per message. Idle workers sleep
 on an event each and are woken only for work that is ready; the task of a worker is started when it is woken for the
@@ -13,7 +13,7 @@ rows of all of them by one ``write``: a group commit, so no handler is called wh
 from __future__ import annotations
 
 import contextvars
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -26,8 +26,8 @@ from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.handlers import AsyncHandler
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
-from lanes.workers.context import Shell
-from lanes.workers.outcomes import RESULTS, Endings, cancellation_of, failure
+from lanes.workers.context import RunContext
+from lanes.workers.outcomes import RESULTS, OutcomeReporter, cancellation_of, failure
 
 TIME_SLICE: Final = 0.005
 """Seconds of handlers that do not suspend before the workers yield to the event loop."""
@@ -37,22 +37,6 @@ _WAKING_LIMIT: Final = 8
 
 _STRIDE_LIMIT: Final = 64
 """Messages between two looks at the clock, at most."""
-
-
-class Workforce(Protocol):
-    """The workers, of whatever kind the handler needs."""
-
-    def start(self, tasks: TaskGroup) -> None:
-        """Start them; they work until the task group is cancelled."""
-
-    def wake(self, *, taking: int = 0) -> None:
-        """Something is ready. ``taking``: how many of the ready lanes the caller will take itself."""
-
-    def cancel(self, partition: Partition) -> None:
-        """Interrupt the handlers that run for a partition, as far as they can be."""
-
-    def stuck(self, now: float, timeout: float) -> list[Message]:
-        """What runs for ``timeout`` seconds or longer, and cannot be interrupted."""
 
 
 class _Worker:
@@ -67,23 +51,23 @@ class _Worker:
         self.wake: anyio.Event
 
 
-class Workers:
+class TaskWorkers:
     """The workers of one consumer. ``timeout``: seconds a handler may take, None = no limit."""
 
     def __init__(
         self,
         engine: Engine,
         handler: AsyncHandler,
-        shell: Shell,
+        context: RunContext,
         clock: Clock,
         tap: Tap,
         timeout: float | None = None,
     ) -> None:
         self._engine = engine
         self._handler = handler
-        self._shell = shell
+        self._context = context
         self._clock = clock
-        self._endings = Endings(engine, shell, clock, tap)
+        self._reporter = OutcomeReporter(engine, context, clock, tap)
         self._history = tap.history
         self._telemetry = tap.telemetry
         self._timeout = timeout
@@ -92,7 +76,7 @@ class Workers:
         # How many may still be started; before ``start`` nobody can be woken.
         self._unstarted = 0
         self._tasks: TaskGroup
-        self._context: contextvars.Context
+        self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
         self._waking = 0
         # With a history those that start together share one write, so they are woken together.
@@ -106,7 +90,7 @@ class Workers:
     def start(self, tasks: TaskGroup) -> None:
         """Start worker tasks from now on, as work comes up; they run until the task group is cancelled."""
         self._tasks = tasks
-        self._context = contextvars.copy_context()
+        self._handler_context = contextvars.copy_context()
         self._unstarted = self._engine.concurrency
         if self._timeout is not None:
             tasks.start_soon(self._watch, self._timeout)
@@ -161,7 +145,7 @@ class Workers:
         worker = _Worker()
         self._workers.append(worker)
         # In the context of the run: who wakes it may be a handler, or a task of the user's that calls unblock.
-        self._context.copy().run(self._tasks.start_soon, self._work, worker)
+        self._handler_context.copy().run(self._tasks.start_soon, self._work, worker)
 
     def _woken(self) -> None:
         self._waking -= 1
@@ -183,8 +167,8 @@ class Workers:
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
         """Handle messages; False when this worker must not await anything any more."""
-        engine, handler, shell, history = self._engine, self._handler, self._shell, self._history
-        telemetry, timed, endings = self._telemetry, self._timeout is not None, self._endings
+        engine, handler, context, history = self._engine, self._handler, self._context, self._history
+        telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped = self._grouped
         handling: Handling | None = None
         now = 0.0
@@ -200,8 +184,8 @@ class Workers:
             if leased:
                 now = self._clock()
                 if now >= message.partition.deadline:
-                    endings.give_back([message])
-                    shell.after()
+                    reporter.give_back([message])
+                    context.after()
                     continue
             worker.message = message
             self._latest = worker
@@ -218,8 +202,8 @@ class Workers:
                             history.flush()
                         if leased and self._clock() >= message.partition.deadline:
                             worker.message = None
-                            endings.give_up(message, handling)
-                            shell.after()
+                            reporter.give_up(message, handling)
+                            context.after()
                             continue
                 if message.broken is not None:
                     raise message.broken
@@ -231,8 +215,8 @@ class Workers:
             except GeneratorExit as error:
                 # Either the loop is gone and nothing may be awaited any more, or a handler plays with fire.
                 worker.message = None
-                endings.finish(message, ABANDON, "error", error, handling)
-                shell.stop_because(error)
+                reporter.finish(message, ABANDON, "error", error, handling)
+                context.stop_because(error)
                 return False
             except BaseException as error:
                 worker.message = None
@@ -240,12 +224,12 @@ class Workers:
                 if cancellation is not None:
                     if worker.timed_out:
                         late = TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
-                        endings.finish(message, failure(late), "error", late, handling)
+                        reporter.finish(message, failure(late), "error", late, handling)
                     else:
-                        endings.finish(message, ABANDON, "cancelled", error, handling)
-                    shell.after()
+                        reporter.finish(message, ABANDON, "cancelled", error, handling)
+                    context.after()
                     raise cancellation from None
-                endings.failed(message, error, handling)
+                reporter.failed(message, error, handling)
             else:
                 worker.message = None
                 if history is not None:
@@ -254,7 +238,7 @@ class Workers:
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             # One ready lane is what this worker takes itself: waking another for it costs more than the message.
-            shell.after(taking=1)
+            context.after(taking=1)
             if self._latest is not worker:
                 continue  # Others ran meanwhile, so the handler has suspended, and the loop has had its turn.
             self._countdown -= 1

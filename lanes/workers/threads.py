@@ -23,17 +23,13 @@ from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
-from lanes.workers.context import Shell
-from lanes.workers.outcomes import RESULTS, Endings
+from lanes.workers.context import RunContext
+from lanes.workers.outcomes import RESULTS, LeaseExpired, OutcomeReporter
 from lanes.workers.pool import Pool, handler_context
 
 
 class _NotRun(BaseException):
     """In place of a handler's error: its thread found that everything ends, and did not call it."""
-
-
-class _Overdue(BaseException):
-    """In place of a handler's error: its thread found that the lease had run out, and did not call it."""
 
 
 _Result = tuple[Message, BaseException | None, Handling | None]
@@ -53,7 +49,7 @@ class ThreadWorkers:
         self,
         engine: Engine,
         handler: SyncHandler,
-        shell: Shell,
+        context: RunContext,
         clock: Clock,
         tap: Tap,
         *,
@@ -62,22 +58,22 @@ class ThreadWorkers:
     ) -> None:
         self._engine = engine
         self._handler = handler
-        self._shell = shell
+        self._context = context
         self._clock = clock
         self._history = tap.history
         self._telemetry = tap.telemetry
         self._timeout = timeout
         self._grace = grace
-        self._endings = Endings(engine, shell, clock, tap)
+        self._reporter = OutcomeReporter(engine, context, clock, tap)
         self._pool: Pool[Message, _Result] = Pool(self._run, _itself, engine.concurrency, clock)
-        self._context: contextvars.Context
+        self._handler_context: contextvars.Context
 
     # --- on the event loop
 
     def start(self, tasks: TaskGroup) -> None:
         """Start taking messages, until the task group is cancelled. Starts no thread yet."""
         self._pool.open()
-        self._context = handler_context()
+        self._handler_context = handler_context()
         # Handlers of fenced partitions had their grace in the drain, and cannot count any more.
         tasks.start_soon(self._pool.run, self._turn, self._grace, lambda message: message.partition.live)
         if self._timeout is not None:
@@ -100,7 +96,7 @@ class ThreadWorkers:
         taken_back = self._pool.take_back()
         self._pool.put(message for message in taken_back if message.partition is not partition)
         self._abandon([message for message in taken_back if message.partition is partition])
-        self._shell.after()
+        self._context.after()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """The messages whose handlers have been running for ``timeout`` seconds or longer; O(threads)."""
@@ -110,7 +106,7 @@ class ThreadWorkers:
         self._finish_results()
         if not self._pool.ending:
             self._take()
-        self._shell.after()
+        self._context.after()
 
     def _finish_results(self) -> None:
         engine, results, history = self._engine, self._pool.results, self._history
@@ -123,11 +119,11 @@ class ThreadWorkers:
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             elif isinstance(error, _NotRun):
-                self._endings.finish(message, ABANDON, "cancelled", None, None)
-            elif isinstance(error, _Overdue):
-                self._endings.give_up(message, handling)
+                self._reporter.finish(message, ABANDON, "cancelled", None, None)
+            elif isinstance(error, LeaseExpired):
+                self._reporter.give_up(message, handling)
             else:
-                self._endings.failed(message, error, handling)
+                self._reporter.failed(message, error, handling)
 
     def _take(self) -> None:
         """Hand the threads everything that is ready and may run."""
@@ -141,7 +137,7 @@ class ThreadWorkers:
         late = [message for message in taken if now >= message.partition.deadline]
         if late:
             taken = [message for message in taken if message not in late]
-            self._endings.give_back(late)
+            self._reporter.give_back(late)
         if history is not None:
             for message in taken:
                 if not given_up_before(message):
@@ -155,11 +151,11 @@ class ThreadWorkers:
             if self._pool.empty:
                 # Nobody would ever call their handlers.
                 self._abandon(self._pool.take_back())
-            self._shell.stop_because(refused)
+            self._context.stop_because(refused)
 
     def _abandon(self, messages: list[Message]) -> None:
         for message in messages:
-            self._endings.finish(message, ABANDON, "cancelled", None, None)
+            self._reporter.finish(message, ABANDON, "cancelled", None, None)
 
     # --- in the threads
 
@@ -168,11 +164,11 @@ class ThreadWorkers:
         if self._pool.ending:
             return message, _NotRun(), handling
         if now >= message.partition.deadline:
-            return message, _Overdue(), handling
+            return message, LeaseExpired(), handling
         try:
             if message.broken is not None:
                 raise message.broken
-            self._context.copy().run(self._handle, message, handling)
+            self._handler_context.copy().run(self._handle, message, handling)
         except BaseException as error:
             return message, error, handling
         return message, None, handling

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from lanes.dead_letter import DeadLetter, letter_id
+from lanes.dead_letter import DeadLetter, dead_letter_id
 from lanes.dead_letters.box import LetterBox, Parked
 from lanes.errors import SourceError
 from lanes.source import DeadLetters
@@ -173,7 +173,7 @@ def letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
     origin = harness.origin
     whole: dict[str, Any] = {
         **origin._asdict(),
-        "id": letter_id(origin.source, "", origin.partition, position),
+        "id": dead_letter_id(origin.source, "", origin.partition, position),
         "position": position,
         "key": b"key",
         "value": b"value",

@@ -15,7 +15,7 @@ from typing import Final, get_args
 import anyio
 import anyio.lowlevel
 
-from lanes.dead_letter import DeadLetter, letter_id
+from lanes.dead_letter import DeadLetter, dead_letter_id
 from lanes.errors import ConfigError, SourceError
 from lanes.source import DeadLetters
 from memsource.contract.dead_letter_box import BOX_CHECKS
@@ -129,7 +129,7 @@ async def check_headers_come_back_as_they_were(harness: LetterHarness) -> None:
 async def check_what_does_not_fit_is_cut(harness: LetterHarness) -> None:
     """The headers go first, then the end of the value; the letter says so, and those beside it are whole."""
     # What does not compress, so that its size is its size.
-    noise = b"".join(letter_id("noise", "", 0, number).encode() for number in range(harness.limit // 16))
+    noise = b"".join(dead_letter_id("noise", "", 0, number).encode() for number in range(harness.limit // 16))
     large = letter_from(harness, 1, value=noise[: 2 * harness.limit])
     bare = letter_from(harness, 2, value=noise[: harness.limit // 2], headers=(("x", noise[: harness.limit]),))
     small = letter_from(harness, 3)

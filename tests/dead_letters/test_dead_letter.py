@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lanes import DeadLetter
 from lanes.core.types import Failure, Message, Partition, PartitionId
-from lanes.dead_letter import ERROR_TEXT_LIMIT, dead_letter, error_text, letter_id
+from lanes.dead_letter import ERROR_TEXT_LIMIT, dead_letter, dead_letter_id, error_text
 
 SECRET = "customer-42"
 # What tells the parts of an id apart, and digits that might pass for a length or a number.
@@ -49,18 +49,18 @@ def letter(error: BaseException) -> DeadLetter:
 
 def test_an_id_is_the_same_for_ever() -> None:
     # Written down: another release must recognise the letters of this one.
-    assert letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
-    assert letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
+    assert dead_letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
+    assert dead_letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
 
 
 def test_an_id_does_not_depend_on_why_or_when() -> None:
     one, other = letter(ValueError("one")), letter(KeyError("other"))
-    assert one.id == other.id == letter_id("PAYMENTS", "2026-01-01T00:00:00Z", 3, 77)
+    assert one.id == other.id == dead_letter_id("PAYMENTS", "2026-01-01T00:00:00Z", 3, 77)
 
 
 @given(one=PLACES, other=PLACES)
 def test_two_places_have_two_ids(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
-    assert (letter_id(*one) == letter_id(*other)) == (one == other)
+    assert (dead_letter_id(*one) == dead_letter_id(*other)) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_two_places_have_two_ids(one: tuple[str, str, int, int], other: tuple[st
     ],
 )
 def test_crafted_names_do_not_collide(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
-    assert letter_id(*one) != letter_id(*other)
+    assert dead_letter_id(*one) != dead_letter_id(*other)
 
 
 # --- the text of an error

@@ -288,8 +288,8 @@ _OWNERSHIP: Final = (
     Mutant(
         "lost_is_committed",
         "lanes.runtime.run",
-        "        zombies = self._engine.lose(partition)",
-        "        zombies = self._engine.fence(partition)",
+        "        zombies = self.engine.lose(partition)",
+        "        zombies = self.engine.fence(partition)",
         "a partition that was lost is committed by its former owner",
         "kafka",
         ("NoCommitAfterLoss", "NoCommitAfterRevoke"),

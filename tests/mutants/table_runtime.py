@@ -19,7 +19,7 @@ RUNTIME: Final = (
     Mutant(
         "worker_swallows_cancellation",
         "lanes.workers.tasks",
-        '                        endings.finish(message, ABANDON, "cancelled", error, handling)',
+        '                        reporter.finish(message, ABANDON, "cancelled", error, handling)',
         "                        engine.finish(message, ACK, 0.0)",
         "a handler that was cancelled counts as one that has ended well",
         "jetstream",
@@ -28,8 +28,8 @@ RUNTIME: Final = (
     Mutant(
         "drain_forgets_a_partition",
         "lanes.runtime.run",
-        "        for partition in list(self._engine.partitions.values()):\n            self._start_drain",
-        "        for partition in list(self._engine.partitions.values())[:1]:\n            self._start_drain",
+        "        for partition in list(self.engine.partitions.values()):\n            self._start_drain",
+        "        for partition in list(self.engine.partitions.values())[:1]:\n            self._start_drain",
         "a stop drains one partition of several",
         "jetstream",
         ("StopEnds",),
@@ -57,7 +57,7 @@ RUNTIME: Final = (
         "lanes.runtime.run",
         "                engine.receive(event.partition, event.run, event.size, now)\n",
         "                engine.receive(event.partition, event.run, event.size, now)\n"
-        "                self._engine.chains.ready.extend(self._engine.chains.ready)\n",
+        "                self.engine.chains.ready.extend(self.engine.chains.ready)\n",
         "what is ready is taken twice",
         "jetstream",
         ("NoOverlap", "RunsOnce"),
@@ -83,8 +83,8 @@ RUNTIME: Final = (
     Mutant(
         "due_too_early",
         "lanes.runtime.run",
-        "            self._engine.due(now)\n",
-        "            due = self._engine.next_due()\n            due < float('inf') and self._engine.due(due)\n",
+        "            self.engine.due(now)\n",
+        "            due = self.engine.next_due()\n            due < float('inf') and self.engine.due(due)\n",
         "what was held goes on before its time has come",
         "jetstream",
         ("RetryHoldsLane",),

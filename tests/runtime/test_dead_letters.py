@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from lanes import ConfigError, HandlerHalted, Message, Settings, SourceError
-from lanes.dead_letter import letter_id
+from lanes.dead_letter import dead_letter_id
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.fakes.support import consumer_of, published, settled, started, turns, until
@@ -89,7 +89,7 @@ async def test_a_letter_says_where_it_came_from_and_why() -> None:
 
     await consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker), attempts=3).run()
     (letter,) = broker.dead_letters
-    assert letter.id == letter_id("orders", "", 1, 41)
+    assert letter.id == dead_letter_id("orders", "", 1, 41)
     assert (letter.source, letter.partition, letter.position, letter.subject) == ("orders", 1, 41, "s")
     assert (letter.key, letter.value) == (b"\xff\x00", b"payload")
     assert list(letter.headers) == [("trace", b"1"), ("trace", b"2")]

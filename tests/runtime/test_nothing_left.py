@@ -100,7 +100,7 @@ async def test_nothing_is_left(kind: str, make: Callable[[], Source], end: str, 
                 run.scope.cancel()
                 await run.end()
             elif end == "fail":
-                consumer._opened("stop it").running.stop_because(RuntimeError("a bug"))
+                consumer._opened("stop it").stop_because(RuntimeError("a bug"))
                 assert isinstance(await run.end(), RuntimeError)
             else:
                 assert await run.stop() is None

@@ -104,7 +104,7 @@ async def test_a_loss_ends_a_drain_that_waits_for_handlers_without_an_end() -> N
 
 def drains_of(consumer: Consumer) -> dict[Partition, Any]:
     assert consumer._run is not None
-    return consumer._run.running._handover._drains
+    return consumer._run._handover._drains
 
 
 def test_a_drain_of_which_everything_hangs_takes_as_long_as_the_settings_say() -> None:

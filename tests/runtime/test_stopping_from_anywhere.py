@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from lanes import Message
-from lanes.loops import FromAnywhere
+from lanes.loops import ThreadSafeCall
 from memsource import MemorySource
 from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
@@ -136,8 +136,8 @@ def test_a_handler_of_a_signal_may_call_it(run_job: Callable[[Callable[[], Await
 async def test_nothing_is_called_where_the_loop_is_gone() -> None:
     called: list[int] = []
 
-    async def make() -> FromAnywhere:
-        return FromAnywhere(lambda: called.append(1), lambda: called.append(2))
+    async def make() -> ThreadSafeCall:
+        return ThreadSafeCall(lambda: called.append(1), lambda: called.append(2))
 
     with ThreadPoolExecutor(1) as pool:
         gone = pool.submit(anyio.run, make).result()

@@ -15,7 +15,7 @@ from lanes import ConfigError, Consumer, HandlerHalted, Message, Nak, Retry, Set
 from lanes.clock import monotonic
 from lanes.handlers import Handler, is_async
 from lanes.loops import entry_of_loop
-from lanes.runtime.run import Running
+from lanes.runtime.run import Run
 from lanes.workers.threads import ThreadWorkers
 from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.fakes.support import TIMEOUT, consumer_of, publish, published, settled, started, turns, until
@@ -179,13 +179,13 @@ async def test_the_loop_sleeps_while_all_threads_are_busy(monkeypatch: pytest.Mo
     broker = published(*range(5))
     handler = Gates()
     calls: list[int] = []
-    after = Running.after
+    after = Run.after
 
-    def counting(self: Running, *, taking: int = 0) -> None:
+    def counting(self: Run, *, taking: int = 0) -> None:
         calls.append(1)
         after(self, taking=taking)
 
-    monkeypatch.setattr(Running, "after", counting)
+    monkeypatch.setattr(Run, "after", counting)
     async with started(consumer_of(MemorySource(broker), handler, concurrency=2)) as run:
         await until(lambda: handler.running == 2)
         assert run.consumer.status().ready == 3

@@ -14,7 +14,7 @@ import pytest
 
 from lanes import History, LanesError
 from lanes.clock import monotonic
-from lanes.runtime.run import Running
+from lanes.runtime.run import Run
 from lanes.workers.threads import ThreadWorkers
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
@@ -181,19 +181,19 @@ async def test_a_partition_that_is_cancelled_during_the_end_keeps_no_thread(
 async def test_the_result_that_comes_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "b")
     handler = Gates()
-    after = Running.after
+    after = Run.after
     async with started(consumer_of(MemorySource(broker), handler, grace=TIMEOUT)) as run:
         await until(lambda: handler.running == 2)
         run.scope.cancel()
         await turns()
 
-        def after_the_first(self: Running, *, taking: int = 0) -> None:
+        def after_the_first(self: Run, *, taking: int = 0) -> None:
             after(self, taking=taking)
             # The loop has taken the first result. By its next look nothing runs any more.
             handler.let(1)
             handler.join()
 
-        monkeypatch.setattr(Running, "after", after_the_first)
+        monkeypatch.setattr(Run, "after", after_the_first)
         handler.let(0)
         assert await run.end() is None
     assert broker.acked() == [0, 1]
@@ -336,7 +336,7 @@ async def test_a_thread_that_the_system_refuses_stops_in_order(late: type[Late],
     broker = published(*"abc")
     handler = Order()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=3)) as run:
-        await until(lambda: run.consumer._run is not None and run.consumer._run.running.fatal is not None)
+        await until(lambda: run.consumer._run is not None and run.consumer._run.fatal is not None)
         late.start_all()
         error = await run.end()
     assert isinstance(error, LanesError)
