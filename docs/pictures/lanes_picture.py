@@ -57,7 +57,7 @@ WIDTH, BOTTOM = LEFT + len(MESSAGES) * CELL + 8, LEGEND_TOP + 30
 
 
 def draw() -> str:
-    """Returns the picture as the text of an SVG file."""
+    """Return the picture as the text of an SVG file."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {BOTTOM}" role="img" '
         'aria-labelledby="title what" font-family="system-ui, sans-serif" font-size="14">'

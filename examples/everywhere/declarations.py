@@ -1,13 +1,13 @@
-"""One handler, wherever it runs: live on Kafka or JetStream, in memory, and over history on Spark.
+"""One handler for four places: live on Kafka or JetStream, in memory, and over history on Spark.
 
-It books the steps of expense declarations, in order within a declaration. What it needs is a pool of connections, in a
-variable of this module: `begin` and `end` make and close it, around a consumer or, as `setup` and `teardown`, in every
-task of Spark. The position of a message is kept in the transaction of its effect, so each has it once.
+The handler books the steps of expense declarations, in order within a declaration. It takes a connection from a pool in
+a variable of this module. `begin` opens the pool and `end` closes it, around a consumer, or as `setup` and `teardown`
+of each Spark task. The position of a message is stored in the transaction of its effect, so each effect happens once.
 
-Here it runs on the broker of this process:
+Here the handler runs on a broker in this process:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/everywhere/declarations.py
 
-With the same `book`:
+The same `book` elsewhere:
     lanes.main(KafkaSource(config, topics="declarations"), book)
     lanes.main(JetStreamSource(url, stream="DECLARATIONS", durable="books", key=subject_token(1)), book)
     replay(spark, KafkaTopic(servers=servers, topic="declarations"), book,
@@ -43,18 +43,19 @@ _pools: list[AsyncConnectionPool[psycopg.AsyncConnection[Any]]] = []
 
 
 async def begin(url: str) -> None:
-    """On the event loop that the handler will run on."""
+    """Open the pool. Call it on the event loop that runs the handler."""
     pool = AsyncConnectionPool(url, min_size=2, max_size=8, open=False)
     _pools.append(pool)
     await pool.open()
 
 
 async def end() -> None:
+    """Close the pool."""
     await _pools.pop().close()
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler: one step of one declaration, behind the steps before it."""
+    """The handler: books one step of a declaration, after the earlier steps."""
     event = json.loads(message.value)
     async with _pools[-1].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:

@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages, which may be run again without harm.
+"""Batches into a table: one transaction for up to 100 messages. A redelivered message changes nothing.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/batch_upsert.py
 """
@@ -21,7 +21,7 @@ STREAM, PARCELS, EVENTS = "EXAMPLE_PARCELS", 200, 2_000
 DATABASE = "parcels.db"
 
 TABLE = "CREATE TABLE parcels (id BLOB PRIMARY KEY, place TEXT NOT NULL, position INTEGER NOT NULL)"
-# A message that comes again, or an older one, changes nothing: its stream sequence is not above that in the table.
+# A redelivered or older message changes nothing: its stream sequence is not above the one in the table.
 UPSERT = """
     INSERT INTO parcels VALUES (?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET place = excluded.place, position = excluded.position
@@ -32,7 +32,7 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler: returning None acknowledges all of them, raising makes all of them run again."""
+    """The handler: its return acknowledges all messages, an exception retries all of them."""
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]
@@ -42,7 +42,7 @@ def store(messages: list[lanes.Message]) -> None:
 
 async def main() -> None:
     source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, durable="tracking", key=subject_token(1))
-    # SQLite has one writer. With a server, as many as it has connections for you.
+    # SQLite has one writer. With a database server, use its number of connections.
     settings = lanes.Settings(batch=100, linger=0.01, concurrency=1)
     async with lanes.Consumer(source, store, settings=settings) as consumer:
         while consumer.status().settled < EVENTS:  # noqa: ASYNC110 (a service would not end)
@@ -54,7 +54,7 @@ async def main() -> None:
 
 
 async def publish(stream: JetStreamContext) -> None:
-    """Where each parcel was seen, for the example."""
+    """Publish where each parcel was seen."""
     await stream.add_stream(name=STREAM, subjects=["parcels.*"])
     for number in range(EVENTS):
         await stream.publish_async(f"parcels.{number % PARCELS}", json.dumps({"place": f"depot {number}"}).encode())

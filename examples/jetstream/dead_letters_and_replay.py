@@ -1,4 +1,4 @@
-"""Dead letters: what a handler cannot read is parked, the rest goes on; once the handler is mended, it is replayed.
+"""Dead letters: the handler gives unreadable messages up, and the mended handler replays them.
 
 Needs a server and the extra `cli`: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/dead_letters_and_replay.py
 """
@@ -20,7 +20,7 @@ STREAM, DEAD, SUBJECT, PRICES = "EXAMPLE_PRICES", "EXAMPLE_PRICES_DEAD", "exampl
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler as it was deployed. One price in ten has a comma, and no other attempt will change that."""
+    """The handler as deployed. One price in ten has a comma, which no retry changes."""
     try:
         float(message.value)
     except ValueError as error:
@@ -28,22 +28,22 @@ async def book(message: lanes.Message) -> None:
 
 
 async def book_mended(message: lanes.Message) -> None:
-    """The handler of the day after."""
+    """The handler after the fix."""
     float(message.value.replace(b",", b"."))
 
 
 async def consume(url: str) -> None:
     source = JetStreamSource(url, stream=STREAM, durable="prices", key=subject_token(1))
-    # The stream of the letters exists, with limits that leave time to look at them.
+    # The stream of the dead letters exists, with limits that leave time to inspect them.
     async with lanes.Consumer(source, book, dead_letters=JetStreamDeadLetters(url, SUBJECT)) as consumer:
         while consumer.status().settled < PRICES:  # noqa: ASYNC110 (a service would not end)
             await asyncio.sleep(0.02)
         status = consumer.status()
-    print(f"{status.settled} settled, {status.dead_lettered} of them parked")
+    print(f"{status.settled} settled, {status.dead_lettered} of them dead-lettered")
 
 
 def dead_letters(url: str, command: str, *arguments: str) -> str:
-    """What an operator types: lanes dead-letters replay --all --handler module:function --subject … --server …"""
+    """Run a command, such as: lanes dead-letters replay --all --handler module:function --subject … --server …"""
     lanes_command = str(Path(sys.executable).with_name("lanes"))
     done = subprocess.run(
         [lanes_command, "dead-letters", command, *arguments, "--subject", SUBJECT, "--server", url],
@@ -58,7 +58,7 @@ def dead_letters(url: str, command: str, *arguments: str) -> str:
 def replay(url: str) -> None:
     print(dead_letters(url, "list"))
     print(dead_letters(url, "replay", "--all", "--handler", f"{Path(__file__).stem}:book_mended"))
-    assert dead_letters(url, "list") == "", "nothing is parked any more"
+    assert dead_letters(url, "list") == "", "a dead letter is left over"
 
 
 async def main() -> None:

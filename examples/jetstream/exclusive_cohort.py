@@ -1,4 +1,4 @@
-"""An exclusive cohort: processes share a stream, each customer is handled by one of them at a time, and one is killed.
+"""An exclusive cohort: processes share a stream, each customer belongs to one of them, and one process is killed.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/exclusive_cohort.py
 """
@@ -24,8 +24,8 @@ STREAM, CUSTOMERS, PARTITIONS = "EXAMPLE_COHORT", 20, 16
 DATABASE = "accounts.db"
 
 TABLE = "CREATE TABLE accounts (customer BLOB PRIMARY KEY, orders INT, position INT, epoch INT, members INT, last TEXT)"
-# Whoever has lost a customer has a lower epoch than whoever got it, so what it still sends changes nothing. An order
-# that comes again, because its process was killed before it could acknowledge it, has a position that is there already.
+# A former owner of a customer has a lower epoch than the present one, so its late updates change nothing. An order is
+# redelivered if its process was killed before the acknowledgement; its position is in the table already.
 APPLY = """
     UPDATE accounts
     SET orders = orders + 1, members = members + (last != :member), last = :member, position = :position, epoch = :epoch
@@ -34,16 +34,16 @@ APPLY = """
 
 
 def member(name: str) -> None:
-    """The program that is started as often as you like, on any number of machines."""
+    """The program of one member. Start it as often as you like, on any number of machines."""
 
     def book(message: lanes.Message) -> None:
-        time.sleep(0.02)  # something that takes a while; then the effect, with position and epoch as its fence
+        time.sleep(0.02)  # slow work; then the effect, fenced by position and epoch
         row = {"customer": message.key, "position": message.position, "epoch": message.epoch, "member": name}
         with closing(sqlite3.connect(DATABASE, timeout=30)) as database, database:
             database.execute("PRAGMA synchronous = OFF")
             database.execute(APPLY, row)
 
-    # A service would have a lease of 10 s, the default, and one stable name for each process, such as that of its pod.
+    # A service uses the default lease of 10 s and a stable name for each process, such as the name of its pod.
     cohort = Cohort("billing", member=name, lease=3)
     source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, cohort=cohort, key=subject_token(2))
     lanes.main(source, book, settings=lanes.Settings(concurrency=20))
@@ -66,18 +66,18 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """One member after the other joins those that are there, then the first one dies: nobody configures anything."""
+    """Start three members one after the other and kill the first, without any configuration."""
     members, sold, until = [], 0, time.monotonic() + 40
     try:
         for name in ("a", "b", "c"):
             members.append(start(name))
             while not ask("SELECT count(*) FROM accounts WHERE last = ?", name):
-                assert time.monotonic() < until, f"{name} gets no orders: see what it says"
+                assert time.monotonic() < until, f"{name} gets no orders: read its output"
                 sold += await sell(stream)
         members[0].kill()
         sold += await sell(stream, each=5)
         while ask("SELECT min(orders) FROM accounts") < sold:
-            assert time.monotonic() < until, "the members do not get on: see what they say"
+            assert time.monotonic() < until, "the members do not progress: read their output"
             await asyncio.sleep(0.05)
     finally:
         for process in members:
@@ -92,7 +92,7 @@ async def main(stream: JetStreamContext) -> None:
 
 
 async def set_up(stream: JetStreamContext) -> None:
-    """A stream that the server divides by customer, and an account of each."""
+    """Create a stream that the server divides by customer, and an account for each."""
     divide = SubjectTransform(src="shop.*", dest=f"shop.{{{{partition({PARTITIONS},1)}}}}.{{{{wildcard(1)}}}}")
     await stream.add_stream(StreamConfig(STREAM, subjects=["shop.*"], subject_transform=divide))
     with closing(sqlite3.connect(DATABASE)) as database, database:
@@ -102,7 +102,7 @@ async def set_up(stream: JetStreamContext) -> None:
 
 
 async def clean_up(stream: JetStreamContext) -> None:
-    """The bucket is where the members met; it is theirs as long as there is one."""
+    """Delete the stream, and the bucket in which the members met."""
     await stream.delete_stream(STREAM)
     await stream.delete_key_value(f"lanes_{STREAM}_lanes")
     os.remove(DATABASE)

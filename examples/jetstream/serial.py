@@ -1,4 +1,4 @@
-"""Serial over a cohort: one message at a time among all processes, in the order of the stream; the others stand by.
+"""Serial over a cohort: one message at a time among all processes, in the order of the stream. The others stand by.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/serial.py
 """
@@ -21,19 +21,19 @@ LEDGER = "ledger.txt"
 
 
 def member(name: str) -> None:
-    """The program of which you start two, so that one can die."""
+    """The program of one member. Start two, so that one can die."""
 
     def append(message: lanes.Message) -> None:
         time.sleep(0.002)
-        # Nobody else writes, in this process or in another one: that one partition has one owner.
+        # No other handler writes, in this process or in another: the one partition has one owner.
         with open(LEDGER, "a") as ledger:
             ledger.write(f"{message.value.decode()} {name}\n")
 
-    # The stream that you have is left as it is: lanes creates one that takes its messages over, as one partition.
+    # Your stream stays as it is: lanes creates a second stream that sources it, as one partition.
     create = CohortStream(subject="ledger.*", tokens=(1,), origin=ORIGIN)
     cohort = Cohort("bookkeeping", member=name, partitions=1, create=create, lease=3)
     source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, cohort=cohort, key=None)
-    # A message that is given up would leave a hole in the order, so serial refuses to skip one.
+    # A skipped message would leave a hole in the order, so serial refuses to skip one.
     lanes.main(source, append, settings=lanes.Settings(order="serial", poison="exit"))
 
 
@@ -51,12 +51,12 @@ def entries() -> list[str]:
 def wait_for(count: int) -> None:
     until = time.monotonic() + 30
     while len(entries()) < count:
-        assert time.monotonic() < until, "the members do not get on: see what they say"
+        assert time.monotonic() < until, "the members do not progress: read their output"
         time.sleep(0.02)
 
 
 def main() -> None:
-    """Two members; the one that works is stopped in the middle, and the other one goes on behind it."""
+    """Start two members and stop the working one in the middle; the other continues after it."""
     members = {name: start(name) for name in ("a", "b")}
     try:
         wait_for(ENTRIES // 3)

@@ -18,7 +18,7 @@ CUSTOMERS, ORDERS = 20, 400
 
 
 async def charge(message: lanes.Message) -> None:
-    """What the program does with one order: a call that takes a while."""
+    """The work for one order: a slow call."""
     await asyncio.sleep(random.uniform(0.005, 0.015))
 
 
@@ -29,8 +29,8 @@ async def main() -> None:
     for number in range(ORDERS):
         await stream.publish(f"example.customer{number % CUSTOMERS}", str(number).encode())
 
-    # Before: subscription = await stream.pull_subscribe_bind(durable="billing", stream="EXAMPLE"), then fetch,
-    # handle and ack one message after the other, about 100 a second.
+    # Before: subscription = await stream.pull_subscribe_bind(durable="billing", stream="EXAMPLE"). The loop fetches,
+    # handles and acknowledges one message after the other, about 100 a second.
     last: dict[bytes | None, int] = {}
 
     async def in_order(message: lanes.Message) -> None:

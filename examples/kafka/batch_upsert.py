@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages, which may be run again without harm.
+"""Batches into a table: one transaction for up to 100 messages. A redelivered message changes nothing.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/batch_upsert.py
 """
@@ -23,8 +23,8 @@ TOPIC, PARCELS, EVENTS = "example-upsert", 300, 3_000
 DATABASE = "parcels.db"
 
 TABLE = "CREATE TABLE parcels (id BLOB PRIMARY KEY, place TEXT NOT NULL, position INTEGER NOT NULL)"
-# A message that comes again, or an older one, changes nothing: its position is not above that in the table. Positions
-# of one key can be compared because one key lies in one partition.
+# A redelivered or older message changes nothing: its position is not above the one in the table. Positions of one key
+# can be compared, because one key is in one partition.
 UPSERT = """
     INSERT INTO parcels VALUES (?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET place = excluded.place, position = excluded.position
@@ -35,7 +35,7 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler: returning None acknowledges all of them, raising makes all of them run again."""
+    """The handler: its return acknowledges all messages, an exception retries all of them."""
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]
@@ -45,7 +45,7 @@ def store(messages: list[lanes.Message]) -> None:
 
 async def main() -> None:
     source = KafkaSource({**BROKERS, "group.id": "tracking", "auto.offset.reset": "earliest"}, topics=TOPIC)
-    # SQLite has one writer. With a server, as many as it has connections for you.
+    # SQLite has one writer. With a database server, use its number of connections.
     settings = lanes.Settings(batch=100, linger=0.01, concurrency=1)
     async with lanes.Consumer(source, store, settings=settings) as consumer:
         while consumer.status().settled < EVENTS:  # noqa: ASYNC110 (a service would not end)
@@ -57,7 +57,7 @@ async def main() -> None:
 
 
 def publish() -> None:
-    """Where each parcel was seen, for the example."""
+    """Publish where each parcel was seen."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(EVENTS):
         producer.produce(TOPIC, value=json.dumps({"place": f"depot {number}"}), key=str(number % PARCELS))

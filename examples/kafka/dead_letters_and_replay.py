@@ -1,4 +1,4 @@
-"""Dead letters: what a handler cannot read is parked, the rest goes on; once the handler is mended, it is replayed.
+"""Dead letters: the handler gives unreadable messages up, and the mended handler replays them.
 
 Needs a broker and the extra `cli`: KAFKA_URL=127.0.0.1:9092 python examples/kafka/dead_letters_and_replay.py
 """
@@ -23,7 +23,7 @@ TOPIC, DEAD, PRICES = "example-prices", "example-prices-dead", 100
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler as it was deployed. One price in ten has a comma, and no other attempt will change that."""
+    """The handler as deployed. One price in ten has a comma, which no retry changes."""
     try:
         float(message.value)
     except ValueError as error:
@@ -31,22 +31,22 @@ async def book(message: lanes.Message) -> None:
 
 
 async def book_mended(message: lanes.Message) -> None:
-    """The handler of the day after."""
+    """The handler after the fix."""
     float(message.value.replace(b",", b"."))
 
 
 async def consume() -> None:
     source = KafkaSource({**BROKERS, "group.id": "prices", "auto.offset.reset": "earliest"}, topics=TOPIC)
-    # The topic of the letters exists, with a retention that leaves time to look at them.
+    # The topic of the dead letters exists, with a retention that leaves time to inspect them.
     async with lanes.Consumer(source, book, dead_letters=KafkaDeadLetters(BROKERS, DEAD)) as consumer:
         while consumer.status().settled < PRICES:  # noqa: ASYNC110 (a service would not end)
             await asyncio.sleep(0.05)
         status = consumer.status()
-    print(f"{status.settled} settled, {status.dead_lettered} of them parked")
+    print(f"{status.settled} settled, {status.dead_lettered} of them dead-lettered")
 
 
 def dead_letters(command: str, *arguments: str) -> str:
-    """What an operator types: lanes dead-letters replay --all --handler module:function --topic … --server …"""
+    """Run a command, such as: lanes dead-letters replay --all --handler module:function --topic … --server …"""
     where = ["--topic", DEAD, "--server", BROKERS["bootstrap.servers"]]
     lanes_command = str(Path(sys.executable).with_name("lanes"))
     done = subprocess.run(
@@ -60,7 +60,7 @@ def dead_letters(command: str, *arguments: str) -> str:
 
 
 def publish() -> None:
-    """The prices, for the example."""
+    """Publish the prices."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(PRICES):
         producer.produce(TOPIC, value=f"{number},50" if number % 10 == 0 else f"{number}.50", key=f"item-{number % 7}")
@@ -72,7 +72,7 @@ def main() -> None:
     asyncio.run(consume())
     print(dead_letters("list"))
     print(dead_letters("replay", "--all", "--handler", f"{Path(__file__).stem}:book_mended"))
-    assert dead_letters("list") == "", "nothing is parked any more"
+    assert dead_letters("list") == "", "a dead letter is left over"
 
 
 if __name__ == "__main__":

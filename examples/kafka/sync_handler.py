@@ -1,4 +1,4 @@
-"""A handler that blocks: a plain function, as a driver without asyncio asks for. It runs in threads.
+"""A handler that blocks: a plain function, for a driver without asyncio. It runs in threads.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/sync_handler.py
 """
@@ -26,16 +26,16 @@ booked: dict[bytes, list[int]] = {}
 
 
 class Connection:
-    """Stands for that of a driver that blocks, and that only one thread may use at a time."""
+    """Stands for a connection of a blocking driver, which one thread at a time may use."""
 
     def insert(self, customer: bytes, order: int) -> None:
         time.sleep(0.005)
-        # One order of a customer at a time, wherever it runs: nothing here needs a lock.
+        # One order of a customer runs at a time, in any thread, so no lock is needed.
         booked.setdefault(customer, []).append(order)
 
 
 def book(message: lanes.Message) -> None:
-    """The handler. Its threads stay the same, so each keeps one connection."""
+    """The handler. Its threads live as long as the consumer, so each keeps one connection."""
     if not hasattr(of_this_thread, "connection"):
         of_this_thread.connection = Connection()
         opened.append(of_this_thread.connection)
@@ -44,7 +44,7 @@ def book(message: lanes.Message) -> None:
 
 async def main() -> None:
     source = KafkaSource({**BROKERS, "group.id": "books", "auto.offset.reset": "earliest"}, topics=TOPIC)
-    # A service would do: lanes.main(source, book, settings=lanes.Settings(concurrency=50))
+    # A service calls lanes.main(source, book, settings=lanes.Settings(concurrency=50))
     async with lanes.Consumer(source, book, settings=lanes.Settings(concurrency=50)) as consumer:
         while consumer.status().settled < ORDERS:  # noqa: ASYNC110 (a service would not end)
             await asyncio.sleep(0.05)
@@ -53,7 +53,7 @@ async def main() -> None:
 
 
 def publish() -> None:
-    """The orders, for the example."""
+    """Publish the orders."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(ORDERS):
         producer.produce(TOPIC, value=str(number), key=f"customer-{number % CUSTOMERS}")

@@ -21,15 +21,15 @@ TOPIC, CUSTOMERS, ORDERS = "example-wrap", 20, 400
 
 
 async def charge(message: lanes.Message) -> None:
-    """What the program does with one order: a call that takes a while."""
+    """The work for one order: a slow call."""
     await asyncio.sleep(random.uniform(0.005, 0.015))
 
 
 async def main() -> None:
     config = {**BROKERS, "group.id": "billing", "auto.offset.reset": "earliest"}
 
-    # Before: consumer = Consumer(config); consumer.subscribe([TOPIC]), then poll, handle and commit one message after
-    # the other, about 100 a second.
+    # Before: consumer = Consumer(config); consumer.subscribe([TOPIC]). The loop polls, handles and commits one message
+    # after the other, about 100 a second.
     last: dict[bytes | None, int] = {}
 
     async def in_order(message: lanes.Message) -> None:
@@ -49,7 +49,7 @@ async def main() -> None:
 
 
 def publish() -> None:
-    """The orders, for the example."""
+    """Publish the orders."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(ORDERS):
         producer.produce(TOPIC, value=str(number), key=f"customer-{number % CUSTOMERS}")

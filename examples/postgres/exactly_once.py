@@ -1,6 +1,6 @@
-"""Payments into accounts, each exactly once: the position of a message is kept in the transaction that moves the money.
+"""Payments into accounts, each exactly once: one transaction moves the money and stores the position of the message.
 
-Everything is delivered three times here, and handlers fail on the way. The broker is the one of this process.
+Each message is delivered three times here, and handlers fail in between. The broker runs in this process.
 
 Needs a server: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/postgres/exactly_once.py
 """
@@ -31,7 +31,7 @@ async def main() -> None:
     async with AsyncConnectionPool(SERVER, min_size=8) as pool:
 
         async def pay(message: lanes.Message) -> None:
-            """The handler: one at a time per account, in order."""
+            """The handler: one at a time for each account, in order."""
             global calls
             calls += 1
             async with pool.connection() as connection, positions.once(connection, message) as fresh:
@@ -40,9 +40,9 @@ async def main() -> None:
                         "UPDATE accounts SET amount = amount + %s WHERE id = %s", (int(message.value), message.key)
                     )
                     if chance.random() < 0.1:
-                        raise lanes.Nak(delay=0.001)  # neither the amount nor the position is changed
+                        raise lanes.Nak(delay=0.001)  # the transaction rolls back amount and position
 
-        # A restart whose acknowledgements were all lost, twice: everything comes again, from the first payment on.
+        # Two restarts that lost all acknowledgements: each redelivers every payment, from the first on.
         for _ in range(DELIVERIES):
             settings = lanes.Settings(concurrency=8, retry=lanes.Retry(attempts=50))
             await lanes.run(published(), pay, settings=settings)
@@ -54,7 +54,7 @@ async def main() -> None:
 
 
 def published() -> MemorySource:
-    """The payments, for the example."""
+    """Return a source of the payments, which ends after the last one."""
     broker = MemoryBroker()
     for number in range(PAYMENTS):
         broker.publish(str(number), key=f"account-{number % ACCOUNTS}")

@@ -1,4 +1,4 @@
-"""A handler that may be run again, and the test that says so: through crashes, rebalances and lost answers.
+"""A handler that tolerates redelivery, and its test with crashes, rebalances and lost answers.
 
 Needs no broker: python -m pytest examples/simulate_orders
 """
@@ -18,14 +18,14 @@ import memsource
 
 @dataclass
 class Database:
-    """Stands for the real one. ``call`` is its way over the network; what is between two calls is one transaction."""
+    """Stands for the real one. ``call`` crosses the network; the code between two calls is one transaction."""
 
     call: Callable[[str, float], Awaitable[None]]
     spent: dict[str, int] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
 
     async def book(self, customer: str, position: int, amount: int) -> None:
-        """Add an order, unless it or a later one of the customer was booked already."""
+        """Add an order, unless it or a later order of the customer is booked."""
         await self.call("begin", 0.005)
         if position > self.booked.get(customer, -1):
             self.booked[customer] = position
@@ -35,7 +35,7 @@ class Database:
 
 @dataclass
 class Orders:
-    """The handler. A position is compared with what is in the database, never with what is in the memory."""
+    """The handler. It compares a position with the database, never with its own memory."""
 
     database: Database
 

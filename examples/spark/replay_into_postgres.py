@@ -1,8 +1,8 @@
-"""A projection made anew: every payment there has been goes into a table again, each exactly once.
+"""A rebuilt table: the replay books all past payments again, each exactly once.
 
-The live consumer has kept the balances so far. Now they are to be had in a new table, from all of history, and the
-replay may be killed, repeated and started again: the position of each message is kept in the transaction that adds
-to the balance. Here it is started twice, and the second one adds nothing. The handler is a usual one of `lanes`.
+The live consumer has kept the balances so far. The replay computes them in a new table, from all of history. It may be
+killed and started again, because the transaction that adds to a balance also stores the position of the message. Here
+it starts twice, and the second run adds nothing. The handler is a usual one of `lanes`.
 
 Needs pyspark and Java 17 or newer, psycopg with its pool, and a server:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/spark/replay_into_postgres.py
@@ -31,24 +31,24 @@ SERVER = os.environ["POSTGRES_URL"]
 ACCOUNTS, PAYMENTS, PARTITIONS = 20, 1_000, 4
 SCHEMA = "spark_example"
 
-# A name of its own: under that of the live consumer every payment has had its effect already.
+# A new name: under the name of the live consumer each payment has had its effect.
 positions = Positions("balances-2", schema=SCHEMA)
 pools: list[AsyncConnectionPool[Any]] = []
 
 
 async def connect() -> None:
-    """Before the first message of every task, on its event loop. A database sees all tasks that run at once."""
+    """Called before the first message of a task, on its event loop. The database serves all running tasks."""
     pools.append(AsyncConnectionPool(SERVER, min_size=4, open=False))
     await pools[0].open()
 
 
 async def disconnect() -> None:
-    """Behind the last one, also after an error."""
+    """Called after the last message, also after an error."""
     await pools.pop().close()
 
 
 async def pay(message: lanes.Message) -> None:
-    """The handler: one at a time per account, in order."""
+    """The handler: one at a time for each account, in order."""
     async with pools[0].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:
             await connection.execute(
@@ -59,7 +59,7 @@ async def pay(message: lanes.Message) -> None:
 
 
 def payments() -> list[dict[str, Any]]:
-    """The history, for the example."""
+    """Return the history."""
     return [
         {
             "key": f"account-{number % ACCOUNTS}".encode(),
@@ -72,7 +72,7 @@ def payments() -> list[dict[str, Any]]:
 
 
 def run(spark: SparkSession, table: Path, checkpoint: Path) -> Report:
-    """One replay. On a cluster the paths are those of an object store, and the handler is in a module of its own."""
+    """Run one replay. On a cluster the paths name an object store, and the handler is in its own module."""
     return replay(
         spark,
         ParquetTable(path=str(table), topic="payments"),
@@ -95,7 +95,7 @@ def main(folder: Path) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL").getOrCreate()
     try:
-        # With another checkpoint the second one begins at the first payment again, as if the first one had got lost.
+        # With another checkpoint the second run begins at the first payment, as if the first checkpoint were lost.
         handled = [run(spark, table, folder / f"checkpoint-{number}").finished for number in range(2)]
     finally:
         spark.stop()
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The workers' Python is any python3 of the path otherwise.
+    # Without it, the workers run the first python3 of the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with psycopg.connect(SERVER) as connection:
         migrate(connection, schema=SCHEMA)

@@ -1,7 +1,7 @@
-"""What would have happened: a new rule, over all payments there have ever been, in order within an account.
+"""A new rule over all past payments, in order within an account.
 
-The payments are in a Parquet table, in files that keep no order. Spark reads them on all cores of this machine; on a
-cluster it is the same call. The handler is a usual one of `lanes`, and what it returns becomes a table.
+The payments are in a Parquet table, in files without an order. Spark reads them on all cores of this machine; the call
+on a cluster is the same. The handler is a usual one of `lanes`, and its results become a table.
 
 Needs pyspark and Java 17 or newer: python examples/spark/replay_table.py
 """
@@ -29,12 +29,12 @@ balances: defaultdict[str, int] = defaultdict(int)
 
 
 async def begin() -> None:
-    """Before the first message of every task: a worker process has had others, whose accounts are none of ours."""
+    """Called before the first message of a task: earlier tasks left their accounts in this worker process."""
     balances.clear()
 
 
 async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
-    """The handler: one at a time per account, in order, or the balances would be others."""
+    """The handler: one at a time for each account, in order, which the balances depend on."""
     assert message.key is not None
     account = message.key.decode()
     balances[account] += int(message.value)
@@ -44,7 +44,7 @@ async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
 
 
 def payments() -> list[dict[str, Any]]:
-    """The history, for the example."""
+    """Return the history."""
     found = []
     for number in range(PAYMENTS):
         account = number * 7919 % ACCOUNTS
@@ -61,7 +61,7 @@ def payments() -> list[dict[str, Any]]:
 
 
 def expected(messages: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """The same by a plain loop."""
+    """Return the results of a plain loop."""
     sums: defaultdict[str, int] = defaultdict(int)
     found = []
     for one in messages:
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The workers' Python is any python3 of the path otherwise.
+    # Without it, the workers run the first python3 of the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory() as name:
         main(Path(name))

@@ -1,8 +1,9 @@
 """A source over SQLite: a table as a queue with visibility timeouts, for any number of processes of one machine.
 
-A message is claimed until a deadline, which moves on while its handler waits or runs, and deleted when it is done. One
-whose process died comes again behind its deadline. While a process has a claim on a key, all messages of that key are
-for this process alone: so the order within a key is kept across processes. README.md says what that is worth.
+A process claims a message until a deadline, extends the deadline while the handler waits or runs, and deletes the
+message when it is finished. After a crash the deadline passes, and another process claims the message. While a process
+has a claim on a key, it alone gets messages of that key, which keeps the order within a key across processes. README.md
+names the limits.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTrai
 
 T = TypeVar("T")
 
-# AUTOINCREMENT: an id is never used again, so a late settlement cannot mean another message. One transaction writes at
-# a time, so ids become visible in their order. `attempts` rises with every claim: it tells one claim from the next.
+# AUTOINCREMENT never reuses an id, so a late settlement cannot hit another message. One transaction writes at a time,
+# so ids become visible in their order. `attempts` rises with each claim, so it tells one claim from the next.
 SCHEMA: Final = """
     PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS queue (
@@ -37,7 +38,7 @@ SCHEMA: Final = """
     CREATE TABLE IF NOT EXISTS queue_incarnation (id TEXT NOT NULL);
     INSERT INTO queue_incarnation SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM queue_incarnation);
 """
-# A key that another process has a claim on is left to it, whole. NULL equals nothing, so it is free.
+# Skips each key that another process has a claim on. NULL equals nothing, so a message without a key is free.
 CLAIMABLE: Final = """
     SELECT id, key, value, headers, attempts + 1 FROM queue AS q
     WHERE deadline <= :now AND NOT EXISTS (
@@ -47,13 +48,21 @@ CLAIMABLE: Final = """
 CLAIM: Final = "UPDATE queue SET attempts = ?, owner = ?, deadline = ? WHERE id = ?"
 ELSEWHERE: Final = "SELECT EXISTS (SELECT 1 FROM queue WHERE deadline <= ? OR owner <> ?)"
 SETTLE: Final = "DELETE FROM queue WHERE id = ? AND attempts = ?"
-# Never one that has passed: another process may have a claim on its key by now.
+# Never extends a deadline that has passed: another process may have a claim on the key by now.
 EXTEND: Final = "UPDATE queue SET deadline = ? WHERE id = ? AND attempts = ? AND deadline > ?"
 GIVE_BACK: Final = "UPDATE queue SET deadline = 0 WHERE owner = ?"
 
 
 class Row(NamedTuple):
-    """A message of the table, as ``message.raw`` has it. ``attempts``: how often it was claimed, this time included."""
+    """A message of the table, available as ``message.raw``.
+
+    Attributes:
+        id: position in the queue.
+        key: key, or None for a message without order.
+        value: payload.
+        headers: headers as JSON.
+        attempts: number of claims, this one included.
+    """
 
     id: int
     key: bytes | None
@@ -67,7 +76,7 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Reads a row when a handler asks for it."""
+    """Read the parts of a row that a handler asks for."""
 
     def value(self, raw: object) -> bytes:
         return cast(Row, raw).value
@@ -80,23 +89,29 @@ class Rows:
 
 
 def create(path: str | Path) -> None:
-    """Make the table in a new or an existing file. Blocks; idempotent."""
+    """Create the table in a new or an existing file. Blocks; idempotent."""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(SCHEMA)
 
 
 def put(db: sqlite3.Connection, key: bytes | None, value: bytes, headers: Iterable[tuple[str, bytes]] = ()) -> None:
-    """Write one message, in the caller's transaction. Blocks."""
+    """Write one message in the caller's transaction. Blocks."""
     encoded = json.dumps([(name, content.hex()) for name, content in headers])
     db.execute("INSERT INTO queue (key, value, headers) VALUES (?, ?, ?)", (key, value, encoded))
 
 
 class SqliteSource:
-    """The queue of one file, which ``create`` has made.
+    """The queue of one file that ``create`` prepared.
 
-    ``visibility``: seconds that a claim holds, more than 0; they are extended for as long as the message is held.
-    ``poll``: seconds between two looks into an empty table, more than 0. ``now``: seconds of a clock that all processes
-    share and that goes on behind a restart of the machine: the wall clock; one that jumps ahead repeats messages.
+    Args:
+        path: the file.
+        visibility: seconds that a claim holds, above 0. The source extends the claim while the message is in flight.
+        poll: seconds between two looks into an empty table, above 0.
+        now: clock in seconds that all processes share and that survives a restart of the machine. A clock that jumps
+            ahead repeats messages.
+
+    Raises:
+        lanes.ConfigError: ``visibility`` or ``poll`` is not above 0.
     """
 
     def __init__(
@@ -107,17 +122,17 @@ class SqliteSource:
         self._path, self._visibility, self._poll, self._now = Path(path), visibility, poll, now
         self._owner = uuid.uuid4().hex
         self._connection: sqlite3.Connection | None = None
-        self._one = anyio.CapacityLimiter(1)  # calls come beside each other, and a connection does one thing at a time
+        self._one = anyio.CapacityLimiter(1)  # calls overlap, and a connection does one thing at a time
         self._assigned = self._finite = self._exhausted = self._released = False
 
     def finish(self) -> None:
-        """End once all that the table has is with this source. Idempotent, does not block."""
+        """End the source after the last message of the table. Idempotent; does not block."""
         self._finite = True
 
     async def open(self) -> SourceTraits:
         incarnation = await anyio.to_thread.run_sync(self._connect, limiter=self._one)
         self._partition = lanes.Partition(lanes.PartitionId("queue", 0), Rows(), incarnation)
-        every = self._visibility / 3  # so that one may fail
+        every = self._visibility / 3  # so that one extension may fail
         return SourceTraits(name=self._path.name, extend_interval=every, partitions=1, exclusive=False)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
@@ -125,7 +140,9 @@ class SqliteSource:
             self._assigned = True
             return [Assigned(self._partition)]
         if self._exhausted or min(room.messages, room.bytes) <= 0 or self._partition in room.paused:
-            await anyio.sleep_forever()  # no ownership changes here: cancelled, and called again, once there is room
+            await (
+                anyio.sleep_forever()
+            )  # ownership never changes; the engine cancels and repeats the call when there is room
         while True:
             rows: list[Row] | None = await self._transact(lambda db: self._claim(db, room), [])
             if rows:
@@ -144,16 +161,16 @@ class SqliteSource:
         await self._transact(lambda db: self._extend(db, messages), None)
 
     async def release(self, partition: lanes.Partition) -> None:
-        self._released = True  # no claim behind this one: what is claimed already is given back
+        self._released = True  # no claim after this line: the next one frees all claims
         await self._transact(lambda db: db.execute(GIVE_BACK, (self._owner,)))
 
     async def aclose(self) -> None:
         await anyio.to_thread.run_sync(self._close, limiter=self._one)
 
     async def _transact(self, work: Callable[[sqlite3.Connection], T], *if_busy: T) -> T:
-        """Do it in one transaction, or return ``if_busy`` where that is given and another process writes for too long.
+        """Run ``work`` in one transaction, or return ``if_busy`` when another process writes for too long.
 
-        A cancelled call waits for its thread and returns what that has done: so nothing that was claimed gets lost.
+        A cancelled call waits for its thread and returns its result, so no claimed message gets lost.
         """
 
         def transact() -> T:
@@ -172,11 +189,11 @@ class SqliteSource:
             raise lanes.SourceError(f"{self._path}: {error}", retryable=busy) from error
 
     def _extend(self, db: sqlite3.Connection, messages: Sequence[Message]) -> None:
-        now = self._now()  # with the lock: what passed while the call waited for that is over
+        now = self._now()  # read with the lock held: deadlines that passed during the wait have expired
         db.executemany(EXTEND, [(now + self._visibility, each.position, each.token, now) for each in messages])
 
     def _claim(self, db: sqlite3.Connection, room: Room) -> list[Row] | None:
-        """What fits into the room, claimed; None once all that there is is with this source."""
+        """Claim the rows that fit into the room; return None when this source has all rows of the table."""
         now, size, rows = self._now(), 0, list[Row]()
         if self._released:
             return rows
@@ -189,7 +206,7 @@ class SqliteSource:
         return rows if rows or db.execute(ELSEWHERE, (now, self._owner)).fetchone()[0] else None
 
     def _connect(self) -> str:
-        uri = f"{self._path.absolute().as_uri()}?mode=rw"  # makes no file
+        uri = f"{self._path.absolute().as_uri()}?mode=rw"  # creates no file
         try:
             self._connection = sqlite3.connect(uri, 1.0, isolation_level=None, check_same_thread=False, uri=True)
             return str(self._connection.execute("SELECT id FROM queue_incarnation").fetchone()[0])
@@ -203,10 +220,7 @@ class SqliteSource:
 
 
 async def main() -> None:
-    """A worker that is cancelled in the middle, then two that share what is left, each with keys of its own.
-
-    Leaves nothing behind: python examples/sqlite_source/sqlite_source.py
-    """
+    """Cancel a worker in the middle, then start two that share the rest, each with its own keys."""
     seen: list[tuple[bytes | None, int]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "queue.db"
@@ -219,7 +233,7 @@ async def main() -> None:
             await anyio.sleep(0.001)
             seen.append((message.key, int(message.value)))
             if len(seen) == 200:
-                gone.cancel()  # not told to stop: what it has stays claimed, until its deadline
+                gone.cancel()  # cancelled without a stop: its messages stay claimed until their deadlines
 
         async def worker() -> None:
             source = SqliteSource(path, visibility=0.5)
