@@ -20,8 +20,7 @@ from typing import Final
 from bench.figures import Effort, Figure, Run, cost, cpu_micros, interleaved
 from bench.source import SIZE, Traffic, messages_of, new_partition, runs_of
 from lanes.core.engine import Engine
-from lanes.core.policy import Policy
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import ACK, Message
 
 GOAL: Final = 0.6

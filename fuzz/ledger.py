@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.types import Message, Partition
 from tests.core.builders import new_message, new_partition
 

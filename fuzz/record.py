@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.offset_map import ANY, OURS, changed, merged
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import OffsetLedger
 from lanes.core.offset_map import encode
 from lanes.core.types import Partition, PartitionId, Runs
 from lanes.dead_letter import DeadLetter

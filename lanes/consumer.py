@@ -15,8 +15,7 @@ from lanes.attempts import Attempts
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
 from lanes.core.engine import Engine
-from lanes.core.policy import Policy
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent

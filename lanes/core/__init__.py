@@ -3,7 +3,6 @@
 No async, clock, randomness, logging or I/O lives below this package; time and chance are arguments.
 ``tests/core/test_purity.py`` parses the imports of every module here to prove it.
 
-Reading order: ``types``, ``lane``; ``ledger``, ``offset_ledger``, ``outbox``; ``flow``, ``retry``, ``policy``,
-``effects``; ``commits``, ``waiting``, ``chains``, ``committer``; ``ownership``, ``engine``, ``drain``; ``snapshot``;
-and ``ring``, ``offset_map``, which stand alone.
+Reading order: ``types``, ``lane``; ``ledgers``, ``outbox``; ``flow``, ``policy``, ``effects``; ``chains``, ``commits``;
+``ownership``, ``engine``, ``drain``; ``snapshot``; and ``ring``, ``offset_map``, which stand alone.
 """

@@ -11,7 +11,7 @@ from typing import Final
 
 from lanes.core import ring
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
 

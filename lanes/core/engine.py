@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from lanes.core import effects as fx
 from lanes.core.chains import behind
 from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, Lane, illegal, step
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import Policy
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, Room, Settlement

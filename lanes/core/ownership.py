@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from lanes.core import effects as fx
 from lanes.core.chains import Chains
-from lanes.core.committer import Committer
+from lanes.core.commits import Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import RUNNING
-from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.lane import RUNNING, Waiting
+from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.core.waiting import Waiting
 
 
 class AlreadyAssigned(ValueError):

@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 from lanes.core.commits import Commits
 from lanes.core.engine import Engine
 from lanes.core.lane import HELD, Lane
-from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import CommitState, Failure, LaneId, Ledger, Message, Partition, PartitionId, Reader, Settlement
 from lanes.errors import MessageError

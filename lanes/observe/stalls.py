@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final, NamedTuple
 
-from lanes.core.committer import Committer
+from lanes.core.commits import Committer
 from lanes.core.lane import FINISHED
 from lanes.core.types import NEVER, Message, Partition
 from lanes.history.recorder import key_hash

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
 from lanes.core.lane import ARCHIVING, BLOCKED, HELD, PARKING
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Message, Partition
 
 __all__ = ["Lag", "Oldest", "PartitionStatus", "Status", "snapshot"]

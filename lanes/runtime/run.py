@@ -22,7 +22,7 @@ from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.offset_ledger import PositionFell
+from lanes.core.ledgers import PositionFell
 from lanes.core.ownership import AlreadyAssigned, SecondPartition
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
 from lanes.dead_letter import error_text

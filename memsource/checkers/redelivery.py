@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
-from lanes.core.ledger import RUNS_LIMIT
+from lanes.core.ledgers import RUNS_LIMIT
 from memsource.checkers.assignments import Assignments, LatestRun
 from memsource.checkers.deadlines import MARGIN, Deadlines
 from memsource.checkers.verdict import Findings, Handler, Verdict

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, RUNNING, SETTLED
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.snapshot import EngineState, MessageId, message_id, restore, snapshot
 from lanes.core.types import ACK, NEVER, Failure, Message, Partition, PartitionId, Settlement
 from memsource.explorer import invariants

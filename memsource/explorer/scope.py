@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from lanes.core.policy import Policy
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import Policy, RetryPolicy
 
 __all__ = ["Scope"]
 

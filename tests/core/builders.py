@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
-from lanes.core.policy import Keyless, Order, Poison, Policy
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import Keyless, Order, Poison, Policy, RetryPolicy
 from lanes.core.types import Failure, Message, Partition, PartitionId
 
 ATTEMPTS = 3

@@ -6,7 +6,7 @@ import pytest
 
 from lanes.core.chains import Chains
 from lanes.core.lane import HELD, PARKING, QUEUED, RUNNING
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.types import Message
 from tests.core.builders import new_engine, new_message, new_partition
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import BLOCKED, HELD, PARKING, RUNNING, STATE_NAMES
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
 from tests.core.naive import NaiveEngine

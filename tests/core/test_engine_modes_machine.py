@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import STATE_NAMES
-from lanes.core.policy import Keyless, Order, Poison
-from lanes.core.retry import RetryPolicy
+from lanes.core.policy import Keyless, Order, Poison, RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
 from tests.core.naive_broker import Broker, Entry

@@ -7,7 +7,7 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED, SETTLED
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.types import ACK, RETURN, Message, Partition
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.lane import SETTLED
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.types import Message, Partition
 from tests.core.builders import new_message, new_partition
 

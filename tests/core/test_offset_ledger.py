@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.lane import SETTLED
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Message
 from tests.core.builders import new_message, new_partition
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.core.retry import EXHAUSTED, RetryPolicy
+from lanes.core.policy import EXHAUSTED, RetryPolicy
 from tests.core.builders import failed
 
 CHANCES = st.floats(0.0, 1.0, exclude_max=True)

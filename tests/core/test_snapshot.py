@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanes.core.engine import Engine
-from lanes.core.ledger import AckLedger
+from lanes.core.ledgers import AckLedger
 from lanes.core.snapshot import MessageId, message_id, restore, snapshot
 from lanes.core.types import ABANDON, ACK, Message, Partition
 from lanes.errors import MessageError

@@ -9,15 +9,12 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lanes.core.chains import Chains
-from lanes.core.commits import Commits
-from lanes.core.committer import Committer
+from lanes.core.commits import Commits, Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import Lane
-from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.lane import Lane, Waiting
+from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.types import Message, Partition, Settlement
-from lanes.core.waiting import Waiting
 from tests.core import test_engine_machine, test_engine_modes_machine
 from tests.core.builders import new_engine
 from tests.core.twin import TwinEngine

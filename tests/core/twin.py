@@ -7,8 +7,7 @@ from typing import Any
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
 from lanes.core.lane import Lane
-from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.snapshot import restore, snapshot
 from lanes.core.types import Message, Partition, Room, Settlement

@@ -78,7 +78,7 @@ _RETRY: Final = (
     ),
     Mutant(
         "retry_lost",
-        "lanes.core.waiting",
+        "lanes.core.lane",
         "                over.append(message)",
         "                pass",
         "a held message never gets its next attempt",
@@ -87,7 +87,7 @@ _RETRY: Final = (
     ),
     Mutant(
         "attempts_not_counted",
-        "lanes.core.waiting",
+        "lanes.core.lane",
         "                message.attempt += 1\n                over",
         "                over",
         "a message that always fails is tried for ever",
@@ -150,7 +150,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "commit_highest",
-        "lanes.core.committer",
+        "lanes.core.commits",
         "ledger.floor(), ledger.completed())",
         "max(ledger.floor(), ledger.highest + 1), [])",
         "the highest delivered position is committed, not the lowest unfinished",
@@ -168,7 +168,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "two_snapshots",
-        "lanes.core.committer",
+        "lanes.core.commits",
         "            settlement = Settlement(partition, [], ledger.floor(), ledger.completed())",
         "            completed = ledger.completed()\n"
         "            settlement = Settlement(partition, [], ledger.floor(), completed)",
@@ -179,7 +179,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "floor_past_a_gap",
-        "lanes.core.offset_ledger",
+        "lanes.core.ledgers",
         "        self._messages[message.ordinal - self._base] = None",
         "        self._messages[message.ordinal - self._base] = None\n"
         "        self._open[message.ordinal - self._base] = 0",
@@ -189,7 +189,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "floor_past_waiting",
-        "lanes.core.offset_ledger",
+        "lanes.core.ledgers",
         "            self._floor = max(self._floor, self.highest + 1, -1 if self.waiting else self._trailing)",
         "            self._floor = max(self._floor, self.highest + 1, self._trailing)",
         "what the source has read is committed although some of it waits for max_ahead",
@@ -199,7 +199,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "completed_off_by_one",
-        "lanes.core.offset_ledger",
+        "lanes.core.ledgers",
         "offsets[end - 1] + 1))",
         "offsets[end - 1] + 2))",
         "the next owner leaves out a message that nobody has handled",
@@ -208,7 +208,7 @@ _SETTLING: Final = (
     ),
     Mutant(
         "completed_ignored",
-        "lanes.core.offset_ledger",
+        "lanes.core.ledgers",
         "        return self._seed(run) if self._seeded else []",
         "        return []",
         "what the predecessor had finished is handled again",
@@ -229,7 +229,7 @@ _BOUNDS: Final = (
     ),
     Mutant(
         "no_max_ahead",
-        "lanes.core.committer",
+        "lanes.core.commits",
         "        return self._policy.max_ahead - ",
         "        return 1_000_000 - ",
         "one stuck key lets its partition run ahead without a limit",
@@ -238,7 +238,7 @@ _BOUNDS: Final = (
     ),
     Mutant(
         "ahead_for_ever",
-        "lanes.core.committer",
+        "lanes.core.commits",
         "            self.ahead.discard(partition)\n            self._effects",
         "            self._effects",
         "a partition that has reached max_ahead is never taken from again",

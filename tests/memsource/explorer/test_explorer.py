@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from lanes.core.chains import Chains
-from lanes.core.commits import Commits
-from lanes.core.committer import Committer
+from lanes.core.commits import Commits, Committer
 from lanes.core.drain import Drain
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED
-from lanes.core.ledger import AckLedger
-from lanes.core.offset_ledger import OffsetLedger
+from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.ownership import Ownership
 from lanes.core.types import Message, Partition
 from memsource.explorer import AckWorld, GroupWorld, Scope, Violation, invariants, search
