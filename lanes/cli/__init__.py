@@ -1,4 +1,5 @@
 """The command line ``lanes``. Needs the extra ``cli``.
 
-Reading order: ``app``, ``cohort``, ``dead_letters``, ``doctor``, ``views``.
+Reading order: ``kit`` (tools of every command), ``app`` (the console script), ``registered`` (commands that are entry
+points), ``ring``, ``dead_letters``, ``views`` (dead letters as text and JSON), ``doctor`` (results of a check).
 """

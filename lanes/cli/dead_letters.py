@@ -1,4 +1,8 @@
-"""``lanes dead-letters …``: list, show, replay and drop what was parked. Adapters are imported when used."""
+"""``lanes dead-letters …``: list, show, replay and drop what was parked.
+
+An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. ``kafka`` is called with topic,
+server, configuration file and settings; ``jetstream`` is called with server and subject.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -17,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, require, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, command_group, require, stop
 from lanes.cli.views import document, fields, payload, printable, row, row_headings
 from lanes.dead_letter import error_text
 from lanes.dead_letters.box import Disposition, LetterBox, Parked, replay
@@ -74,109 +79,103 @@ class Where(NamedTuple):
         if self.subject:
             if self.config is not None or self.settings or not self.server:
                 stop("--subject (JetStream) needs --server URL, and takes neither --config nor -X", EXIT_USAGE)
-            require("`lanes dead-letters --subject`", "cli,jetstream", "nats")
-            from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
-
-            return JetStreamDeadLetterBox(self.server, self.subject)
-        require("`lanes dead-letters --topic`", "cli,kafka", "confluent_kafka")
-        from lanes_kafka.cli.config_file import read_config
-        from lanes_kafka.dead_letters.box import KafkaLetterBox
-
-        settings = [f"bootstrap.servers={self.server}", *self.settings] if self.server else self.settings
-        return KafkaLetterBox(read_config(self.config, settings), self.topic)
+            return _make_box("jetstream", "--subject", self.server, self.subject)
+        return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
 
 
-def dead_letters() -> typer.Typer:
-    """The commands ``lanes dead-letters …``."""
-    commands = typer.Typer(rich_markup_mode=None)
+def _make_box(broker: str, option: str, *arguments: object) -> LetterBox:
+    """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
+    (point,) = entry_points(group="lanes.dead_letter_boxes", name=broker)
+    require(f"`lanes dead-letters {option}`", *point.extras)
+    box: LetterBox = point.load()(*arguments)
+    return box
 
-    @commands.callback()
-    def root() -> None:
-        """List, show, replay and drop dead letters. On Kafka, and on JetStream."""
 
-    @commands.command("list")
-    def list_letters(
-        topic: Topic = "",
-        config: Config = None,
-        settings: Setting = [],  # noqa: B006 (typer copies it)
-        subject: Subject = "",
-        server: Server = "",
-        limit: Annotated[int, typer.Option(min=1, help="Only so many, the oldest first.")] = 100,
-        as_json: AsJson = False,
-    ) -> None:
-        """List what is parked: where it came from and why. Shows no key and no payload."""
-        where = Where(topic, config, settings, subject, server)
-        _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
+dead_letters = command_group("List, show, replay and drop dead letters.")
 
-    @commands.command()
-    def show(
-        letter: Id,
-        topic: Topic = "",
-        config: Config = None,
-        settings: Setting = [],  # noqa: B006 (typer copies it)
-        subject: Subject = "",
-        server: Server = "",
-        with_payload: Annotated[
-            bool, typer.Option("--payload", help="Show subject, key, headers and value too.")
-        ] = False,
-        as_json: AsJson = False,
-    ) -> None:
-        """Show one letter."""
-        _run(
-            Where(topic, config, settings, subject, server),
-            functools.partial(_show, letter=checked([letter])[0], with_payload=with_payload, as_json=as_json),
-        )
 
-    @commands.command("replay")
-    def replay_letters(
-        letters: Ids = [],  # noqa: B006 (typer copies it)
-        topic: Topic = "",
-        config: Config = None,
-        settings: Setting = [],  # noqa: B006 (typer copies it)
-        subject: Subject = "",
-        server: Server = "",
-        every: Annotated[bool, typer.Option("--all", help="All that is parked, the oldest first.")] = False,
-        handler: Annotated[
-            str, typer.Option(help="The handler to run, as package.module:function.", show_default=False)
-        ] = "",
-        decode: Annotated[
-            str, typer.Option(help="What makes message.data, as package.module:function.", show_default=False)
-        ] = "",
-        to_origin: Annotated[
-            bool, typer.Option("--to-origin", help="Publish them where they came from, at the end.")
-        ] = False,
-        as_json: AsJson = False,
-    ) -> None:
-        """Run your handler over letters, or publish them again. What succeeds is listed no more.
+@dead_letters.command("list")
+def list_letters(
+    topic: Topic = "",
+    config: Config = None,
+    settings: Setting = [],  # noqa: B006 (typer copies it)
+    subject: Subject = "",
+    server: Server = "",
+    limit: Annotated[int, typer.Option(min=1, help="Only so many, the oldest first.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List what is parked: where it came from and why. Shows no key and no payload."""
+    where = Where(topic, config, settings, subject, server)
+    _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
 
-        Exit 0 all done, now or before; 3 some failed and stay. Letters are replayed one at a time, behind later
-        messages of their keys: order against those is not claimed. Replaying one twice does nothing the second time,
-        but for what is interrupted between the effect and its mark.
-        """
-        if bool(letters) == every:
-            stop("`lanes dead-letters replay` needs IDs, or --all, one of the two", EXIT_USAGE)
-        if bool(handler) == to_origin or (decode and to_origin):
-            stop("`lanes dead-letters replay` needs --handler, or --to-origin without --decode", EXIT_USAGE)
-        ids = checked(letters)
-        act = _publish if to_origin else _handle(handler, decode)
-        where = Where(topic, config, settings, subject, server)
-        _run(where, functools.partial(_replay, ids=ids, act=act, as_json=as_json))
 
-    @commands.command()
-    def drop(
-        letters: Ids,
-        topic: Topic = "",
-        config: Config = None,
-        settings: Setting = [],  # noqa: B006 (typer copies it)
-        subject: Subject = "",
-        server: Server = "",
-        as_json: AsJson = False,
-    ) -> None:
-        """Give letters up: they are listed no more. Dropping one twice does nothing the second time."""
-        where = Where(topic, config, settings, subject, server)
-        _run(where, functools.partial(_drop, ids=checked(letters), as_json=as_json))
+@dead_letters.command()
+def show(
+    letter: Id,
+    topic: Topic = "",
+    config: Config = None,
+    settings: Setting = [],  # noqa: B006 (typer copies it)
+    subject: Subject = "",
+    server: Server = "",
+    with_payload: Annotated[bool, typer.Option("--payload", help="Show subject, key, headers and value too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one letter."""
+    _run(
+        Where(topic, config, settings, subject, server),
+        functools.partial(_show, letter=checked([letter])[0], with_payload=with_payload, as_json=as_json),
+    )
 
-    return commands
+
+@dead_letters.command("replay")
+def replay_letters(
+    letters: Ids = [],  # noqa: B006 (typer copies it)
+    topic: Topic = "",
+    config: Config = None,
+    settings: Setting = [],  # noqa: B006 (typer copies it)
+    subject: Subject = "",
+    server: Server = "",
+    every: Annotated[bool, typer.Option("--all", help="All that is parked, the oldest first.")] = False,
+    handler: Annotated[
+        str, typer.Option(help="The handler to run, as package.module:function.", show_default=False)
+    ] = "",
+    decode: Annotated[
+        str, typer.Option(help="What makes message.data, as package.module:function.", show_default=False)
+    ] = "",
+    to_origin: Annotated[
+        bool, typer.Option("--to-origin", help="Publish them where they came from, at the end.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run your handler over letters, or publish them again. What succeeds is listed no more.
+
+    Exit 0 all done, now or before; 3 some failed and stay. Letters are replayed one at a time, behind later
+    messages of their keys: order against those is not claimed. Replaying one twice does nothing the second time,
+    but for what is interrupted between the effect and its mark.
+    """
+    if bool(letters) == every:
+        stop("`lanes dead-letters replay` needs IDs, or --all, one of the two", EXIT_USAGE)
+    if bool(handler) == to_origin or (decode and to_origin):
+        stop("`lanes dead-letters replay` needs --handler, or --to-origin without --decode", EXIT_USAGE)
+    ids = checked(letters)
+    act = _publish if to_origin else _handle(handler, decode)
+    where = Where(topic, config, settings, subject, server)
+    _run(where, functools.partial(_replay, ids=ids, act=act, as_json=as_json))
+
+
+@dead_letters.command()
+def drop(
+    letters: Ids,
+    topic: Topic = "",
+    config: Config = None,
+    settings: Setting = [],  # noqa: B006 (typer copies it)
+    subject: Subject = "",
+    server: Server = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give letters up: they are listed no more. Dropping one twice does nothing the second time."""
+    where = Where(topic, config, settings, subject, server)
+    _run(where, functools.partial(_drop, ids=checked(letters), as_json=as_json))
 
 
 def _run(where: Where, work: Work) -> None:

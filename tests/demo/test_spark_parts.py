@@ -218,7 +218,7 @@ def test_a_missing_package_is_one_clear_line(
     module: str, install: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
-    for asks in ("lanes.cli.app", "lanes_spark.cli.demo"):
+    for asks in ("lanes.cli.kit", "lanes_spark.cli.demo"):
         monkeypatch.setattr(f"{asks}.find_spec", lambda name: None if name == module else find(name))
     monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo"])
     with pytest.raises(SystemExit) as ended:

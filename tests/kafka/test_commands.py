@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lanes.cli import app as cli
+from lanes.cli import kit
 from lanes.cli.doctor import Check
 from lanes_kafka.cli import commands
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
@@ -116,7 +117,7 @@ def test_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
 def test_what_is_not_installed_is_one_line_with_the_remedy(
     lanes: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))
     status, out, err = lanes(*arguments)
     assert (status, out) == (3, "")
     assert "needs confluent_kafka: pip install 'lanes-runtime[cli,kafka]'" in err

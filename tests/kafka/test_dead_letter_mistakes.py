@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lanes.cli import app as cli
+from lanes.cli import kit
 from lanes.cli.dead_letters import checked
 from lanes.cli.views import moment, printable
 from tests.components import KafkaServer
@@ -80,7 +80,7 @@ def test_a_handler_that_is_none_ends_it(command: Command, place: Place) -> None:
 def test_what_is_not_installed_is_one_line_with_the_remedy(
     command: Command, monkeypatch: pytest.MonkeyPatch, missing: str, options: tuple[str, ...], extra: str
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
     said = command("list", *options)
     assert said.status == 3
     assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err

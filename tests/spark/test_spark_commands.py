@@ -15,6 +15,7 @@ import pytest
 
 import lanes
 from lanes.cli import app as cli
+from lanes.cli import kit
 from lanes.process import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
 from lanes_spark.cli.commands import source_of
@@ -194,7 +195,7 @@ def test_without_spark_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "pyspark" else found(name))
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "pyspark" else found(name))
     status, said = command(capsys, monkeypatch, *NEEDED, "--handler", "shop:charge", "--table", "t")
     assert (status, said) == (3, "lanes: `lanes spark` needs pyspark: pip install 'lanes-runtime[cli,spark]'\n")
 

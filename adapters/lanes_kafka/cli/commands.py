@@ -1,4 +1,7 @@
-"""The commands ``lanes kafka …`` and ``lanes doctor kafka``, for ``lanes.cli.app``."""
+"""The commands ``lanes kafka …`` and ``lanes doctor kafka``.
+
+A ``ConfigError`` of a command is for the caller to show.
+"""
 
 from __future__ import annotations
 
@@ -10,87 +13,84 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.app import command_group
 from lanes.cli.doctor import conclude
+from lanes.cli.kit import command_group
 from lanes.core.types import key_bytes
 from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import read_config
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.config import ClientConfig, client_config
+from lanes_kafka.dead_letters.box import KafkaLetterBox
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
 
 _DIGITS: Final = re.compile(r"[0-9]{1,39}")
 
 
-def kafka() -> typer.Typer:
-    """``lanes kafka …``. A ``ConfigError`` of a command is for the caller to show."""
-    commands = command_group()
-
-    @commands.callback()
-    def root() -> None:
-        """Kafka: what its clients do with a key."""
-
-    @commands.command()
-    def partition(
-        keys: list[str] = typer.Argument(
-            help="Keys; one that starts with a dash goes behind `--`.", metavar="KEY", show_default=False
-        ),
-        partitions: int = typer.Option(..., help="How many the topic has."),
-        as_int: bool = typer.Option(
-            False, "--int", help="The keys are decimal numbers, 0 … 2**128-1, as lanes writes them: 16 bytes."
-        ),
-        as_hex: bool = typer.Option(
-            False, "--hex", help="The keys are bytes in hex: 000000000000002a is the number 42 of a Java Long."
-        ),
-    ) -> None:
-        """Show where producers put keys. By murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
-        if as_int and as_hex:
-            raise ConfigError("--int and --hex: a key is one or the other; leave one out")
-        if partitions < 1:
-            raise ConfigError(f"--partitions {partitions}: a key needs one to go to; use 1 or more")
-        table = Table()
-        table.add_column("key", overflow="fold")
-        for heading in ("murmur2", "CRC-32"):
-            table.add_column(heading, justify="right")
-        for text in keys:
-            key = _int_key(text) if as_int else _hex_key(text) if as_hex else _text_key(text)
-            shown = text if as_int or as_hex else ascii(text)
-            table.add_row(shown, str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions)))
-        _console().print(table)
-
-    return commands
+kafka = command_group("Show where Kafka producers put a key.")
 
 
-def doctor() -> typer.Typer:
-    """``lanes doctor kafka``. A ``ConfigError`` of the command is for the caller to show."""
-    commands = command_group()
+def dead_letter_box(topic: str, server: str, config: Path | None, settings: list[str]) -> KafkaLetterBox:
+    """Make the box of ``lanes dead-letters --topic``. ``server`` wins over the file's, a setting over both."""
+    given = [f"bootstrap.servers={server}", *settings] if server else settings
+    return KafkaLetterBox(read_config(config, given), topic)
 
-    @commands.command()
-    def kafka(
-        config: Path | None = typer.Option(
-            None, help="The client's settings: name=value lines, or .json, or .toml.", metavar="FILE"
-        ),
-        settings: list[str] = typer.Option(
-            [],
-            "-X",
-            help="A setting as name=value; wins over the file's. Others see it: leave passwords in the file.",
-            metavar="NAME=VALUE",
-            show_default=False,
-        ),
-        topics: list[str] = typer.Option(
-            [], "--topic", help="A topic to be read; may be repeated.", metavar="NAME", show_default=False
-        ),
-        as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    ) -> None:
-        """Check a client's settings, and what the broker says to them. Exit 0 usable, 3 not.
 
-        Joins no group and writes nothing. Each question takes 5 seconds at most.
-        """
-        read = client_config(read_config(config, settings))
-        checks = examine(read, topics)
-        conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
+@kafka.command()
+def partition(
+    keys: list[str] = typer.Argument(
+        help="Keys; one that starts with a dash goes behind `--`.", metavar="KEY", show_default=False
+    ),
+    partitions: int = typer.Option(..., help="How many the topic has."),
+    as_int: bool = typer.Option(
+        False, "--int", help="The keys are decimal numbers, 0 … 2**128-1, as lanes writes them: 16 bytes."
+    ),
+    as_hex: bool = typer.Option(
+        False, "--hex", help="The keys are bytes in hex: 000000000000002a is the number 42 of a Java Long."
+    ),
+) -> None:
+    """Show where producers put keys. By murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
+    if as_int and as_hex:
+        raise ConfigError("--int and --hex: a key is one or the other; leave one out")
+    if partitions < 1:
+        raise ConfigError(f"--partitions {partitions}: a key needs one to go to; use 1 or more")
+    table = Table()
+    table.add_column("key", overflow="fold")
+    for heading in ("murmur2", "CRC-32"):
+        table.add_column(heading, justify="right")
+    for text in keys:
+        key = _int_key(text) if as_int else _hex_key(text) if as_hex else _text_key(text)
+        shown = text if as_int or as_hex else ascii(text)
+        table.add_row(shown, str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions)))
+    _console().print(table)
 
-    return commands
+
+def doctor(
+    context: typer.Context,
+    config: Path | None = typer.Option(
+        None, help="The client's settings: name=value lines, or .json, or .toml.", metavar="FILE"
+    ),
+    settings: list[str] = typer.Option(
+        [],
+        "-X",
+        help="A setting as name=value; wins over the file's. Others see it: leave passwords in the file.",
+        metavar="NAME=VALUE",
+        show_default=False,
+    ),
+    topics: list[str] = typer.Option(
+        [], "--topic", help="A topic to be read; may be repeated.", metavar="NAME", show_default=False
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Check a client's settings, and what the broker says to them. Exit 0 usable, 3 not.
+
+    Joins no group and writes nothing. Each question takes 5 seconds at most.
+    """
+    if config is None and not settings and not topics:
+        typer.echo(context.get_help())
+        return
+    read = client_config(read_config(config, settings))
+    checks = examine(read, topics)
+    conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
 
 
 def _facts(config: ClientConfig) -> dict[str, object]:

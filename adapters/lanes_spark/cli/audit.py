@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, stop
 from lanes.cli.views import printable
 from lanes.errors import ConfigError, LanesError
 from lanes_spark.audits.audit import Audit, audit

@@ -1,4 +1,7 @@
-"""The commands ``lanes spark …``, for ``lanes.cli.app``. pyspark is imported when a replay begins."""
+"""The commands ``lanes spark …``. pyspark is imported when a replay begins.
+
+A ``ConfigError`` of a command is for the caller to show.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
 from lanes.cli.views import printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.process import EXIT_HALTED
@@ -50,85 +53,80 @@ from lanes_spark.tables.table import ParquetTable
 __all__ = ["only_of", "source_of", "spark"]
 
 
-def spark() -> typer.Typer:
-    """``lanes spark …``. A ``ConfigError`` of a command is for the caller to show."""
-    commands = command_group()
+spark = command_group("Run a handler over all of history on Spark.")
 
-    @commands.callback()
-    def root() -> None:
-        """Spark: a handler over all of history, in order within a key."""
 
-    @commands.command()
-    def replay(
-        topic: Annotated[str, typer.Option(help="What the messages are of.", metavar="NAME", show_default=False)],
-        handler: Handler,
-        table: list[str] = typer.Option(
-            [], help="A Parquet table of messages; may be repeated.", metavar="PATH", show_default=False
-        ),
-        servers: KafkaInstead = "",
-        option: KafkaOptions = [],  # noqa: B006 (typer copies it)
-        column: list[str] = typer.Option(
-            [], help="How a column of the table is called, as key=customer.", metavar="NAME=COLUMN", show_default=False
-        ),
-        aligned: bool | None = typer.Option(
-            None, help="One task reads a whole partition, without a shuffle.", show_default="only of Kafka"
-        ),
-        keys: Keys = [],  # noqa: B006 (typer copies it)
-        slots: Slots = "",
-        partitions: Partitions = "",
-        from_: FirstPosition = "",
-        to: str = typer.Option("", help="The same for the end, which is out.", metavar="AT"),
-        only: str = typer.Option(
-            "", help="Only what a journal names: dead_lettered, abandoned or unfinished.", metavar="WHAT"
-        ),
-        from_journal: list[str] = typer.Option(
-            [], help="The journal for --only; may be repeated.", metavar="DIR", show_default=False
-        ),
-        journal_topic: str = typer.Option("", help="What the topic is called there.", show_default="as --topic"),
-        settings: SettingsName = "",
-        dead_letters: LetterMaker = "",
-        setup: Setup = "",
-        teardown: Teardown = "",
-        effects: EffectsName = "unfenced",
-        checkpoint: str = typer.Option("", help="A folder to go on from after a crash.", metavar="PATH"),
-        rows_per_batch: int = typer.Option(ROWS_PER_BATCH, help="With --checkpoint: what a batch has at most."),
-        journal: Journal = "",
-        tasks: Tasks = None,
-        master: Master = "",
-        conf: SparkConf = [],  # noqa: B006 (typer copies it)
-        explain: bool = typer.Option(False, "--explain", help="Run nothing; print the plan, and why."),
-    ) -> None:
-        """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
+@spark.command()
+def replay(
+    topic: Annotated[str, typer.Option(help="What the messages are of.", metavar="NAME", show_default=False)],
+    handler: Handler,
+    table: list[str] = typer.Option(
+        [], help="A Parquet table of messages; may be repeated.", metavar="PATH", show_default=False
+    ),
+    servers: KafkaInstead = "",
+    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
+    column: list[str] = typer.Option(
+        [], help="How a column of the table is called, as key=customer.", metavar="NAME=COLUMN", show_default=False
+    ),
+    aligned: bool | None = typer.Option(
+        None, help="One task reads a whole partition, without a shuffle.", show_default="only of Kafka"
+    ),
+    keys: Keys = [],  # noqa: B006 (typer copies it)
+    slots: Slots = "",
+    partitions: Partitions = "",
+    from_: FirstPosition = "",
+    to: str = typer.Option("", help="The same for the end, which is out.", metavar="AT"),
+    only: str = typer.Option(
+        "", help="Only what a journal names: dead_lettered, abandoned or unfinished.", metavar="WHAT"
+    ),
+    from_journal: list[str] = typer.Option(
+        [], help="The journal for --only; may be repeated.", metavar="DIR", show_default=False
+    ),
+    journal_topic: str = typer.Option("", help="What the topic is called there.", show_default="as --topic"),
+    settings: SettingsName = "",
+    dead_letters: LetterMaker = "",
+    setup: Setup = "",
+    teardown: Teardown = "",
+    effects: EffectsName = "unfenced",
+    checkpoint: str = typer.Option("", help="A folder to go on from after a crash.", metavar="PATH"),
+    rows_per_batch: int = typer.Option(ROWS_PER_BATCH, help="With --checkpoint: what a batch has at most."),
+    journal: Journal = "",
+    tasks: Tasks = None,
+    master: Master = "",
+    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    explain: bool = typer.Option(False, "--explain", help="Run nothing; print the plan, and why."),
+) -> None:
+    """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
 
-        It imports from this folder; so do workers of this machine. On a cluster the handler's modules go along by
-        --conf spark.submit.pyFiles=PATH.
-        """
-        # Python does so for a script and for -m, not for a console script.
-        sys.path.insert(0, os.getcwd())
-        source = source_of(topic, table, servers, pairs("-X", option), pairs("--column", column), aligned)
-        arguments = arguments_of(
-            settings=settings,
-            dead_letters=dead_letters,
-            setup=setup,
-            teardown=teardown,
-            keys=keys,
-            slots=slots,
-            partitions=partitions,
-            from_=from_,
-            rows_per_batch=rows_per_batch,
-            journal=journal,
-            tasks=tasks,
-            effects=effects,
-        )
-        arguments["to"] = bound("--to", to)
-        arguments["only"] = only_of(only, from_journal, journal_topic)
-        arguments["checkpoint"] = checkpoint or None
-        _run(source, load("--handler", handler), arguments, master, pairs("--conf", conf), explain)
+    It imports from this folder; so do workers of this machine. On a cluster the handler's modules go along by
+    --conf spark.submit.pyFiles=PATH.
+    """
+    # Python does so for a script and for -m, not for a console script.
+    sys.path.insert(0, os.getcwd())
+    source = source_of(topic, table, servers, pairs("-X", option), pairs("--column", column), aligned)
+    arguments = arguments_of(
+        settings=settings,
+        dead_letters=dead_letters,
+        setup=setup,
+        teardown=teardown,
+        keys=keys,
+        slots=slots,
+        partitions=partitions,
+        from_=from_,
+        rows_per_batch=rows_per_batch,
+        journal=journal,
+        tasks=tasks,
+        effects=effects,
+    )
+    arguments["to"] = bound("--to", to)
+    arguments["only"] = only_of(only, from_journal, journal_topic)
+    arguments["checkpoint"] = checkpoint or None
+    _run(source, load("--handler", handler), arguments, master, pairs("--conf", conf), explain)
 
-    commands.command()(stream)
-    commands.command()(demo)
-    commands.command("audit")(audit_journals)
-    return commands
+
+spark.command()(stream)
+spark.command()(demo)
+spark.command("audit")(audit_journals)
 
 
 def source_of(

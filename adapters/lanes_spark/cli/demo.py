@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from lanes.cli.app import require, seconds, stop
+from lanes.cli.kit import require, seconds, stop
 
 __all__ = ["demo"]
 
@@ -43,7 +43,7 @@ def demo(
     JSON object. The topics and the schema that it makes are removed at the end.
     """
     what = "`lanes spark demo`"
-    require(what, "cli,kafka,postgres,spark", "confluent_kafka", "psycopg")
+    require(what, "cli", "kafka", "postgres", "spark")
     if find_spec("psycopg_pool") is None:
         # In no extra: whoever has a connection of their own needs no pool.
         stop(f"{what} needs psycopg_pool: pip install psycopg-pool")

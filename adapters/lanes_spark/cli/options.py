@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lanes.cli.app import choice
+from lanes.cli.kit import choice
 from lanes.config import Settings
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from lanes.cli.app import EXIT_UNUSABLE, stop
+from lanes.cli.kit import EXIT_UNUSABLE, stop
 from lanes.cli.views import printable
 from lanes.errors import HandlerHalted, LanesError
 from lanes.process import EXIT_AT_ONCE, EXIT_HALTED

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from lanes.cli import app as cli
+from lanes.cli import kit
 from lanes.core.ring import lane, partition, slot
 from lanes.core.types import PartitionId
 from lanes.history.recorder import Recorder
@@ -95,7 +96,7 @@ def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int
 def test_what_is_not_installed_is_one_line_with_the_remedy(
     lanes: Command, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
     said = lanes("demo", *SERVER)
     assert said.status == 3
     assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
@@ -104,13 +105,13 @@ def test_what_is_not_installed_is_one_line_with_the_remedy(
 
 @pytest.mark.parametrize(("text", "value"), [("10ms", 0.01), ("0.5s", 0.5), (".5s", 0.5), ("2m", 120.0), ("0s", 0.0)])
 def test_durations(text: str, value: float) -> None:
-    assert cli.seconds("--latency", text) == pytest.approx(value)
+    assert kit.seconds("--latency", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "10", "ms", "1e3s", "-1s", "1 s", "infs", "10ms "])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(SystemExit):
-        cli.seconds("--latency", text)
+        kit.seconds("--latency", text)
 
 
 def test_check_prints_every_verdict_and_says_what_it_found(lanes: Command, tmp_path: Path) -> None:

@@ -6,20 +6,18 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.app import EXIT_INTERRUPTED, EXIT_UNUSABLE, require, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop
 from lanes.cli.views import moment, printable
 from lanes.errors import ConfigError, LanesError
-
-if TYPE_CHECKING:
-    from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView
-    from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
+from lanes_jetstream.wire.connection import Connection
 
 _WIDE: Final = 200
 """Columns of a table that no terminal shows."""
@@ -33,81 +31,72 @@ Namespace = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-Work = Callable[["CohortView"], Awaitable[None]]
+Work = Callable[[CohortView], Awaitable[None]]
 
 
-def cohort() -> typer.Typer:
-    """The commands ``lanes cohort …``."""
-    commands = typer.Typer(rich_markup_mode=None)
+cohort = command_group("Look at a JetStream cohort, and drain or undrain a member.")
 
-    @commands.callback()
-    def root() -> None:
-        """Look at a JetStream cohort, and drain or undrain a member."""
 
-    @commands.command()
-    def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
-        """Show members, partitions, epochs and lag. Of each partition also the oldest unfinished message."""
+@cohort.command()
+def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
+    """Show members, partitions, epochs and lag. Of each partition also the oldest unfinished message."""
 
-        async def work(view: CohortView) -> None:
-            found = await view.status()
-            if as_json:
-                typer.echo(json.dumps(_document(found)))
-            else:
-                _show(found)
+    async def work(view: CohortView) -> None:
+        found = await view.status()
+        if as_json:
+            typer.echo(json.dumps(_document(found)))
+        else:
+            _show(found)
 
-        _run(server, stream, namespace, work)
+    _run(server, stream, namespace, work)
 
-    @commands.command()
-    def drain(
-        member: Member,
-        stream: StreamOption = "",
-        server: Server = "",
-        namespace: Namespace = "",
-    ) -> None:
-        """Give a member nothing while another one lives. What it has moves in order.
 
-        That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
-        drained still. Wishing it twice does nothing the second time.
-        """
-        if not stream:
-            stop("`lanes cohort drain` needs --stream NAME")
+@cohort.command()
+def drain(
+    member: Member,
+    stream: StreamOption = "",
+    server: Server = "",
+    namespace: Namespace = "",
+) -> None:
+    """Give a member nothing while another one lives. What it has moves in order.
 
-        async def work(view: CohortView) -> None:
-            new = await view.drain(member)
-            typer.echo(printable(f"{member}: {'is drained' if new else 'is drained already'}"))
+    That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
+    drained still. Wishing it twice does nothing the second time.
+    """
+    if not stream:
+        stop("`lanes cohort drain` needs --stream NAME")
 
-        _run(server, stream, namespace, work)
+    async def work(view: CohortView) -> None:
+        new = await view.drain(member)
+        typer.echo(printable(f"{member}: {'is drained' if new else 'is drained already'}"))
 
-    @commands.command()
-    def undrain(
-        member: Member,
-        stream: StreamOption = "",
-        server: Server = "",
-        namespace: Namespace = "",
-    ) -> None:
-        """Take back what `drain` has wished for. The member gets its share again, now or when it comes back."""
-        if not stream:
-            stop("`lanes cohort undrain` needs --stream NAME")
+    _run(server, stream, namespace, work)
 
-        async def work(view: CohortView) -> None:
-            new = await view.undrain(member)
-            typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not to be drained'}"))
 
-        _run(server, stream, namespace, work)
+@cohort.command()
+def undrain(
+    member: Member,
+    stream: StreamOption = "",
+    server: Server = "",
+    namespace: Namespace = "",
+) -> None:
+    """Take back what `drain` has wished for. The member gets its share again, now or when it comes back."""
+    if not stream:
+        stop("`lanes cohort undrain` needs --stream NAME")
 
-    return commands
+    async def work(view: CohortView) -> None:
+        new = await view.undrain(member)
+        typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not to be drained'}"))
+
+    _run(server, stream, namespace, work)
 
 
 def _run(server: str, stream: str, namespace: str, work: Work) -> None:
     """Do it with the cohort; an error of ``lanes`` is one line."""
-    require("`lanes cohort`", "cli,jetstream", "nats")
     if not server:
         stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
 
     async def job() -> None:
-        from lanes_jetstream.cohort.view import CohortView
-        from lanes_jetstream.wire.connection import Connection
-
         connection = Connection(server)
         await connection.open()
         try:
@@ -127,8 +116,6 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 
 
 async def _only_one(connection: Connection, stream: str) -> str:
-    from lanes_jetstream.cohort.view import read_namespaces
-
     found = await read_namespaces(connection, stream)
     if len(found) != 1:
         raise ConfigError(
