@@ -7,6 +7,7 @@ DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 PROTOCOL ?= classic
 PROCESSES ?= 3
+FAST := $(addprefix tests/,cohort core dead_letters history memsource observe runtime workers)
 DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
 DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark broker test test-slow test-spark check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,8 +41,14 @@ run-spark: environment-run-spark  ## a replay on Spark with fenced effects, kill
 broker: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka]
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
-test: environment-dev  ## all tests but the slow ones, on real servers [ARGS="-k demo" PROCESSES=3]
+test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=3]
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
+
+test-fast: environment-dev  ## the tests without a broker or a child process, after each edit [ARGS="-k ledger"]
+	@exec .venv/bin/python -m pytest --fast -n $(PROCESSES) --dist worksteal $(FAST) $(ARGS)
+
+campaign: environment-dev  ## 20,000 simulated schedules of whole consumers
+	@exec .venv/bin/python -m pytest -m campaign tests/memsource/sim/test_campaign.py $(ARGS)
 
 test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
 	@exec .venv/bin/python -m pytest -m slow $(ARGS)

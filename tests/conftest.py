@@ -48,6 +48,14 @@ _Server = TypeVar("_Server", NatsServer, KafkaServer, PostgresServer)
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
 
 
+_BROKERS = frozenset(
+    {"fresh_kafka", "fresh_nats", "fresh_postgres", "kafka", "kafka_prepared", "nats_server", "postgres"}
+)
+"""Fixtures that start a server."""
+
+_NOT_FAST = ("campaign", "long", "process", "slow")
+"""Marks of tests that ``--fast`` leaves out."""
+
 _LEFT: set[int] = set()
 """Idents of threads that an earlier test has failed for."""
 
@@ -66,9 +74,29 @@ def pytest_runtest_teardown() -> Generator[None]:
                 pytest.fail(f"a source over Kafka was left open, and its thread is at\n{place}", pytrace=False)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="Run the tests without a broker or a child process.")
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"):
+        raise RuntimeError(f"a test of `make test-fast` starts a process ({arguments[:1]}): mark it `process`")
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Whether a test needs no broker, no child process and no time."""
+    return not (_BROKERS | {"spawn"}) & set(getattr(item, "fixturenames", ())) and not any(
+        item.get_closest_marker(mark) for mark in _NOT_FAST
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what may take long: at the end the other processes would have nothing to do meanwhile."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the longest tests first, so that no worker idles at the end."""
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not is_fast(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_fast(item)]
     items.sort(key=_allowance, reverse=True)
 
 
@@ -80,6 +108,8 @@ def _allowance(item: pytest.Item) -> float:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
+    if session.config.getoption("--fast") and session.items:
+        sys.addaudithook(_refuse_processes)  # from here on the marks are held to be true
     # Thousands of tests and all they import stay to the end: whoever collects garbage need not go through them again.
     gc.collect()
     gc.freeze()

@@ -135,9 +135,9 @@ def campaign(
     return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
 
 
-def slice_of(job: tuple[Kind, PersonalityName, int, int]) -> Tally:
-    """Run the seeds from the one to the other, this one not included: schedules of all kinds, or every crash point."""
-    kind, personality, begin, end = job
+def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
+    """Run the seeds ``begin`` to ``end - 1``: so many schedules of all kinds for each, or every crash point."""
+    kind, personality, begin, end, runs = job
     result = Tally()
     # What is here by now stays, and need not be gone through at every collection.
     collect_garbage()
@@ -145,7 +145,7 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int]) -> Tally:
     for seed in range(begin, end):
         collect_garbage()
         brokers: list[Watching] = []
-        made = campaign(personality, seed, made=partial(_kept, brokers))
+        made = campaign(personality, seed, runs=runs, made=partial(_kept, brokers))
         if kind == "schedules":
             for run in made.each():
                 if result.runs % RECHECKED == RECHECKED - 1:
@@ -169,10 +169,12 @@ def _kept(brokers: list[Watching], plan: Plan) -> Personality:
     return made
 
 
-def tally(kind: Kind, seeds: range, personalities: Iterable[PersonalityName] = PERSONALITIES) -> Tally:
-    """The same by several processes at once. Blocks."""
+def tally(
+    kind: Kind, seeds: range, personalities: Iterable[PersonalityName] = PERSONALITIES, runs: int = RUNS_A_SEED
+) -> Tally:
+    """The same in several processes at once. Blocks."""
     jobs = [
-        (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop))
+        (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop), runs)
         for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)
         for personality in personalities
     ]
