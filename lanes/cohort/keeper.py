@@ -1,4 +1,4 @@
-"""The actor of one cohort partition: it performs what the partition's tenure asks for, one thing after the other."""
+"""The actor of one cohort partition: it performs what the lease machine asks for, one action after the other."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lanes.core.cohort.actions import (
     DeleteConsumer,
     FindConsumers,
     Found,
+    LeaseEvent,
     Lost,
     Overlapping,
     Owned,
@@ -26,13 +27,12 @@ from lanes.core.cohort.actions import (
     Refused,
     Revoked,
     Taken,
-    TenureEvent,
     Unknown,
     Wait,
     Write,
 )
+from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
-from lanes.core.cohort.tenure import Tenure
 from lanes.errors import SourceError
 
 __all__ = ["Bell", "Tenant"]
@@ -91,7 +91,7 @@ class Tenant:
     ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
     seconds after which ``overdue`` is called, once, for one that is not drained: nothing is given up here, for only
     whoever handles it knows what is done, and answers by ``drained``. ``happened`` is called with each event of the
-    tenure, ``changed`` behind them, and when the deadline has moved. All methods but ``serve`` return at once, and end
+    machine, ``changed`` behind them, and when the deadline has moved. All methods but ``serve`` return at once, and end
     what it waits for.
     """
 
@@ -115,17 +115,17 @@ class Tenant:
         "_waits",
         "_warned",
         "bell",
-        "tenure",
+        "machine",
     )
 
     def __init__(
         self,
-        tenure: Tenure,
+        machine: LeaseMachine,
         store: LeaseStore,
         consumers: EpochConsumers,
         *,
         named: str,
-        happened: Callable[[int, TenureEvent], None],
+        happened: Callable[[int, LeaseEvent], None],
         changed: Callable[[], None],
         clock: Clock,
         nonce: Callable[[], str],
@@ -133,9 +133,9 @@ class Tenant:
         drain_within: float,
         overdue: Callable[[int], None],
     ) -> None:
-        self.tenure = tenure
+        self.machine = machine
         self.bell = Bell(clock)
-        self._partition = tenure.partition
+        self._partition = machine.partition
         self._store = store
         self._consumers = consumers
         self._named = named
@@ -155,22 +155,22 @@ class Tenant:
         self._waits = 0.0  # what was said of the lease that is waited for
 
     def __repr__(self) -> str:
-        return f"<Tenant of {self._partition}: {self.tenure.phase}>"
+        return f"<Tenant of {self._partition}: {self.machine.phase}>"
 
     # --- what it is told
 
     def planned(self, *, mine: bool) -> None:
-        """See ``Tenure.planned``."""
-        self.tenure.planned(mine, self._clock())
+        """See ``LeaseMachine.planned``."""
+        self.machine.planned(mine, self._clock())
         self._tell()
 
     def stop(self) -> None:
-        """See ``Tenure.stop``."""
-        self.tenure.stop(self._clock())
+        """See ``LeaseMachine.stop``."""
+        self.machine.stop(self._clock())
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``Tenure.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
+        """See ``LeaseMachine.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -178,59 +178,59 @@ class Tenant:
         self._tell()
 
     def checkpoint(self, done: Done) -> None:
-        """See ``Tenure.checkpoint``."""
-        self.tenure.checkpoint(done, self._clock())
+        """See ``LeaseMachine.checkpoint``."""
+        self.machine.checkpoint(done, self._clock())
         self._tell()
 
     def takeover(self, done: Done) -> None:
-        """See ``Tenure.takeover``."""
-        self.tenure.takeover(done, self._clock())
+        """See ``LeaseMachine.takeover``."""
+        self.machine.takeover(done, self._clock())
         self._tell()
 
     def seen(self, consumers: Iterable[tuple[int, int]]) -> None:
-        """See ``Tenure.seen``."""
-        self.tenure.seen(consumers, self._clock())
+        """See ``LeaseMachine.seen``."""
+        self.machine.seen(consumers, self._clock())
         self._tell()
 
     def gone(self, reason: str) -> None:
-        """See ``Tenure.gone``."""
-        self.tenure.gone(reason, self._clock())
+        """See ``LeaseMachine.gone``."""
+        self.machine.gone(reason, self._clock())
         self._tell()
 
     def ended(self) -> None:
-        """See ``Tenure.ended``."""
-        self.tenure.ended(self._clock())
+        """See ``LeaseMachine.ended``."""
+        self.machine.ended(self._clock())
         self._tell()
 
     def hint(self) -> None:
         """The lease was written, or is about to be."""
-        if self.tenure.deadline == -math.inf:
+        if self.machine.deadline == -math.inf:
             self.bell.hint()
 
     # --- at work
 
     async def serve(self, over: Callable[[], bool]) -> None:
-        """Perform until ``over``, and the tenure is idle. Cancelling it leaves everything as it is, as a crash does.
+        """Perform until ``over``, and the machine is idle. Cancelling it leaves everything as it is, as a crash does.
 
         Raises ``SourceError`` when the store is gone for good, or holds what no member has written.
         """
-        tenure = self.tenure
-        while not (over() and tenure.idle):
+        machine = self.machine
+        while not (over() and machine.idle):
             self.bell.arm()
-            action = tenure.next(self._clock(), self._nonce())
+            action = machine.next(self._clock(), self._nonce())
             self._pass_on()
-            if over() and tenure.idle:
+            if over() and machine.idle:
                 return
             if isinstance(action, Wait):
                 if await self.bell.wait(min(action.until, self._drain_by)):
-                    tenure.hinted(self._clock())
+                    machine.hinted(self._clock())
                 if self._clock() >= self._drain_by:
                     self._drain_by = math.inf
                     self._overdue(self._partition)
                 continue
             sent = self._clock()
             result: object = Unknown
-            wait = tenure.deadline - sent
+            wait = machine.deadline - sent
             # Nobody is to hear late of what is lost at the deadline, whatever becomes of the action.
             patience = wait if 0 < wait < math.inf else math.inf
             if not isinstance(action, Read | Write):
@@ -239,7 +239,7 @@ class Tenant:
             with anyio.move_on_after(patience):
                 result = await self._perform(action)
             try:
-                tenure.apply(action, result, self._clock(), sent)
+                machine.apply(action, result, self._clock(), sent)
             except ValueError as error:
                 raise SourceError(f"{self._named}: {error}") from error
             finally:
@@ -278,18 +278,18 @@ class Tenant:
     def _answer(self, done: Done, ended: bool) -> None:
         self._revoked, self._drained = "answered", None
         self._drain_by = math.inf
-        self.tenure.drained(done, self._clock(), ended=ended)
+        self.machine.drained(done, self._clock(), ended=ended)
 
     def _tell(self) -> None:
         self._pass_on()
         self.bell.ring()
 
     def _pass_on(self) -> None:
-        """What has come of the last call of the tenure."""
-        tenure = self.tenure
-        changed = bool(tenure.events)
-        while tenure.events:
-            event = tenure.events.pop(0)
+        """What has come of the last call of the lease machine."""
+        machine = self.machine
+        changed = bool(machine.events)
+        while machine.events:
+            event = machine.events.pop(0)
             self._happened(self._partition, event)
             self._revoked, self._drain_by = "no", math.inf
             drained = self._drained
@@ -300,13 +300,13 @@ class Tenant:
             elif isinstance(event, Lost) or (isinstance(event, Owned) and not event.again):
                 # It may also have come behind the loss: of what is acquired anew nothing is drained.
                 self._drained = None
-        if changed or tenure.deadline != self._seen:
-            self._seen = tenure.deadline
+        if changed or machine.deadline != self._seen:
+            self._seen = machine.deadline
             self._changed()
 
     def _warn(self) -> None:
         """Once for each acquisition: somebody has to remove what is in its way, or wants to know what it waits for."""
-        outlasting = self.tenure.outlasting
+        outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(
                 "%s: partition %d waits for %g s: its bucket was lost, and the metadata of a durable says that whoever "
@@ -316,7 +316,7 @@ class Tenant:
                 outlasting,
             )
         self._waits = outlasting
-        obstructed = self.tenure.obstructed
+        obstructed = self.machine.obstructed
         if obstructed and not self._warned:
             log.warning(
                 "%s: partition %d cannot have a durable of its own, for another one is there that is not the cohort's "

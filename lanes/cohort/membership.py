@@ -1,4 +1,4 @@
-"""A member of a cohort at work: its heartbeat, the plan, and one tenure for each cohort partition.
+"""A member of a cohort at work: its heartbeat, the plan, and one lease machine for each cohort partition.
 
 ``Membership`` performs what ``lanes.core.cohort`` decides, over a ``LeaseStore`` and ``EpochConsumers``, and decides
 nothing about ownership itself. Each cohort partition has one actor, which performs one action after the other; an
@@ -24,10 +24,10 @@ from lanes.cohort.keeper import Bell, Tenant
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
 from lanes.config import check_one_of, check_positive, check_seconds, check_whole
-from lanes.core.cohort.actions import TenureEvent
+from lanes.core.cohort.actions import LeaseEvent
+from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
-from lanes.core.cohort.tenure import Tenure
 from lanes.errors import ConfigError
 
 __all__ = ["CohortSettings", "Happened", "Membership"]
@@ -78,7 +78,7 @@ class Happened(NamedTuple):
     """Something that concerns a cohort partition, in the order in which it came about."""
 
     partition: int
-    event: TenureEvent
+    event: LeaseEvent
 
 
 class Membership:
@@ -136,7 +136,7 @@ class Membership:
         self._happened: list[Happened] = []
         self._tenants = [
             Tenant(
-                Tenure(partition, member, retention=config.retention, ttl=ttl, margin=margin_of(ttl)),
+                LeaseMachine(partition, member, retention=config.retention, ttl=ttl, margin=margin_of(ttl)),
                 store,
                 consumers,
                 named=self._name,
@@ -155,7 +155,7 @@ class Membership:
         self._stopping = False
 
     def __repr__(self) -> str:
-        owned = sum(tenant.tenure.deadline > -math.inf for tenant in self._tenants)
+        owned = sum(tenant.machine.deadline > -math.inf for tenant in self._tenants)
         return f"<Membership of {self.member}: {owned} of {len(self._tenants)} partitions>"
 
     # --- running
@@ -206,7 +206,7 @@ class Membership:
 
     def deadline(self, partition: int) -> float:
         """Until when a partition is certainly this member's, by its clock; minus infinity = it is not."""
-        return self._tenants[partition].tenure.deadline
+        return self._tenants[partition].machine.deadline
 
     @property
     def first(self) -> int:
@@ -232,7 +232,7 @@ class Membership:
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
         """No result of a partition counts any more, and it may be released; ``done``: its whole ledger.
 
-        ``ended``: nothing of it runs. Else what is done is written, and its lease runs out: see ``Tenure.drained``.
+        ``ended``: nothing of it runs. Else the ledger is written and the lease runs out: see ``LeaseMachine.drained``.
         It may come before the ``Revoked`` it answers, where the member has been told to stop.
         """
         self._tenants[partition].drained(done, ended=ended)
@@ -295,7 +295,7 @@ class Membership:
 
     async def _sweep(self) -> None:
         """Have lower epochs deleted that came behind a takeover: one listing for all, in place of one for each."""
-        if any(tenant.tenure.consumer is not None for tenant in self._tenants):
+        if any(tenant.machine.consumer is not None for tenant in self._tenants):
             found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for partition, epoch, sub in await self._consumers.names():
                 found[partition].append((epoch, sub))
@@ -318,7 +318,7 @@ class Membership:
             "what runs of it is cancelled" if self.settings.overdue == "force" else "whoever is to get it waits",
         )
 
-    def _note(self, partition: int, event: TenureEvent) -> None:
+    def _note(self, partition: int, event: LeaseEvent) -> None:
         self._happened.append(Happened(partition, event))
 
     async def _until_heard(self, call: Callable[[], Awaitable[None]]) -> None:

@@ -15,8 +15,8 @@ import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import Membership
+from lanes.core.cohort.actions import LeaseEvent, Owned, Revoked
 from lanes.core.cohort.actions import Lost as LostTenure
-from lanes.core.cohort.actions import Owned, Revoked, TenureEvent
 from lanes.core.cohort.ledger import DeliveryLedger, Done
 from lanes.core.types import NEVER, Partition, PartitionId, Reader, Settlement
 from lanes.errors import SourceError
@@ -170,7 +170,7 @@ class Holdings(Generic[T]):
                 self._events.append(plan)
         self._wake()
 
-    def _happened(self, number: int, event: TenureEvent) -> None:
+    def _happened(self, number: int, event: LeaseEvent) -> None:
         tenancy = self.tenancies.get(number)
         if isinstance(event, Owned):
             self._owned(number, tenancy, event)

@@ -17,6 +17,7 @@ import anyio
 
 from lanes.clock import Clock
 from lanes.cohort.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
+from lanes.core.cohort.lease_machine import WORKQUEUE
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.plan import plan
 from lanes.core.cohort.records import (
@@ -35,7 +36,6 @@ from lanes.core.cohort.records import (
     member_key,
     state_key,
 )
-from lanes.core.cohort.tenure import WORKQUEUE
 from lanes.errors import ConfigError, SourceError
 
 __all__ = ["GONE", "GONE_TTL", "Roster", "margin_of", "patience_of"]

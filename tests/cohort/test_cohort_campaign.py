@@ -1,4 +1,4 @@
-"""The campaign of the cohort: the real runtime, membership and tenures under every fault, and nothing is found."""
+"""The campaign of the cohort: the real runtime, membership and lease machines find nothing under any fault."""
 
 from __future__ import annotations
 

@@ -384,7 +384,7 @@ def test_a_bug_in_the_machine_of_a_partition_is_not_named_as_one_of_its_bucket(
     def illegal(*given: object) -> None:
         raise IllegalInput("a bug of lanes")
 
-    monkeypatch.setattr("lanes.core.cohort.tenure.Tenure.apply", illegal)
+    monkeypatch.setattr("lanes.core.cohort.lease_machine.LeaseMachine.apply", illegal)
 
     async def test() -> None:
         with pytest.raises(IllegalInput, match="a bug of lanes"):

@@ -1,4 +1,4 @@
-"""Tenures that are wrong in one step each, as somebody might have written them: a walk has to find every one."""
+"""Lease machines with one plausible mistake each: a walk has to find every one."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from lanes.core.cohort import phases
 from lanes.core.cohort.actions import Action, Found, Unknown, Write
-from lanes.core.cohort.holding import REST
+from lanes.core.cohort.held_lease import REST
+from lanes.core.cohort.lease_machine import Handler, LeaseMachine
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, State, encode
-from lanes.core.cohort.tenure import Handler, Tenure
 
 
-class NoVerify(Tenure):
+class NoVerify(LeaseMachine):
     """It pulls without looking at the lease once more."""
 
     def _created(self, result: Any, now: float, sent: float) -> None:
         super()._created(result, now, sent)
         if self.phase == phases.VERIFYING:
-            self._held().step = REST
+            self._required_lease().step = REST
 
 
-class NoBump(Tenure):
+class NoBump(LeaseMachine):
     """The epoch is that of the state or of a consumer, not above them."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
@@ -32,14 +32,14 @@ class NoBump(Tenure):
             self._lower = self._below(result)
 
 
-class NoServerClock(Tenure):
+class NoServerClock(LeaseMachine):
     """Of an epoch whose bucket and consumer are gone nothing is known."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
         super()._found(replace(result, server_ms=0) if isinstance(result, Found) else result, now, sent)
 
 
-class ReleaseBeforeState(Tenure):
+class ReleaseBeforeState(LeaseMachine):
     """The lease is released, and the ledger is not written."""
 
     def _action(self, now: float, nonce: str) -> Action | None:
@@ -49,7 +49,7 @@ class ReleaseBeforeState(Tenure):
         return super()._action(now, nonce)
 
 
-class ReleaseBeforeDrain(Tenure):
+class ReleaseBeforeDrain(LeaseMachine):
     """It does not wait for what runs."""
 
     def _revoke(self) -> None:
@@ -57,21 +57,21 @@ class ReleaseBeforeDrain(Tenure):
         self._step("drained")
 
 
-class StateWithoutLedger(Tenure):
+class StateWithoutLedger(LeaseMachine):
     """Only the epoch is written."""
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
         return super()._write_state(NOTHING, handler)
 
 
-class DrainWithoutLedger(Tenure):
+class DrainWithoutLedger(LeaseMachine):
     """What was finished since the acquisition is not handed over."""
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
         super().drained(NOTHING, now, ended=ended)
 
 
-class AdoptedAfterRestart(Tenure):
+class AdoptedAfterRestart(LeaseMachine):
     """A lease in its own name is taken for its own, with consumer and all."""
 
     def _looked(self, result: Any, now: float, sent: float) -> None:
@@ -91,7 +91,7 @@ class AdoptedAfterRestart(Tenure):
             self.phase = phases.SWEEPING
 
 
-class UnfencedState(Tenure):
+class UnfencedState(LeaseMachine):
     """The state is written whoever holds the lease."""
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
@@ -105,7 +105,7 @@ class UnknownIsMine(UnfencedState, NoVerify):
         self._hold(self._free_revision + 1, self._claim[1])
 
 
-class NoGrace(Tenure):
+class NoGrace(LeaseMachine):
     """A state that is missing is one that was never written."""
 
     def _surveyed(self, result: Any, now: float, sent: float) -> None:
@@ -117,7 +117,7 @@ class NoGrace(Tenure):
         super()._checked(result, now, sent)
 
 
-class TakesWhatIsHeld(Tenure):
+class TakesWhatIsHeld(LeaseMachine):
     """It does not wait until the lease is free."""
 
     def _lease(self, value: bytes | None) -> Lease | None:
@@ -125,35 +125,35 @@ class TakesWhatIsHeld(Tenure):
         return None if self.phase == phases.LOOKING else lease
 
 
-class NoDeadline(Tenure):
+class NoDeadline(LeaseMachine):
     """It goes by what renewals say, and by no clock of its own."""
 
     def expire(self, now: float) -> None:
-        if self._holding is not None:
-            self._holding.expires = max(self._holding.expires, now + 1)
+        if self._held_lease is not None:
+            self._held_lease.expires = max(self._held_lease.expires, now + 1)
 
 
-class RenewedAfterLoss(Tenure):
+class RenewedAfterLoss(LeaseMachine):
     """What it finds in the lease is overwritten."""
 
     def _renewal_read(self, result: Any, now: float, sent: float) -> None:
         if result is Unknown or not self._announced:
             super()._renewal_read(result, now, sent)
         else:
-            self._held().found(result[1])
+            self._required_lease().found(result[1])
 
     def expire(self, now: float) -> None:
         pass
 
 
-class DeadlineFromTheAnswer(Tenure):
+class DeadlineFromTheAnswer(LeaseMachine):
     """The lease counts from when the answer came."""
 
     def apply(self, action: Action, result: Any, now: float, sent: float) -> None:
         super().apply(action, result, now, now)
 
 
-class DeleteFirst(Tenure):
+class DeleteFirst(LeaseMachine):
     """Lower epochs go before the new consumer is there, whatever the retention."""
 
     def _epoch_written(self, result: Any, now: float, sent: float) -> None:
@@ -161,7 +161,7 @@ class DeleteFirst(Tenure):
             self._step("written, delete first")
 
 
-class PullBeforeDelete(Tenure):
+class PullBeforeDelete(LeaseMachine):
     """It pulls while a lower epoch is there, whose acks count."""
 
     def _action(self, now: float, nonce: str) -> Action | None:
@@ -172,7 +172,7 @@ class PullBeforeDelete(Tenure):
         return super()._action(now, nonce)
 
 
-class NoSweep(Tenure):
+class NoSweep(LeaseMachine):
     """A consumer that was made late stays."""
 
     def _listed(self, result: Any, now: float, sent: float) -> None:
@@ -182,7 +182,7 @@ class NoSweep(Tenure):
         pass
 
 
-class StaleState(Tenure):
+class StaleState(LeaseMachine):
     """A state without an answer is followed by the next one under the same fence."""
 
     def _is_written(self, result: Any) -> bool:
@@ -191,7 +191,7 @@ class StaleState(Tenure):
         return super()._is_written(result)
 
 
-class ResumedAfterRelease(Tenure):
+class ResumedAfterRelease(LeaseMachine):
     """A release without an answer is taken for one that did not happen."""
 
     def _release_written(self, result: Any, now: float, sent: float) -> None:
@@ -203,7 +203,7 @@ class ResumedAfterRelease(Tenure):
             super()._release_written(result, now, sent)
 
 
-class FloorUnread(Tenure):
+class FloorUnread(LeaseMachine):
     """What the last consumer knows is acknowledged is not asked."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
@@ -212,8 +212,8 @@ class FloorUnread(Tenure):
         super()._found(result, now, sent)
 
 
-MUTANTS: list[type[Tenure]] = [
+MUTANTS: list[type[LeaseMachine]] = [
     value
     for value in list(globals().values())
-    if isinstance(value, type) and issubclass(value, Tenure) and value is not Tenure
+    if isinstance(value, type) and issubclass(value, LeaseMachine) and value is not LeaseMachine
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from lanes.core.cohort.actions import Wait
-from lanes.core.cohort.tenure import Tenure
-from tests.core.cohort_world import MARGIN, TTL, NewTenure, World
+from lanes.core.cohort.lease_machine import LeaseMachine
+from tests.core.cohort_world import MARGIN, TTL, NewMachine, World
 
 STEPS = ["act"] * 8 + ["part"] * 2 + ["pull"] * 3 + ["start", "finish", "acks", "tell", "move"] * 2
 STEPS += ["checkpoint", "time", "seen", "land"]
@@ -18,9 +18,9 @@ SOMETIMES = ["bucket", "sleep"]
 class Walk:
     """One random order of events in a world of its own; it ends when what was planned has come about."""
 
-    def __init__(self, seed: int, retention: str, tenure: NewTenure = Tenure, members: int = 2) -> None:
+    def __init__(self, seed: int, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         self.random = Random(f"{retention} {seed}")
-        self.world = World(retention, tenure, members)
+        self.world = World(retention, machine, members)
         self.faults = self.random.choice([0, 1, 2, 3, 4])
         self.kinds = FAULTS + self.random.choice([[], [], ["bucket"] * 3, ["sleep"] * 3])
         self.awake = list(range(members))
@@ -73,7 +73,7 @@ class Walk:
         elif step in ("freeze", "sleep"):
             self.freeze(number, asleep=step == "sleep")
         elif step == "seen":
-            member.tenure.seen(world.server.durables, world.clock(member))
+            member.machine.seen(world.server.durables, world.clock(member))
             world.react(member)
         elif step == "finish":
             world.finish(member, random.randrange(2))
@@ -114,8 +114,8 @@ class Walk:
 class Scenario:
     """Two members, three moves and a takeover: one order, and at the call number ``at`` a fault."""
 
-    def __init__(self, retention: str, tenure: NewTenure, at: int, fault: Fault) -> None:
-        self.world = World(retention, tenure)
+    def __init__(self, retention: str, machine: NewMachine, at: int, fault: Fault) -> None:
+        self.world = World(retention, machine)
         self.calls = 0
         self._at = at
         self._fault = fault
@@ -224,7 +224,7 @@ def unanswered(parts: int, comes: str) -> Fault:
             scenario.work(number, 2, finish=1, acks=False)
             world.target = 1 - number
             world.tell(member)
-            while comes == "handover" and member.tenure.phase != "releasing":
+            while comes == "handover" and member.machine.phase != "releasing":
                 if world.act(member) is None and not world.finish(member):
                     break
             if comes == "late":
@@ -300,11 +300,11 @@ def leaving(scenario: Scenario, number: int) -> None:
     member = world.members[number]
     if member is None:
         return
-    member.tenure.stop(world.clock(member))
+    member.machine.stop(world.clock(member))
     world.react(member)
     while world.act(member) is not None or world.finish(member):
         pass
-    assert member.tenure.idle, f"(g) it was stopped, and is still {member.tenure.phase}"
+    assert member.machine.idle, f"(g) it was stopped, and is still {member.machine.phase}"
     world.revive(number)
 
 
@@ -336,10 +336,10 @@ EVERY_FAULT: list[Fault] = [
 ]
 
 
-def scenarios(retention: str, tenure: NewTenure = Tenure, *, step: int = 1) -> Iterator[World]:
+def scenarios(retention: str, machine: NewMachine = LeaseMachine, *, step: int = 1) -> Iterator[World]:
     """The scenario with every fault at every call, or at one in ``step``."""
-    plain = Scenario(retention, tenure, 0, nothing)
+    plain = Scenario(retention, machine, 0, nothing)
     yield plain.run()
     for at in range(1, plain.calls + 1, step):
         for fault in EVERY_FAULT:
-            yield Scenario(retention, tenure, at, fault).run()
+            yield Scenario(retention, machine, at, fault).run()

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lanes.core.cohort.actions import Action, Lost, Owned, Released, Revoked, Unknown, Wait
+from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.cohort.phases import OWNED
-from lanes.core.cohort.tenure import Tenure
 from tests.core.cohort_server import MESSAGES, Server
 
 TTL = 10.0
@@ -23,7 +23,7 @@ KEYS = 2
 CALLS = 3000
 """A walk asks for some hundreds of things; one that does not come to rest asks for ever."""
 
-NewTenure = Callable[..., Tenure]
+NewMachine = Callable[..., LeaseMachine]
 
 
 def others(sequence: int) -> set[int]:
@@ -32,14 +32,14 @@ def others(sequence: int) -> set[int]:
 
 
 class Member:
-    """A process that drives a tenure. ``asked``: the action under way, and when; ``served``: its result, if any yet.
+    """A process that drives a machine. ``asked``: the action under way, and when; ``served``: its result, if any yet.
 
     ``lag``: what its clock did not count. ``zombies``: what still runs of a partition that was lost.
     """
 
-    def __init__(self, name: str, tenure: Tenure) -> None:
+    def __init__(self, name: str, machine: LeaseMachine) -> None:
         self.name = name
-        self.tenure = tenure
+        self.machine = machine
         self.ledger = DeliveryLedger()
         self.queue: list[int] = []
         self.running: list[int] = []
@@ -52,9 +52,9 @@ class Member:
 class World:
     """``clean``: nothing has gone wrong so far. ``finished``: handlers of these have ended, once or more."""
 
-    def __init__(self, retention: str, tenure: NewTenure = Tenure, members: int = 2) -> None:
+    def __init__(self, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         self.server = Server(retention)
-        self._new_tenure = tenure
+        self._new_machine = machine
         self.members: list[Member | None] = [None] * members
         self.target = 0
         self.clean = True
@@ -79,8 +79,8 @@ class World:
 
     def revive(self, number: int) -> None:
         name = f"member-{number}"
-        tenure = self._new_tenure(0, name, retention=self.server.retention, ttl=TTL, margin=MARGIN)
-        self.members[number] = Member(name, tenure)
+        machine = self._new_machine(0, name, retention=self.server.retention, ttl=TTL, margin=MARGIN)
+        self.members[number] = Member(name, machine)
 
     def crash(self, number: int) -> None:
         member = self.members[number]
@@ -97,12 +97,12 @@ class World:
             asleep.lag += seconds
             self.clean = False
             self.lagged = True
-        late = (one for one in self.up() if one.tenure.token is not None and one.tenure.deadline <= self.clock(one))
+        late = (one for one in self.up() if one.machine.token is not None and one.machine.deadline <= self.clock(one))
         self.clean = self.clean and not any(late)  # it was frozen
 
     def tell(self, member: Member) -> None:
         """The member reads the plan."""
-        member.tenure.planned(self.members[self.target] is member, self.clock(member))
+        member.machine.planned(self.members[self.target] is member, self.clock(member))
         self.react(member)
 
     def lose_bucket(self) -> None:
@@ -118,13 +118,13 @@ class World:
 
     def ask(self, member: Member) -> Action:
         self.count()
-        action = member.tenure.next(self.clock(member), f"nonce-{self.calls}")
+        action = member.machine.next(self.clock(member), f"nonce-{self.calls}")
         if not isinstance(action, Wait):
             member.asked = action, self.clock(member)
-        phase = member.tenure.phase
+        phase = member.machine.phase
         self.react(member)
         # What it reacted to may be an input that ends the waiting.
-        return action if member.tenure.phase == phase or member.asked else self.ask(member)
+        return action if member.machine.phase == phase or member.asked else self.ask(member)
 
     def serve(self, member: Member) -> None:
         assert member.asked is not None
@@ -142,7 +142,7 @@ class World:
                 self.server.air.append(action)
         else:
             (result,) = served
-        member.tenure.apply(action, result, self.clock(member), sent)
+        member.machine.apply(action, result, self.clock(member), sent)
         self.react(member)
 
     def act(self, member: Member) -> Action | None:
@@ -161,12 +161,12 @@ class World:
     def pull(self, member: Member, *, lose: bool = False) -> bool:
         """Deliver one: new, or again if its ack is not on its way. False = there is none to deliver."""
         self.count()
-        name = member.tenure.consumer
-        if name is None or member.tenure.phase != "owned":
+        name = member.machine.consumer
+        if name is None or member.machine.phase != "owned":
             return False
         durable = self.server.durables.get(name)
         if durable is None:
-            member.tenure.gone("there is no such consumer", self.clock(member))
+            member.machine.gone("there is no such consumer", self.clock(member))
             self.react(member)
             return True
         here = {*member.queue, *member.running, *durable.acks}
@@ -182,7 +182,7 @@ class World:
             durable.delivered.add(sequence)
         elif durable.missed:
             # From the gap on nothing is taken in.
-            member.tenure.takeover(member.ledger.snapshot(), self.clock(member))
+            member.machine.takeover(member.ledger.snapshot(), self.clock(member))
             self.react(member)
         else:
             durable.delivered.add(sequence)
@@ -201,7 +201,7 @@ class World:
                 durable.acked |= durable.acks
             moved = moved or bool(durable.acks)
             durable.acks.clear()
-            if any(one.tenure.consumer == name and self.clock(one) < one.tenure.deadline for one in self.up()):
+            if any(one.machine.consumer == name and self.clock(one) < one.machine.deadline for one in self.up()):
                 self.confirmed = max(self.confirmed, durable.floor)
         self.clean = self.clean and not (lose and moved)
         self.server.forget()
@@ -209,7 +209,7 @@ class World:
 
     def start(self, member: Member) -> bool:
         """Start the first that may start; False = none may. A takeover from itself does not keep it from that."""
-        if self.clock(member) >= member.tenure.deadline or member.tenure.phase == "draining":
+        if self.clock(member) >= member.machine.deadline or member.machine.phase == "draining":
             return False
         busy = {sequence % KEYS for sequence in member.running + member.zombies}
         for sequence in sorted(member.queue):
@@ -240,20 +240,20 @@ class World:
         self.finished.add(sequence)
         if of is member.running:
             member.ledger.settled(sequence)
-            durable = self.server.durables.get(member.tenure.consumer or (0, 0))
+            durable = self.server.durables.get(member.machine.consumer or (0, 0))
             if durable is not None and sequence in durable.delivered:
                 durable.acks.add(sequence)
         self.react(member)
         return True
 
     def checkpoint(self, member: Member) -> None:
-        member.tenure.checkpoint(member.ledger.save(), self.clock(member))
+        member.machine.checkpoint(member.ledger.save(), self.clock(member))
 
     def react(self, member: Member) -> None:
         """What a driver does after every call."""
-        tenure = member.tenure
-        while tenure.events:
-            event = tenure.events.pop(0)
+        machine = member.machine
+        while machine.events:
+            event = machine.events.pop(0)
             self.seen.append(event)
             match event:
                 case Owned(again=False):
@@ -269,11 +269,11 @@ class World:
                     member.running.clear()
                 case Released():
                     assert not member.running, "(b) it is handed over, and its handlers run"
-        if tenure.phase == "draining" and not member.running:
-            tenure.drained(member.ledger.snapshot(), self.clock(member))
-        if tenure.phase == "fenced" and not member.zombies:
-            tenure.ended(self.clock(member))
-        owners = [one.name for one in self.up() if self.clock(one) < one.tenure.deadline]
+        if machine.phase == "draining" and not member.running:
+            machine.drained(member.ledger.snapshot(), self.clock(member))
+        if machine.phase == "fenced" and not member.zombies:
+            machine.ended(self.clock(member))
+        owners = [one.name for one in self.up() if self.clock(one) < one.machine.deadline]
         assert self.lagged or len(owners) < 2, f"(a) {owners} own it at once"
         assert self.server.retention != "interest" or self.server.gone <= self.finished, "(c) a message is lost"
 
@@ -309,13 +309,13 @@ class World:
 
     def settled(self) -> bool:
         owner = self.members[self.target]
-        name = None if owner is None else owner.tenure.consumer
+        name = None if owner is None else owner.machine.consumer
         if name is None or set(self.server.durables) != {name} or self.finished != MESSAGES:
             return False
         return not self.server.left(self.server.durables[name])
 
     def __repr__(self) -> str:
-        phases = [member.tenure.phase if member else "down" for member in self.members]
+        phases = [member.machine.phase if member else "down" for member in self.members]
         return f"<World {phases}, planned {self.target}, consumers {self.server.durables}, finished {self.finished}>"
 
 
@@ -326,7 +326,7 @@ def owned(retention: str = "limits") -> tuple[World, Member]:
     assert member is not None
     world.tell(member)
     actions(world, member)
-    assert member.tenure.phase == OWNED
+    assert member.machine.phase == OWNED
     return world, member
 
 

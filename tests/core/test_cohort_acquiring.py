@@ -21,9 +21,9 @@ from lanes.core.cohort.actions import (
     Wait,
     Write,
 )
+from lanes.core.cohort.lease_machine import LOOK_SECONDS
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, decode
-from lanes.core.cohort.tenure import LOOK_SECONDS
 from tests.core.cohort_world import MARGIN, TTL, World, actions, owned, until
 
 
@@ -41,8 +41,8 @@ def test_a_partition_is_taken_in_this_order(retention: str, names: str) -> None:
     world.tell(member)
     assert [action.__name__ for action in actions(world, member)] == names.split()
     assert world.seen == [Owned(1001, 0, 1001, NOTHING, again=False)]
-    assert (member.tenure.token, member.tenure.consumer) == (1001, (1001, 0))
-    assert member.tenure.deadline == world.server.now + TTL - MARGIN
+    assert (member.machine.token, member.machine.consumer) == (1001, (1001, 0))
+    assert member.machine.deadline == world.server.now + TTL - MARGIN
 
 
 def test_an_acquisition_without_an_answer_is_read_back_and_counts_from_the_send() -> None:
@@ -55,10 +55,10 @@ def test_an_acquisition_without_an_answer_is_read_back_and_counts_from_the_send(
     world.answer(member, unknown=True)
     world.elapse(1)
     actions(world, member)
-    assert member.tenure.phase == phases.OWNED
+    assert member.machine.phase == phases.OWNED
     lease = decode(Lease, "l.0", world.server.entries["l.0"][0] or b"")
-    assert (lease.member, lease.epoch) == ("member-0", member.tenure.token)
-    assert sent + TTL - MARGIN < member.tenure.deadline  # the verification has renewed it
+    assert (lease.member, lease.epoch) == ("member-0", member.machine.token)
+    assert sent + TTL - MARGIN < member.machine.deadline  # the verification has renewed it
 
 
 def test_a_lease_that_is_held_is_read_again_after_a_while_or_at_a_hint() -> None:
@@ -69,7 +69,7 @@ def test_a_lease_that_is_held_is_read_again_after_a_while_or_at_a_hint() -> None
     world.tell(other)
     world.act(other)
     assert world.ask(other) == Wait(world.server.now + LOOK_SECONDS)
-    other.tenure.hinted(world.clock(other))
+    other.machine.hinted(world.clock(other))
     assert world.ask(other) == Read("l.0")
 
 
@@ -79,11 +79,11 @@ def test_a_missing_state_waits_for_a_lease_and_the_margin_and_no_hint_shortens_i
     world.lose_bucket()
     world.tell(member)
     actions(world, member)
-    member.tenure.hinted(world.clock(member))
+    member.machine.hinted(world.clock(member))
     assert world.ask(member) == Wait(world.server.now + TTL + MARGIN)
     world.elapse(TTL + MARGIN)
     actions(world, member)
-    assert member.tenure.phase == phases.OWNED
+    assert member.machine.phase == phases.OWNED
 
 
 def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> None:
@@ -92,16 +92,16 @@ def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> 
     world.lose_bucket()
     world.tell(member)
     action = until(world, member, FindConsumers)
-    assert member.tenure.phase == phases.SURVEYING
+    assert member.machine.phase == phases.SURVEYING
     made = Consumer(3, 0, "n", 0, 60), Consumer(4, 0, "m", 0, 30), Consumer(5, 0, "o", 0)
     now = world.clock(member)
-    member.tenure.apply(action, Unknown, now, now)
+    member.machine.apply(action, Unknown, now, now)
     world.elapse(LOOK_SECONDS)
     now += LOOK_SECONDS
-    action = member.tenure.next(now, "n")
-    member.tenure.apply(action, Found(made, 1), now, now)
+    action = member.machine.next(now, "n")
+    member.machine.apply(action, Found(made, 1), now, now)
     # With as much of a margin for it as for its own.
-    assert member.tenure.next(now, "n") == Wait(now + 60 + 60 * MARGIN / TTL)
+    assert member.machine.next(now, "n") == Wait(now + 60 + 60 * MARGIN / TTL)
 
 
 @pytest.mark.parametrize("ends", ["unplanned", "fenced"])
@@ -112,16 +112,16 @@ def test_who_waited_for_a_lost_bucket_waits_again_when_it_begins_anew(ends: str)
     world.lose_bucket()
     world.tell(member)
     actions(world, member)
-    assert member.tenure.phase == phases.GRACE
+    assert member.machine.phase == phases.GRACE
     world.elapse(TTL + MARGIN)
     if ends == "unplanned":
         until(world, member, Read, "s.0")
-        member.tenure.planned(False, world.clock(member))
+        member.machine.planned(False, world.clock(member))
         world.serve(member)
         world.answer(member)
         actions(world, member)
-        assert member.tenure.phase == phases.IDLE
-        member.tenure.planned(True, world.clock(member))
+        assert member.machine.phase == phases.IDLE
+        member.machine.planned(True, world.clock(member))
     else:
         # It was frozen with what it had asked for under way.
         until(world, member, FindConsumers)
@@ -130,7 +130,7 @@ def test_who_waited_for_a_lost_bucket_waits_again_when_it_begins_anew(ends: str)
         world.answer(member, unknown=True)
         world.elapse(LOOK_SECONDS)
     until(world, member, FindConsumers)
-    assert member.tenure.phase == phases.SURVEYING
+    assert member.machine.phase == phases.SURVEYING
 
 
 def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
@@ -139,9 +139,9 @@ def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     world.pull(member, lose=True)
     world.pull(member)
     # It is owned meanwhile, but there is nothing to pull from; and a second one changes nothing.
-    assert (member.tenure.consumer, member.tenure.token) == (None, 1001)
-    assert member.tenure.deadline > world.server.now
-    member.tenure.takeover(NOTHING, world.clock(member))
+    assert (member.machine.consumer, member.machine.token) == (None, 1001)
+    assert member.machine.deadline > world.server.now
+    member.machine.takeover(NOTHING, world.clock(member))
     actions(world, member)
     assert world.seen[1:] == [Owned(1001, 1, 1001, Done(1, (1,)), again=True)]
     assert set(world.server.durables) == {(1001, 1)}
@@ -155,26 +155,26 @@ def test_an_epoch_with_none_above_it_is_refused_with_the_remedy() -> None:
     action = until(world, member, FindConsumers)
     now = world.clock(member)
     with pytest.raises(ValueError, match=r"partition 0: there is no epoch above 9007199254740992.*delete the durable"):
-        member.tenure.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
+        member.machine.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
     # Given up, and it may be driven on.
-    assert member.tenure.phase == phases.LOOKING
-    assert member.tenure.events == []
+    assert member.machine.phase == phases.LOOKING
+    assert member.machine.events == []
 
 
 def test_a_higher_epoch_ends_a_takeover_from_itself() -> None:
     world, member = owned()
     world.clean = False
-    member.tenure.takeover(NOTHING, world.clock(member))
+    member.machine.takeover(NOTHING, world.clock(member))
     action = until(world, member, FindConsumers)
-    member.tenure.apply(action, Found((Consumer(5000, 0, "n", 0),), 1), world.clock(member), world.clock(member))
-    assert member.tenure.events == [Lost("epoch 5000 is above this member's 1001")]
+    member.machine.apply(action, Found((Consumer(5000, 0, "n", 0),), 1), world.clock(member), world.clock(member))
+    assert member.machine.events == [Lost("epoch 5000 is above this member's 1001")]
 
 
 @pytest.mark.parametrize("phase", sorted(phases.TAKING - {phases.REFINDING}))
 def test_a_takeover_that_outlives_the_lease_is_lost(phase: str) -> None:
     world, member = owned("workqueue" if phase == phases.CLEARING else "limits")
-    member.tenure.takeover(NOTHING, world.clock(member))
-    while member.tenure.phase != phase:
+    member.machine.takeover(NOTHING, world.clock(member))
+    while member.machine.phase != phase:
         world.act(member)
     world.elapse(TTL)
     assert isinstance(world.ask(member), Read)  # for a new lease: nothing ran
@@ -184,8 +184,8 @@ def test_a_takeover_that_outlives_the_lease_is_lost(phase: str) -> None:
 
 def test_a_revocation_during_a_takeover_comes_behind_it() -> None:
     world, member = owned()
-    member.tenure.takeover(NOTHING, world.clock(member))
-    member.tenure.planned(False, world.clock(member))
+    member.machine.takeover(NOTHING, world.clock(member))
+    member.machine.planned(False, world.clock(member))
     actions(world, member)
     assert [type(event) for event in world.seen] == [Owned, Owned, Revoked, Released]
 
@@ -210,11 +210,11 @@ def test_on_a_work_queue_a_lower_consumer_that_came_late_is_deleted_before_the_n
     world.server.perform(CreateConsumer(500, 0, "of another", None))
     world.serve(member)
     world.answer(member)
-    assert member.tenure.phase == phases.REFINDING
-    member.tenure.planned(planned, world.clock(member))
+    assert member.machine.phase == phases.REFINDING
+    member.machine.planned(planned, world.clock(member))
     actions(world, member)
     assert set(world.server.durables) == ({(1001, 0)} if planned else {(500, 0)})
-    assert member.tenure.idle is not planned
+    assert member.machine.idle is not planned
 
 
 def test_on_a_work_queue_a_higher_consumer_says_that_it_is_the_old_one() -> None:
@@ -224,7 +224,7 @@ def test_on_a_work_queue_a_higher_consumer_says_that_it_is_the_old_one() -> None
     until(world, member, CreateConsumer)
     world.server.perform(CreateConsumer(5000, 0, "of another", None))
     assert actions(world, member) == [CreateConsumer, FindConsumers, Read]
-    assert (member.tenure.phase, world.seen) == (phases.LOOKING, [])
+    assert (member.machine.phase, world.seen) == (phases.LOOKING, [])
 
 
 def test_on_a_work_queue_a_consumer_of_somebody_else_is_tried_again_at_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,16 +236,16 @@ def test_on_a_work_queue_a_consumer_of_somebody_else_is_tried_again_at_a_pause(m
         patch.setattr(world.server, "create", lambda _: Overlapping)
         for _ in range(3):
             assert actions(world, member)[-2:] == [CreateConsumer, FindConsumers]
-            assert member.tenure.obstructed
+            assert member.machine.obstructed
             assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
             world.elapse(LOOK_SECONDS)
     actions(world, member)
-    assert member.tenure.phase == phases.OWNED
+    assert member.machine.phase == phases.OWNED
 
 
 def test_garbage_of_a_listing_is_deleted_and_nothing_above() -> None:
     world, member = owned()
-    member.tenure.seen([(7, 0), (1001, 0), (1001, 1), (1002, 0)], world.clock(member))
+    member.machine.seen([(7, 0), (1001, 0), (1001, 1), (1002, 0)], world.clock(member))
     # A higher epoch is a reason to look at the lease, which comes first.
     assert actions(world, member) == [Read, Write, DeleteConsumer]
     assert set(world.server.durables) == {(1001, 0)}
@@ -256,7 +256,7 @@ def test_a_listing_spares_the_one_of_its_own() -> None:
     world.elapse(TTL / 3)
     assert FindConsumers in actions(world, member)
     world.elapse(TTL / 3)
-    member.tenure.seen(world.server.durables, world.clock(member))
+    member.machine.seen(world.server.durables, world.clock(member))
     assert actions(world, member) == [Read, Write]
 
 
@@ -268,7 +268,7 @@ def test_a_hostile_record_is_refused_by_its_key_and_asked_for_again_later(key: s
     world.tell(member)
     with pytest.raises(ValueError, match=f"the key '{key}' of the cohort's bucket holds"):
         actions(world, member)
-    assert member.tenure.phase == phase
+    assert member.machine.phase == phase
     assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
 
 
@@ -279,4 +279,4 @@ def test_an_empty_lease_is_free(empty: bytes | None) -> None:
     world.server.entries["l.0"] = empty, 7, float("inf")
     world.tell(member)
     actions(world, member)
-    assert member.tenure.phase == phases.OWNED
+    assert member.machine.phase == phases.OWNED

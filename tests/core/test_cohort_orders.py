@@ -1,15 +1,15 @@
-"""A tenure among others, with every fault at every call and in random orders; and the bugs that these have to find."""
+"""Lease machines under every fault at every call and in random orders, and the planted bugs that these must find."""
 
 from __future__ import annotations
 
 import pytest
 
-from lanes.core.cohort import phases, tenure
+from lanes.core.cohort import lease_machine, phases
 from lanes.core.cohort.actions import (
     Released,
 )
+from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.phases import TRANSITIONS
-from lanes.core.cohort.tenure import Tenure
 from tests.core import cohort_mutants as mutants
 from tests.core import test_cohort_acquiring as cases
 from tests.core.cohort_walks import Walk, scenarios
@@ -42,7 +42,7 @@ def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         met.add((phase, event))
         return phases.following(partition, phase, event)
 
-    monkeypatch.setattr(tenure, "following", following)
+    monkeypatch.setattr(lease_machine, "following", following)
     for retention in ("workqueue", "interest"):
         for seed in range(WALKS):
             Walk(seed, retention).run()
@@ -85,7 +85,7 @@ FOUND_ON = {mutants.NoServerClock: "workqueue", mutants.DeleteFirst: "interest"}
         (mutants.FloorUnread, "(h)"),
     ],
 )
-def test_a_planted_bug_is_found(mutant: type[Tenure], broken: str) -> None:
+def test_a_planted_bug_is_found(mutant: type[LeaseMachine], broken: str) -> None:
     with pytest.raises(AssertionError) as found:
         for _ in scenarios(FOUND_ON.get(mutant, "limits"), mutant):
             pass

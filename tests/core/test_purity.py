@@ -61,10 +61,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cohort.plan": set(),
     "cohort.ledger": set(),
     "cohort.phases": set(),
-    "cohort.holding": set(),
+    "cohort.held_lease": set(),
     "cohort.actions": {"cohort.ledger"},
     "cohort.records": {"cohort.ledger"},
-    "cohort.tenure": {"cohort.actions", "cohort.holding", "cohort.ledger", "cohort.phases", "cohort.records"},
+    "cohort.lease_machine": {"cohort.actions", "cohort.held_lease", "cohort.ledger", "cohort.phases", "cohort.records"},
 }
 
 

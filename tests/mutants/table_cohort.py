@@ -13,13 +13,13 @@ def _mutant(
     return Mutant(name, module, old, new, breaks, "cohort", found_by, also=also)
 
 
-_TENURE: Final = "lanes.core.cohort.tenure"
+_MACHINE: Final = "lanes.core.cohort.lease_machine"
 _HOLDINGS: Final = "lanes.cohort.owned"
 
 COHORT: Final = (
     _mutant(
         "no_barrier",
-        _TENURE,
+        _MACHINE,
         '        if self._lease(value) is None:\n            self._step("free")',
         '        if True:\n            self._step("free")',
         "whoever the plan names takes the partition while its owner still holds the lease",
@@ -29,7 +29,7 @@ COHORT: Final = (
     ),
     _mutant(
         "watch_as_loss_signal",
-        "lanes.core.cohort.holding",
+        "lanes.core.cohort.held_lease",
         "        self.expires = max(self.expires, sent + self._ttl - self._margin)\n        self.renew_at",
         "        self.expires = sent + 1e9\n        self.renew_at",
         "an owner believes in its lease until it is told otherwise",
@@ -38,7 +38,7 @@ COHORT: Final = (
     ),
     _mutant(
         "no_epoch_bump",
-        _TENURE,
+        _MACHINE,
         "            self._epoch = max(known, found.server_ms) + 1\n",
         "            self._epoch = known - 1 if known else found.server_ms\n",
         "a new owner works under an epoch that is not above that of the former one",
@@ -57,7 +57,7 @@ COHORT: Final = (
     ),
     _mutant(
         "done_set_not_written",
-        _TENURE,
+        _MACHINE,
         "        value = encode(State(self._epoch, done))\n",
         "        value = encode(State(self._epoch, Done(done.floor, ())))\n",
         "what was done above the floor is run again by the next owner",
@@ -67,9 +67,9 @@ COHORT: Final = (
     ),
     _mutant(
         "renewed_after_loss",
-        _TENURE,
+        _MACHINE,
         '            self._give_up("the lease was not renewed in time")\n',
-        "            self._holding.expires = now + self._ttl - self._margin\n",
+        "            self._held_lease.expires = now + self._ttl - self._margin\n",
         "a lease that has run out is renewed as if nothing had happened",
         "NewestOwner",
         "NoOverlap",
@@ -85,7 +85,7 @@ COHORT: Final = (
     ),
     _mutant(
         "gained_in_place",
-        _TENURE,
+        _MACHINE,
         "                start = None if self._alone else self._done.floor + 1\n",
         "                start = None if self._alone else self._done.highest + 1\n",
         "the durable of a gained partition begins behind its backlog",
@@ -114,7 +114,7 @@ COHORT: Final = (
     ),
     _mutant(
         "no_grace",
-        _TENURE,
+        _MACHINE,
         "        self._not_before = now + longest + self._margin * longest / self._ttl\n",
         "        self._not_before = now\n",
         "a bucket that was lost takes the lease from an owner that does not know it yet",

@@ -17,6 +17,7 @@ __all__ = [
     "DeleteConsumer",
     "FindConsumers",
     "Found",
+    "LeaseEvent",
     "Lost",
     "Overlapping",
     "Owned",
@@ -25,7 +26,6 @@ __all__ = [
     "Released",
     "Revoked",
     "Taken",
-    "TenureEvent",
     "Unknown",
     "Wait",
     "Write",
@@ -168,4 +168,4 @@ class Released:
     """What was revoked and drained is handed over: its ledger is written and its lease is free."""
 
 
-TenureEvent = Owned | Revoked | Lost | Released
+LeaseEvent = Owned | Revoked | Lost | Released

@@ -63,7 +63,7 @@ class _Open:
 
 
 class DeliveryLedger:
-    """The ledger of one tenure: it begins with what was handed over. Every call is O(1), but for the snapshots.
+    """The ledger of one ownership: it begins with what was handed over. Every call is O(1), but for the snapshots.
 
     A new consumer brings what is outstanding before anything else, in the order of the stream. So what was handed over
     as outstanding, and is passed over, has left the stream (a limit, a purge, a time to live): nobody can finish it,
@@ -136,7 +136,7 @@ class DeliveryLedger:
         return Done(self.highest, tuple(known.sequence for known in self._rising()))
 
     def save(self) -> Done:
-        """The whole ledger, for a write that is tried until it succeeds or the tenure ends; ``since_saved`` = 0."""
+        """The whole ledger, for a write that is tried until it succeeds or the ownership ends; ``since_saved`` = 0."""
         for known in self._rising():
             known.gap = 0
         self.since_saved = 0

@@ -1,4 +1,4 @@
-"""The phases of a tenure and the whole table of its transitions; ``docs/model/cohort.pml`` has the same, in small.
+"""The phases of a lease machine and all its transitions; ``docs/model/cohort.pml`` has the same, in small.
 
 Numbers are those of the steps in ``docs/model/README.md``.
 """
@@ -80,7 +80,7 @@ TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINI
 
 
 class IllegalInput(Exception):
-    """An input that the phase of a tenure does not allow: a bug of whoever drives it."""
+    """An input that the phase of a lease machine does not allow: a bug of whoever drives it."""
 
 
 def following(partition: int, phase: str, event: str) -> str:

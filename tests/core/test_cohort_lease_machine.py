@@ -17,9 +17,9 @@ from lanes.core.cohort.actions import (
     Wait,
     Write,
 )
+from lanes.core.cohort.lease_machine import LOOK_SECONDS, IllegalInput, LeaseMachine
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, State, decode, encode
-from lanes.core.cohort.tenure import LOOK_SECONDS, IllegalInput, Tenure
 from tests.core.cohort_world import MARGIN, TTL, actions, owned, until
 
 
@@ -34,8 +34,8 @@ def test_it_renews_every_third_of_the_lease_and_while_it_drains() -> None:
             world.tell(member)
         world.elapse(TTL / 3)
         assert actions(world, member)[:2] == [Read, Write]
-        assert member.tenure.deadline == world.server.now + TTL - MARGIN
-    assert member.tenure.phase == phases.DRAINING
+        assert member.machine.deadline == world.server.now + TTL - MARGIN
+    assert member.machine.phase == phases.DRAINING
 
 
 def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
@@ -47,7 +47,7 @@ def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
     world.serve(member)
     world.elapse(1)
     world.answer(member)
-    assert member.tenure.deadline == sent + TTL - MARGIN
+    assert member.machine.deadline == sent + TTL - MARGIN
 
 
 def test_a_renewal_without_an_answer_is_read_back_and_no_loss() -> None:
@@ -60,9 +60,9 @@ def test_a_renewal_without_an_answer_is_read_back_and_no_loss() -> None:
     assert world.ask(member) == Wait(sent + LOOK_SECONDS)
     world.elapse(LOOK_SECONDS)
     world.act(member)  # it reads
-    assert member.tenure.deadline == sent + TTL - MARGIN
+    assert member.machine.deadline == sent + TTL - MARGIN
     actions(world, member)
-    assert member.tenure.deadline == world.server.now + TTL - MARGIN
+    assert member.machine.deadline == world.server.now + TTL - MARGIN
     assert Lost not in map(type, world.seen)
 
 
@@ -79,13 +79,13 @@ def test_past_its_deadline_it_is_lost_with_an_action_under_way_too() -> None:
     world.elapse(TTL / 3)
     action = world.ask(member)
     world.elapse(TTL)
-    member.tenure.expire(world.clock(member))
-    assert member.tenure.events == [Lost("the lease was not renewed in time")]
-    assert (member.tenure.deadline, member.tenure.token, member.tenure.consumer) == (-float("inf"), None, None)
+    member.machine.expire(world.clock(member))
+    assert member.machine.events == [Lost("the lease was not renewed in time")]
+    assert (member.machine.deadline, member.machine.token, member.machine.consumer) == (-float("inf"), None, None)
     # What comes of the action makes no difference any more.
-    member.tenure.apply(action, (None, 5), world.clock(member), world.clock(member))
-    assert member.tenure.phase == phases.FENCED
-    assert member.tenure.next(world.clock(member), "n") == Wait(float("inf"))
+    member.machine.apply(action, (None, 5), world.clock(member), world.clock(member))
+    assert member.machine.phase == phases.FENCED
+    assert member.machine.next(world.clock(member), "n") == Wait(float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_renewal_that_reads_another_nonce_or_nothing_is_the_loss(value: bytes 
     action = world.ask(member)
     world.members[0] = None
     member.asked = None
-    member.tenure.apply(action, (value, 99), world.clock(member), world.clock(member))
-    (lost,) = member.tenure.events
+    member.machine.apply(action, (value, 99), world.clock(member), world.clock(member))
+    (lost,) = member.machine.events
     assert isinstance(lost, Lost)
     assert reason in lost.reason
 
@@ -116,11 +116,11 @@ def test_a_clean_move_hands_over_the_whole_ledger() -> None:
     for one in world.up():
         world.tell(one)
     actions(world, member)
-    assert member.tenure.phase == phases.DRAINING  # 1 still runs
+    assert member.machine.phase == phases.DRAINING  # 1 still runs
     world.finish(member)
-    assert member.tenure.deadline == -float("inf")
+    assert member.machine.deadline == -float("inf")
     actions(world, member)
-    assert member.tenure.idle
+    assert member.machine.idle
     _, other = world.up()
     world.elapse(LOOK_SECONDS)
     actions(world, other)
@@ -140,7 +140,7 @@ def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out()
     expires = world.server.now + TTL - MARGIN
     (sequence,) = member.running
     member.zombies, member.running = member.running, []
-    member.tenure.drained(member.ledger.snapshot(), world.clock(member), ended=False)
+    member.machine.drained(member.ledger.snapshot(), world.clock(member), ended=False)
     assert [action.__name__ for action in actions(world, member)] == ["Write"]
     state = decode(State, "s.0", world.server.entries["s.0"][0] or b"")
     assert (state.done.highest, state.done.outstanding) == (2, (sequence,))
@@ -148,18 +148,18 @@ def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out()
     assert world.ask(member) == Wait(expires)
     _, other = world.up()
     actions(world, other)
-    assert other.tenure.phase == phases.LOOKING
+    assert other.machine.phase == phases.LOOKING
     world.elapse(TTL - MARGIN)
     actions(world, member)
-    assert (member.tenure.idle, world.seen[1:]) == (True, [Revoked(), Released()])
+    assert (member.machine.idle, world.seen[1:]) == (True, [Revoked(), Released()])
     actions(world, other)
-    assert other.tenure.phase == phases.LOOKING
+    assert other.machine.phase == phases.LOOKING
 
 
 def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:
     world, member = owned()
-    member.tenure.planned(False, world.clock(member))
-    member.tenure.planned(True, world.clock(member))
+    member.machine.planned(False, world.clock(member))
+    member.machine.planned(True, world.clock(member))
     world.react(member)
     actions(world, member)
     assert [type(event) for event in world.seen] == [Owned, Revoked, Released, Owned]
@@ -168,7 +168,7 @@ def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:
 def test_a_checkpoint_is_written_under_the_fence_and_the_last_one_counts() -> None:
     world, member = owned()
     for done in (Done(3, (1,)), Done(4, (1,))):
-        member.tenure.checkpoint(done, world.clock(member))
+        member.machine.checkpoint(done, world.clock(member))
     revision = world.server.entries["l.0"][1]
     assert world.act(member) == Write("s.0", encode(State(1001, Done(4, (1,)))), None, fence=("l.0", revision))
     assert world.act(member) is None
@@ -176,22 +176,22 @@ def test_a_checkpoint_is_written_under_the_fence_and_the_last_one_counts() -> No
 
 def test_a_checkpoint_that_is_refused_leads_to_a_look_at_the_lease() -> None:
     world, member = owned()
-    member.tenure.checkpoint(Done(3, (1,)), world.clock(member))
+    member.machine.checkpoint(Done(3, (1,)), world.clock(member))
     action = until(world, member, Write)
     member.asked = None
-    member.tenure.apply(action, Refused, world.clock(member), world.clock(member))
+    member.machine.apply(action, Refused, world.clock(member), world.clock(member))
     assert actions(world, member)[:3] == [Read, Write, Write]
 
 
 def test_a_consumer_that_is_gone_is_a_loss_and_old_news_of_one_is_not() -> None:
     world, member = owned()
     world.clean = False
-    member.tenure.takeover(NOTHING, world.clock(member))
-    member.tenure.gone("503", world.clock(member))
-    assert member.tenure.events == []
+    member.machine.takeover(NOTHING, world.clock(member))
+    member.machine.gone("503", world.clock(member))
+    assert member.machine.events == []
     actions(world, member)
-    member.tenure.gone("503", world.clock(member))
-    assert member.tenure.events == [Lost("503")]
+    member.machine.gone("503", world.clock(member))
+    assert member.machine.events == [Lost("503")]
 
 
 def test_after_a_loss_it_comes_back_only_when_everything_has_ended() -> None:
@@ -199,36 +199,36 @@ def test_after_a_loss_it_comes_back_only_when_everything_has_ended() -> None:
     world.clean = False
     world.pull(member)
     world.start(member)
-    member.tenure.gone("503", world.clock(member))
+    member.machine.gone("503", world.clock(member))
     world.react(member)
-    assert (world.act(member), member.tenure.phase) == (None, phases.FENCED)
-    member.tenure.drained(NOTHING, world.clock(member))  # it was on its way when the loss came
+    assert (world.act(member), member.machine.phase) == (None, phases.FENCED)
+    member.machine.drained(NOTHING, world.clock(member))  # it was on its way when the loss came
     world.finish(member)
     assert world.act(member) == Read("l.0")
 
 
 def test_after_stop_no_plan_makes_it_take_anything() -> None:
     world, member = owned()
-    member.tenure.stop(world.clock(member))
+    member.machine.stop(world.clock(member))
     world.react(member)
     actions(world, member)
-    member.tenure.planned(True, world.clock(member))
-    assert member.tenure.idle
-    assert member.tenure.next(world.clock(member), "n") == Wait(float("inf"))
+    member.machine.planned(True, world.clock(member))
+    assert member.machine.idle
+    assert member.machine.next(world.clock(member), "n") == Wait(float("inf"))
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda tenure: tenure.drained(NOTHING, 1000.0), "cohort partition 0: 'drained' is not allowed while owned"),
-        (lambda tenure: tenure.ended(1000.0), "cohort partition 0: 'ended' is not allowed while owned"),
-        (lambda tenure: tenure.apply(Read("x"), None, 1000.0, 1000.0), "a result of Read(key='x') is not allowed"),
+        (lambda machine: machine.drained(NOTHING, 1000.0), "cohort partition 0: 'drained' is not allowed while owned"),
+        (lambda machine: machine.ended(1000.0), "cohort partition 0: 'ended' is not allowed while owned"),
+        (lambda machine: machine.apply(Read("x"), None, 1000.0, 1000.0), "a result of Read(key='x') is not allowed"),
     ],
 )
-def test_an_illegal_input_names_phase_and_input(call: Callable[[Tenure], None], said: str) -> None:
+def test_an_illegal_input_names_phase_and_input(call: Callable[[LeaseMachine], None], said: str) -> None:
     _, member = owned()
     with pytest.raises(IllegalInput) as refused:
-        call(member.tenure)
+        call(member.machine)
     assert said in str(refused.value)
 
 
@@ -237,7 +237,7 @@ def test_there_is_no_next_before_the_result() -> None:
     world.elapse(TTL / 3)
     world.ask(member)
     with pytest.raises(IllegalInput, match="'next' is not allowed while owned and Read"):
-        member.tenure.next(world.clock(member), "n")
+        member.machine.next(world.clock(member), "n")
 
 
 def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
@@ -247,7 +247,7 @@ def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
     world.server.entries["l.0"] = b"[]", 7, float("inf")
     with pytest.raises(ValueError, match="it is not an object"):
         actions(world, member)
-    assert [type(event) for event in member.tenure.events] == [Lost]
+    assert [type(event) for event in member.machine.events] == [Lost]
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
 )
 def test_settings_that_cannot_work_are_refused(retention: str, margin: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Tenure(0, "a", retention=retention, ttl=TTL, margin=margin)
+        LeaseMachine(0, "a", retention=retention, ttl=TTL, margin=margin)

@@ -1,6 +1,6 @@
 """One member's ownership of one partition of a cohort: what to ask of the bucket and of the consumers, in which order.
 
-The protocol is that of ``docs/model``; the phases and their transitions are in ``phases``. Whoever drives a tenure
+The protocol is that of ``docs/model``; the phases and their transitions are in ``phases``. Whoever drives a machine
 calls ``next``, performs what it returns, one action at a time, and gives the result to ``apply``; inputs come between
 and during actions as they please, and after each of them ``next`` is asked again. After every call the driver acts on
 ``events`` and empties the list, and moves ``deadline`` to whatever starts handlers.
@@ -21,6 +21,7 @@ from lanes.core.cohort.actions import (
     DeleteConsumer,
     FindConsumers,
     Found,
+    LeaseEvent,
     Lost,
     Overlapping,
     Owned,
@@ -29,17 +30,16 @@ from lanes.core.cohort.actions import (
     Released,
     Revoked,
     Taken,
-    TenureEvent,
     Unknown,
     Wait,
     Write,
 )
-from lanes.core.cohort.holding import WRITE, Holding
+from lanes.core.cohort.held_lease import WRITE, HeldLease
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.phases import IllegalInput, following
 from lanes.core.cohort.records import HIGHEST, Lease, State, decode, encode, lease_key, state_key
 
-__all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "Tenure"]
+__all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "LeaseMachine"]
 
 LOOK_SECONDS: Final = 0.25
 """Seconds until a lease that is held is read again, and until what had no answer is asked again."""
@@ -57,7 +57,7 @@ Handler = Callable[[Any, float, float], None]
 _NO_STATE: Final = State(0, NOTHING)
 
 
-class Tenure:
+class LeaseMachine:
     """The machine of one partition at one member. Times are seconds of a monotonic clock that counts suspension.
 
     ``retention``: of the stream, ``limits``, ``workqueue`` or ``interest``. ``ttl``: of the lease, whole seconds;
@@ -75,7 +75,7 @@ class Tenure:
         self.partition = partition
         self.member = member
         self.phase = phases.IDLE
-        self.events: list[TenureEvent] = []
+        self.events: list[LeaseEvent] = []
         # Two consumers of a partition exclude each other, and what is acknowledged is gone from the stream.
         self._alone = retention == WORKQUEUE
         self._ttl = ttl
@@ -86,7 +86,7 @@ class Tenure:
         self._asked: Action | None = None
         self._then: Handler | None = None
         self._not_before = PAST
-        self._holding: Holding | None = None
+        self._held_lease: HeldLease | None = None
         self._announced = False  # `Owned` was given, and neither `Lost` nor `Released` since
         self._epoch = 0
         self._sub = 0
@@ -113,9 +113,9 @@ class Tenure:
 
         It only rises while the partition is owned, and never once it has passed.
         """
-        if self._holding is None or not self._announced or self.phase in (phases.SAVING, phases.RELEASING):
+        if self._held_lease is None or not self._announced or self.phase in (phases.SAVING, phases.RELEASING):
             return PAST
-        return self._holding.expires
+        return self._held_lease.expires
 
     @property
     def token(self) -> int | None:
@@ -186,7 +186,7 @@ class Tenure:
     def seen(self, consumers: Iterable[tuple[int, int]], now: float) -> None:
         """Epoch and sub-number of the partition's durables, as a listing has them: lower ones are deleted.
 
-        Without one between two renewals the tenure asks for its own, where the retention lets garbage be made.
+        Without one between two renewals the machine asks for its own, where the retention lets garbage be made.
 
         A listing may be late: a higher epoch is a reason to look at the lease, and nothing else is one for anything.
         """
@@ -198,7 +198,7 @@ class Tenure:
         names = sorted(consumers)
         self._lower = [name for name in names if name < (self._epoch, self._sub)]
         if names and names[-1][0] > self._epoch:
-            self._held().demand()
+            self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
         """The consumer that is pulled from does not exist any more: lost. No effect while ``consumer`` is None."""
@@ -242,7 +242,9 @@ class Tenure:
             )
         self.expire(now)
         if now < self._not_before:
-            return Wait(self._not_before if self._holding is None else min(self._not_before, self._holding.expires))
+            return Wait(
+                self._not_before if self._held_lease is None else min(self._not_before, self._held_lease.expires)
+            )
         action = self._choose(now, nonce)
         if not isinstance(action, Wait):
             self._asked = action
@@ -269,14 +271,14 @@ class Tenure:
         try:
             handler(result, now, sent)
         except ValueError as error:
-            if self._holding is not None:
+            if self._held_lease is not None:
                 self._give_up(str(error))
             self._not_before = now + LOOK_SECONDS
             raise
 
     def expire(self, now: float) -> None:
         """Give up what is past its deadline. ``next`` does it; a driver does too, while an action is under way."""
-        if self._holding is not None and now >= self._holding.expires:
+        if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
 
     def _choose(self, now: float, nonce: str) -> Action:
@@ -287,9 +289,9 @@ class Tenure:
                 and (self.phase in phases.SEEKING or self.phase in phases.TAKING)
             ):
                 self._step("unplanned")
-            holding = self._holding
-            if holding is not None and self.phase != phases.RELEASING and holding.due(now):
-                return self._renew(holding)
+            held = self._held_lease
+            if held is not None and self.phase != phases.RELEASING and held.due(now):
+                return self._renew(held)
             action = self._action(now, nonce)
             if action is not None:
                 return action
@@ -304,11 +306,11 @@ class Tenure:
             case phases.SAVING:
                 return self._write_state(self._done, self._saved)
             case phases.RELEASING if not self._ended:
-                return Wait(self._held().expires)
+                return Wait(self._required_lease().expires)
             case phases.RELEASING if self._release_revision is None:
                 return self._ask(Read(self._lease_key), self._release_read)
             case phases.RELEASING:
-                value = encode(Lease(self.member, self._held().nonce, self._epoch, released=True))
+                value = encode(Lease(self.member, self._required_lease().nonce, self._epoch, released=True))
                 return self._ask(
                     Write(self._lease_key, value, self._release_revision, self._ttl), self._release_written
                 )
@@ -345,7 +347,7 @@ class Tenure:
                 return None
             case phases.CREATING:
                 start = None if self._alone else self._done.floor + 1
-                create = CreateConsumer(self._epoch, self._sub, self._held().nonce, start)
+                create = CreateConsumer(self._epoch, self._sub, self._required_lease().nonce, start)
                 return self._ask(create, self._created)
             case phases.REFINDING:
                 return self._ask(FindConsumers(), self._found_again)
@@ -362,16 +364,16 @@ class Tenure:
         return action
 
     def _rest(self) -> Wait:
-        return Wait(NEVER if self._holding is None else min(self._holding.renew_at, self._holding.expires))
+        return Wait(NEVER if self._held_lease is None else min(self._held_lease.renew_at, self._held_lease.expires))
 
     def _step(self, event: str) -> None:
         self.phase = following(self.partition, self.phase, event)
 
     # --- the lease, and the state that it fences
 
-    def _held(self) -> Holding:
-        assert self._holding is not None, f"cohort partition {self.partition} holds no lease while {self.phase}"
-        return self._holding
+    def _required_lease(self) -> HeldLease:
+        assert self._held_lease is not None, f"cohort partition {self.partition} holds no lease while {self.phase}"
+        return self._held_lease
 
     def _lease(self, value: bytes | None) -> Lease | None:
         """Whose the lease is; None = nobody's."""
@@ -380,40 +382,42 @@ class Tenure:
         lease = decode(Lease, self._lease_key, value)
         return None if lease.released else lease
 
-    def _renew(self, holding: Holding) -> Action:
-        if holding.step != WRITE:
+    def _renew(self, held: HeldLease) -> Action:
+        if held.step != WRITE:
             return self._ask(Read(self._lease_key), self._renewal_read)
-        value = encode(Lease(self.member, holding.nonce, self._epoch))
-        return self._ask(Write(self._lease_key, value, holding.revision, self._ttl), self._renewal_written)
+        value = encode(Lease(self.member, held.nonce, self._epoch))
+        return self._ask(Write(self._lease_key, value, held.revision, self._ttl), self._renewal_written)
 
     def _renewal_read(self, result: Any, now: float, sent: float) -> None:
-        holding = self._held()
+        held = self._required_lease()
         if result is Unknown:
             return
         value, revision = result
         lease = self._lease(value)
         if lease is None:
             self._fence("the lease is gone")
-        elif lease.nonce != holding.nonce:
+        elif lease.nonce != held.nonce:
             self._fence(f"the lease is held by {lease.member!r}")
         else:
-            holding.found(revision)
+            held.found(revision)
 
     def _renewal_written(self, result: Any, now: float, sent: float) -> None:
-        holding = self._held()
+        held = self._required_lease()
         if result is Unknown:
-            holding.unknown(sent)
+            held.unknown(sent)
         elif result is Refused:
-            holding.refused()
+            held.refused()
         else:
-            holding.renewed(result, sent)
+            held.renewed(result, sent)
             if self.phase in (phases.OWNED, phases.DRAINING):
                 self._unswept = not self._seen and not self._alone
                 self._seen = False
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
         value = encode(State(self._epoch, done))
-        return self._ask(Write(self._state_key, value, None, fence=(self._lease_key, self._held().revision)), handler)
+        return self._ask(
+            Write(self._state_key, value, None, fence=(self._lease_key, self._required_lease().revision)), handler
+        )
 
     def _is_written(self, result: Any) -> bool:
         """Whether a fenced write is known to be applied. If not, the lease is renewed before the next one.
@@ -422,7 +426,7 @@ class Tenure:
         after the next one: with the revision that it is fenced by gone, it cannot.
         """
         if result is Refused or result is Unknown:
-            self._held().demand()
+            self._required_lease().demand()
             return False
         return True
 
@@ -485,7 +489,7 @@ class Tenure:
                 self._step("refused")
 
     def _hold(self, revision: int, sent: float) -> None:
-        self._holding = Holding(self._claim[0], revision, sent, ttl=self._ttl, margin=self._margin)
+        self._held_lease = HeldLease(self._claim[0], revision, sent, ttl=self._ttl, margin=self._margin)
         self.obstructed = False
         self.outlasting = 0.0
         self._step("acquired")
@@ -502,7 +506,7 @@ class Tenure:
             self._state = _NO_STATE
         else:
             # It was lost since it was checked, and the lease that was acquired is one in a new bucket.
-            self._holding = None
+            self._held_lease = None
             self._step("missing")
             return
         self._step("read")
@@ -551,11 +555,11 @@ class Tenure:
             return
         if result is Overlapping:
             self._step("overlapping")
-        elif isinstance(result, Taken) and result.nonce != self._held().nonce:
+        elif isinstance(result, Taken) and result.nonce != self._required_lease().nonce:
             self._step("taken")
         else:
             # Frozen before the create, it may have come behind the sweep of a successor: then the lease is another's.
-            self._held().demand()
+            self._required_lease().demand()
             self._step("created")
 
     def _found_again(self, result: Any, now: float, sent: float) -> None:
@@ -628,7 +632,7 @@ class Tenure:
             return
         value, revision = result
         lease = self._lease(value)
-        if lease is not None and lease.nonce == self._held().nonce:
+        if lease is not None and lease.nonce == self._required_lease().nonce:
             self._release_revision = revision
         else:
             self._released()
@@ -650,7 +654,7 @@ class Tenure:
         """The lease is not held any more, or cannot be shown to be. It is never renewed again, nor read for its own."""
         # Somebody may own it in between, and the bucket may be lost again: who begins anew waits for that one too.
         self._waited = False
-        self._holding = None
+        self._held_lease = None
         self._then = None
         self._checkpoint = None
         self._not_before = PAST
@@ -662,7 +666,7 @@ class Tenure:
             self._step("failed")
 
     def _released(self) -> None:
-        self._holding = None
+        self._held_lease = None
         self._release_revision = None
         self._then = None
         self._not_before = PAST

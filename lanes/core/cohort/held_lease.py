@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["READ", "REST", "WRITE", "Holding"]
+__all__ = ["READ", "REST", "WRITE", "HeldLease"]
 
 REST: Final = "rest"
 READ: Final = "read"
 WRITE: Final = "write"
 
 
-class Holding:
+class HeldLease:
     """One acquisition's lease. ``expires``: its deadline; ``renew_at``: when the next renewal is due.
 
     ``step``: what the renewal does next. ``confirmed``: no renewal was demanded that has not succeeded since. While
