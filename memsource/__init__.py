@@ -6,7 +6,8 @@ the base class of state machines is in ``memsource.sim.runs.machine``.
 
 A name is imported when it is asked for: the pytest plugin, which every test run loads, shall not import all of this.
 
-Reading order: ``personality``, ``pytest_plugin``.
+Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
+``explorer``; and ``personality``, ``pytest_plugin``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NATS JetStream for ``lanes``: a pull consumer as a source, a subject as dead letters.
 
-Reading order: ``source``.
+Reading order: ``source``; then the rooms ``wire``, ``durable``, ``cohort``, ``dead_letters``, and ``cli``.
 """
 
 from __future__ import annotations

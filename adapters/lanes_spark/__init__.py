@@ -1,6 +1,7 @@
 """Spark for ``lanes``: the handler a team already has, run over history on all executors, in order within a key.
 
-Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``.
+Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the rooms ``task``, ``tables``, ``driver``,
+``audits``, ``cli``.
 """
 
 from __future__ import annotations

@@ -4,5 +4,6 @@ No async, clock, randomness, logging or I/O lives below this package; time and c
 ``tests/core/test_purity.py`` parses the imports of every module here to prove it.
 
 Reading order: ``types``, ``lane``; ``ledgers``, ``outbox``; ``flow``, ``policy``, ``effects``; ``chains``, ``commits``;
-``ownership``, ``engine``, ``drain``; ``snapshot``; and ``ring``, ``offset_map``, which stand alone.
+``ownership``, ``engine``, ``drain``; ``snapshot``; ``ring``, ``offset_map``, which stand alone; and the room
+``cohort``.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 import re
@@ -22,8 +21,6 @@ from tests.conftest import Spawn, first_line, is_free
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MAX_LINES = 420
-MOST_LINES = 700
 
 # In pieces, so that this file does not hold what it looks for.
 HOSTS = [
@@ -147,18 +144,6 @@ def test_the_dev_group_holds_the_extras_that_tests_use() -> None:
 def test_typed_packages_say_so() -> None:
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert [package for package in packages if not (ROOT / package / "py.typed").is_file()] == []
-
-
-def test_no_python_file_is_long_without_a_reason() -> None:
-    texts = {path: path.read_text() for path in project_files() if path.suffix == ".py"}
-    long = {str(path.relative_to(ROOT)): text for path, text in texts.items() if len(text.splitlines()) > MAX_LINES}
-    wrong = {
-        path: len(text.splitlines())
-        for path, text in long.items()
-        if len(text.splitlines()) > MOST_LINES
-        or not re.search(r"^Longer than most: \w", ast.get_docstring(ast.parse(text)) or "", re.MULTILINE)
-    }
-    assert wrong == {}, "split by concept, or say in the docstring why it is one: Longer than most: …"
 
 
 def test_no_file_names_a_registry() -> None:
