@@ -1,4 +1,4 @@
 """What a run tells its operators: status, health, metrics and spans.
 
-Reading order: ``status``, ``health``, ``stalls``, ``unsettled``, ``given_up``, ``instruments``, ``otel``, ``tap``.
+Reading order: ``status``, ``health``, ``instruments``, ``otel``, ``tap``.
 """

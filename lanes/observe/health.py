@@ -1,28 +1,57 @@
-"""Whether a consumer gets on with its work, and if not, why."""
+"""Health: whether a consumer gets on with its work, and the log lines about partitions that do not.
+
+``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` and ``Stalls`` remember since when the settlements
+of a partition fail, and since when ``max_ahead`` stops it. All times are seconds of the engine's clock. Nothing blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from lanes.attempts import error_type
+from lanes.core import effects as fx
+from lanes.core.commits import Committer
 from lanes.core.engine import Engine
-from lanes.core.lane import ARCHIVING, BLOCKED, PARKING
-from lanes.core.types import Message, Partition
+from lanes.core.lane import ARCHIVING, BLOCKED, FINISHED, PARKING
+from lanes.core.types import NEVER, Message, Partition
+from lanes.dead_letter import error_text
+from lanes.errors import HandlerHalted
 from lanes.history.recorder import key_hash
-from lanes.observe.unsettled import Failing
 
-__all__ = ["Health", "examine"]
+__all__ = ["Health", "Stalls", "Unsettled", "examine", "halted", "report_blocked", "report_stall"]
+
+log = logging.getLogger("lanes")
+
+WARNED_AFTER: Final = 1.0
+"""Seconds of failing settlements before a warning: a rebalance refuses a settlement now and then."""
+
+WARNED_EVERY: Final = 30.0
+"""Seconds between two warnings about the settlements of one partition."""
+
+STALLED_AFTER: Final = 1.0
+"""Seconds that ``max_ahead`` stops a partition, without a confirmation, before a warning."""
+
+_NAMED_LIMIT: Final = 5
+"""Partitions that one log line names at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """``ok``, or the ``reasons`` why not, one line each; keys are in them as their hash, payloads not at all."""
+    """The health of a consumer at one time. It is true when the consumer is healthy.
+
+    Attributes:
+        reasons: Why the consumer is not healthy, one line each; empty when it is. A reason names a key by its hash and
+            has nothing of a payload.
+    """
 
     reasons: Sequence[str]
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to report."""
+        """Whether the consumer is healthy."""
         return not self.reasons
 
     def __bool__(self) -> bool:
@@ -36,13 +65,17 @@ def examine(
     unhealthy_after: float,
     stuck: Sequence[Message],
     unknown: Mapping[Partition, float],
-    unsettled: Mapping[Partition, Failing],
+    unsettled: Mapping[Partition, FailingSettlements],
 ) -> Health:
-    """The health at ``now``. O(in flight).
+    """Return the health at ``now``. O(in flight).
 
-    ``stuck``: what runs in threads that ignored their timeout. ``unknown``: since when the store of attempts has been
-    asked for what it has of a partition, of which nothing starts until it has answered. ``unsettled``: the partitions
-    whose settlements fail.
+    Args:
+        engine: The engine of the run.
+        now: Seconds of the engine's clock.
+        unhealthy_after: Seconds that work may take before it is a reason.
+        stuck: Messages whose threads ignore their timeouts.
+        unknown: Partitions that cannot start before the store of attempts answers, with the times of the requests.
+        unsettled: Partitions whose settlements fail.
     """
     reasons = []
     oldest = engine.oldest()
@@ -51,12 +84,12 @@ def examine(
     late = [partition for partition, since in unknown.items() if now - since > unhealthy_after]
     if late:
         first = min(late, key=lambda partition: unknown[partition])
-        told = f"{first.id}, for {now - unknown[first]:.1f} s"
-        reasons.append(f"{len(late)} partitions wait for the store of their attempts, the first: {told}")
+        waiting = f"{first.id}, for {now - unknown[first]:.1f} s"
+        reasons.append(f"{len(late)} partitions wait for the store of their attempts, the first: {waiting}")
     for partition, failing in unsettled.items():
         if now - failing.since > unhealthy_after or partition in engine.committer.ahead:
-            lasts = f"{now - failing.since:.1f} s"
-            reasons.append(f"what has finished of {partition.id} is not settled for {lasts}: {failing.error}")
+            lasted = f"{now - failing.since:.1f} s"
+            reasons.append(f"finished messages of {partition.id} are not settled for {lasted}: {failing.error}")
     for state, what in ((BLOCKED, "blocked"), (PARKING, "parking"), (ARCHIVING, "parking")):
         heads = [lane.head for lane in engine.lanes() if lane.head.state == state]
         if heads:
@@ -64,10 +97,210 @@ def examine(
     if stuck and len(stuck) >= engine.concurrency:
         reasons.append(f"all {len(stuck)} threads are stuck, the first: {_named(stuck[0], now)}")
     for partition in engine.committer.ahead:
-        held = partition.ledger.oldest()
-        at = "" if held is None else f", held by {_named(held, now)}"
+        first_unfinished = partition.ledger.oldest()
+        at = "" if first_unfinished is None else f", held by {_named(first_unfinished, now)}"
         reasons.append(f"{partition.id} has reached max_ahead={engine.policy.max_ahead}{at}")
     return Health(reasons=tuple(reasons))
+
+
+class FailingSettlements:
+    """The settlements of one partition that fail ``since`` a time, with their last ``error``.
+
+    ``warn_at`` is the time of the next log line.
+    """
+
+    __slots__ = ("error", "since", "warn_at")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.warn_at = since
+        self.error = ""
+
+    def __repr__(self) -> str:
+        return f"<FailingSettlements since {self.since:.1f}: {self.error}>"
+
+
+class Unsettled:
+    """The ``partitions`` of the consumer ``name`` whose settlements fail.
+
+    The first failure is logged as information. A failure that lasts a second is a warning, repeated every 30 s.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.partitions: dict[Partition, FailingSettlements] = {}
+
+    def __repr__(self) -> str:
+        return f"<Unsettled {len(self.partitions)} partitions>"
+
+    def failed(self, partitions: Iterable[Partition], error: Exception, now: float) -> None:
+        """A settlement of these partitions has failed and will be tried again."""
+        due: list[Partition] = []
+        for partition in partitions:
+            failing = self.partitions.setdefault(partition, FailingSettlements(now))
+            failing.error = error_text(error)
+            if now >= failing.warn_at:
+                due.append(partition)
+                first_warning = failing.since + WARNED_AFTER
+                failing.warn_at = first_warning if now < first_warning else now + WARNED_EVERY
+        if not due:
+            return
+        lasted = now - min(self.partitions[partition].since for partition in due)
+        log.log(
+            logging.WARNING if lasted >= WARNED_AFTER else logging.INFO,
+            "%s: finished messages of %s are not settled%s, trying again: %s",
+            self._name,
+            _names(due),
+            f" for {lasted:.1f} s" if lasted else "",
+            error_text(error),
+        )
+
+    def settled(self, partition: Partition) -> None:
+        """A settlement of the partition succeeded, or none is tried any more. Idempotent."""
+        self.partitions.pop(partition, None)
+
+    def error(self, partition: Partition) -> str:
+        """The last error of the partition's settlements; "" when they do not fail."""
+        failing = self.partitions.get(partition)
+        return "" if failing is None else failing.error
+
+
+class Stall(NamedTuple):
+    """A partition that ``max_ahead`` stops until ``oldest`` finishes.
+
+    ``oldest`` is None when everything below ``floor`` is finished: the partition waits for the broker to confirm it.
+    """
+
+    partition: Partition
+    floor: int
+    oldest: Message | None
+
+
+class _Awaited(NamedTuple):
+    """The end of a stall, given the ``confirmed`` position: an answer of the ``broker``, or a finished message."""
+
+    confirmed: int
+    broker: bool
+
+
+class Stalls:
+    """The partitions of one ``committer`` that ``max_ahead`` stops. A stall that lasts is reported once.
+
+    Commits that lag behind quick handlers stop a partition many times a second, so a short stall is not reported.
+    """
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        # The end of each stall, and when to report it: NEVER after the report.
+        self._waits: dict[Partition, tuple[_Awaited, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Stalls {len(self._waits)} partitions at max_ahead>"
+
+    def reached(self, partition: Partition, now: float) -> None:
+        """``max_ahead`` stops the partition from now on."""
+        self._forget()
+        self._waits[partition] = self._awaited(partition), now + STALLED_AFTER
+
+    def moved(self, now: float) -> bool:
+        """A message has finished, or the broker has confirmed a position.
+
+        Return whether a stall waits for something else now, which changes ``next_at``. Cheap without a stall.
+        """
+        if not self._waits:
+            return False
+        self._forget()
+        moved = [partition for partition, (before, _) in self._waits.items() if self._awaited(partition) != before]
+        for partition in moved:
+            self._waits[partition] = self._awaited(partition), now + STALLED_AFTER
+        return bool(moved)
+
+    def due(self, now: float) -> list[Stall]:
+        """Return the stalls to report now."""
+        self._forget()
+        stalls = []
+        for partition in [partition for partition, (_, at) in self._waits.items() if at <= now]:
+            awaited, ledger = self._awaited(partition), self._committer.partitions[partition]
+            oldest = None if awaited.broker else ledger.in_flight()[0]
+            if oldest is not None and oldest.state == FINISHED:
+                # The ledger learns of it in a moment, and then the floor moves.
+                self._waits[partition] = awaited, now + STALLED_AFTER
+                continue
+            self._waits[partition] = awaited, NEVER
+            stalls.append(Stall(partition, ledger.floor(), oldest))
+        return stalls
+
+    def next_at(self) -> float:
+        """Return the time of the next report, ``NEVER`` when none is due."""
+        return min((at for _, at in self._waits.values()), default=NEVER)
+
+    def _awaited(self, partition: Partition) -> _Awaited:
+        commits = partition.commits
+        assert commits is not None, "only a partition whose source commits has a bound above the committed position"
+        return _Awaited(commits.confirmed, self._committer.partitions[partition].floor() > commits.confirmed)
+
+    def _forget(self) -> None:
+        # A partition that drains takes no messages anyway.
+        for partition in [each for each in self._waits if each not in self._committer.ahead or not each.steady]:
+            del self._waits[partition]
+
+
+def report_stall(stall: Stall, name: str, max_ahead: int, now: float, error: str) -> None:
+    """Log why ``max_ahead`` stops a partition of the source ``name``.
+
+    ``error`` is the last error of its commits, "" when they do not fail.
+    """
+    oldest = stall.oldest
+    if oldest is None:
+        why = f"commits fail: {error}" if error else "a commit is not answered"
+        until = f"the broker has confirmed position {stall.floor} ({why})"
+    else:
+        until = (
+            f"position {oldest.position} is finished (key {key_hash(oldest.key)}, attempt {oldest.attempt}, "
+            f"{now - oldest.received:.1f} s old)"
+        )
+    log.warning(
+        "%s: %s has reached max_ahead=%d and takes no more messages until %s",
+        name,
+        stall.partition.id,
+        max_ahead,
+        until,
+    )
+
+
+def report_blocked(name: str, effect: fx.Blocked) -> None:
+    """Log that a message blocks its lane, in a consumer called ``name``."""
+    message, error = effect.message, effect.failure.error
+    log.error(
+        "%s: %s position %d, key %s, is blocked after %d attempt(s) with %s; its lane waits until unblock or park is "
+        "called for its key",
+        name,
+        message.partition.id,
+        message.position,
+        key_hash(message.key),
+        message.attempt,
+        error_type(error),
+        exc_info=error,
+    )
+
+
+def halted(name: str, effect: fx.Halted) -> HandlerHalted:
+    """Make the error that ends a run under the poison policy ``exit``."""
+    message, error = effect.message, effect.failure.error
+    halted = HandlerHalted(
+        f"{name}: the handler failed {message.attempt} time(s) at {message.partition.id} position "
+        f"{message.position} with {error_type(error)}: {error_text(error)}. The poison policy is "
+        '"exit", so everything else was drained and the next start delivers this message again. Fix the handler, '
+        'or pass dead_letters=… and poison="skip"'
+    )
+    halted.__cause__ = error
+    return halted
+
+
+def _names(partitions: list[Partition]) -> str:
+    more = len(partitions) - _NAMED_LIMIT
+    names = ", ".join(str(partition.id) for partition in partitions[:_NAMED_LIMIT])
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def _named(message: Message, now: float) -> str:

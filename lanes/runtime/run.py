@@ -29,8 +29,7 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, is_async, sync_handler
 from lanes.loops import ThreadSafeCall
-from lanes.observe.given_up import halted, report_blocked
-from lanes.observe.stalls import Stalls, report
+from lanes.observe.health import Stalls, halted, report_blocked, report_stall
 from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.contract_checks import check_assigned, check_delivered
@@ -367,7 +366,7 @@ class Run:
             self.engine.due(now)
             for stall in self._stalls.due(now):
                 why = self._settler.unsettled.error(stall.partition)
-                report(stall, self._name, self._settings.max_ahead, now, why)
+                report_stall(stall, self._name, self._settings.max_ahead, now, why)
             # Not the next handler that ends: where all hang, only the timer can have the clients paused.
             self.after()
 

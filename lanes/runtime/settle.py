@@ -11,8 +11,8 @@ from lanes.clock import Clock
 from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import is_retryable
+from lanes.observe.health import Unsettled
 from lanes.observe.tap import Tap
-from lanes.observe.unsettled import Unsettled
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.source import Source
 from lanes.workers.context import RunContext

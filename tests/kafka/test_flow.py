@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from confluent_kafka import TopicPartition
 
 import lanes
-from lanes.observe import stalls
+from lanes.observe import health
 from lanes_kafka.client import prefetch, thread
 from lanes_kafka.client.commits import Commit, Vetting
 from lanes_kafka.client.mailbox import Want
@@ -66,7 +66,7 @@ async def test_stuck_key_does_not_stop_others(topic: MakeTopic) -> None:
 async def test_max_ahead_names_the_blocker(
     topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.05)
+    monkeypatch.setattr(health, "STALLED_AFTER", 0.05)
     events = topic(2)
     for number in (0, 1):
         produce(events, 400, keys=[STUCK, b"1", b"2", b"3"] if number == 0 else [b"4", b"5"], partition=number)
@@ -98,7 +98,7 @@ async def test_commits_that_lag_are_asked_for_and_not_complained_of(
     monkeypatch.setattr(prefetch, "REWIND_AFTER", 3_600.0)
     monkeypatch.setattr(thread, "PAUSE_AFTER", 3_600.0)
     # A broker may take more than a second for one commit; one that is not asked for never comes.
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 30.0)
+    monkeypatch.setattr(health, "STALLED_AFTER", 30.0)
     events = topic(3)
     work = Work(Story())
     async with group(events, "848", work) as members:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lanes.core.engine import Engine
 from lanes.core.types import ACK, Message, Partition
-from lanes.observe.health import examine
-from lanes.observe.stalls import Stalls
+from lanes.observe.health import Stalls, examine
 from tests.core.builders import assigned, deliver, failed, new_engine, take_all
 
 INFINITY = float("inf")

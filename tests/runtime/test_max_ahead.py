@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from lanes import SourceError
-from lanes.observe import stalls
+from lanes.observe import health
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
 from tests.fakes.grouped import commits, group_of, member
 from tests.fakes.support import Gated, started, turns, until
 
-UNCONFIRMED = "until the broker has confirmed position 3: a commit is not answered"
+UNCONFIRMED = "until the broker has confirmed position 3 (a commit is not answered)"
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -32,7 +32,7 @@ def named(caplog: pytest.LogCaptureFixture, position: int) -> bool:
 async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
     group = group_of(["stuck", *map(str, range(50))])
     source = GroupSource(group, "m", batch=7)
     handler = Gated(free=[str(number).encode() for number in range(50)])
@@ -49,7 +49,7 @@ async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
             assert reason.startswith("memory/0 has reached max_ahead=10, held by memory/0 position 0, key ")
             assert "stuck" not in reason
             await until(lambda: named(caplog, 0))
-            assert "memory/0: max_ahead=10 is reached" in stalled(caplog)[0]
+            assert "memory/0 has reached max_ahead=10" in stalled(caplog)[0]
             handler.let(0)
             await until(lambda: group.committed(0) == Committed(51))
             assert consumer.healthy
@@ -62,7 +62,7 @@ async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
 async def test_the_next_one_that_holds_it_up_is_named_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
     keys = [str(number) for number in range(12)]
     handler = Gated(free=[key.encode() for key in keys if key not in ("0", "1")])
     # One run: what is beyond the bound waits, and enters as the first one ends.
@@ -83,7 +83,7 @@ async def test_the_next_one_that_holds_it_up_is_named_too(
 async def test_a_broker_that_does_not_confirm_is_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.01)
+    monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
     group = group_of("abcdef")
     source = GroupSource(group, "m")
     source.block("settle")
@@ -105,16 +105,16 @@ async def test_a_broker_that_does_not_confirm_is_named(
 async def test_commits_that_fail_are_named_with_their_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "NAMED_AFTER", 0.2)
+    monkeypatch.setattr(health, "STALLED_AFTER", 0.2)
     monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.001))
     group = group_of("abcdef")
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("the group is away", retryable=True), times=1_000_000)
     with caplog.at_level(logging.WARNING, "lanes"):
         async with started(member(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
-            await until(lambda: any("position 3: commits fail: the group is away" in said for said in stalled(caplog)))
+            await until(lambda: any("position 3 (commits fail: the group is away" in said for said in stalled(caplog)))
             why = run.consumer.health().reasons
-            assert any("what has finished of memory/0 is not settled for " in reason for reason in why)
+            assert any("finished messages of memory/0 are not settled for " in reason for reason in why)
             run.scope.cancel()
             await run.end()
 

@@ -104,7 +104,7 @@ async def test_a_settlement_that_goes_on_failing_is_told_with_its_error(caplog: 
         before = source.tries
         await until(lambda: source.tries >= before + count)
 
-    what = "memory: what has finished is not settled%s and is tried again, of memory/0: the stream is away"
+    what = "memory: finished messages of memory/0 are not settled%s, trying again: the stream is away"
     with caplog.at_level(logging.INFO, "lanes"):
         async with started(consumer_of(source, Gated(free=[b"a"]), clock=clock)) as run:
             await tried()
@@ -118,7 +118,7 @@ async def test_a_settlement_that_goes_on_failing_is_told_with_its_error(caplog: 
             clock.now += 300.0
             await tried()
             assert said()[2:] == [(logging.WARNING, what % " for 330.9 s")]
-            told = "what has finished of memory/0 is not settled for 330.9 s: the stream is away"
+            told = "finished messages of memory/0 are not settled for 330.9 s: the stream is away"
             assert told in run.consumer.health().reasons
             source.refuses = False
             await until(lambda: run.consumer.status().settled == 1)

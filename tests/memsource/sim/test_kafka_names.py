@@ -13,7 +13,7 @@ from lanes import Message, Nak, Retry, Settings
 from lanes.config import Poison
 from lanes.core.offset_map import decode
 from lanes.dead_letter import DeadLetter
-from lanes.observe import stalls
+from lanes.observe import health
 from lanes.runtime import run as running
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
 from memsource.kafka.client import RebalanceProtocol
@@ -154,7 +154,7 @@ class Heard:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the consumers warn of."""
     heard = Heard()
-    for module in (running, stalls):
+    for module in (running, health):
         monkeypatch.setattr(module, "log", heard)
     return heard.said
 
@@ -173,7 +173,7 @@ def test_max_ahead_names_the_blocker(protocol: RebalanceProtocol, heard: list[st
         assert len([place for place in desk.done if place[0] == 0]) == 9 and committed(world, 1)[0] == 30
         # The other one may stand still, too, where time jumps.
         (warning,) = [said for said in heard if "memory/0" in said]
-        assert "memory/0: max_ahead=10 is reached" in warning and "until position 0 is finished" in warning
+        assert "memory/0 has reached max_ahead=10" in warning and "until position 0 is finished" in warning
         (reason,) = worker.consumer.health().reasons
         assert reason.startswith("memory/0 has reached max_ahead=10, held by memory/0 position 0, key ")
         desk.open.set()
