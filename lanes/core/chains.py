@@ -174,7 +174,7 @@ def behind(message: Message) -> list[Message]:
 
 def _has_started(message: Message) -> bool:
     """Whether it stays in front of lower positions that come late: it is out of the queue, or waits there for one more
-    attempt, which ``Waiting`` alone counts. One that was returned has not: what ran of it does not count."""
+    attempt, which ``StoppedLanes`` alone counts. One that was returned has not: what ran of it does not count."""
     return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
 
 

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 
 from lanes.core import effects as fx
 from lanes.core.chains import behind
-from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, Lane, illegal, step
+from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, StoppedLane, illegal, step
 from lanes.core.ledgers import AckLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import Policy
@@ -239,26 +239,26 @@ class Engine(Ownership):
             self._drained_if_ended(partition)
 
     def _failed(self, message: Message, failure: Failure, now: float) -> None:
-        policy, waiting = self.policy, self.waiting
+        policy, stopped = self.policy, self.stopped
         follows = policy.follows(message.attempt, failure)
         if follows == "hold":
             self.retries += 1
             delay = policy.retry.delay(message.attempt, failure)
-            waiting.hold(message, failure, now + delay)
+            stopped.hold(message, failure, now + delay)
             self.effects.append(fx.Held(message, failure, delay))
         elif follows == "park" or follows == "archive":
-            waiting.stop(message, "give up" if follows == "park" else "archive", failure)
+            stopped.stop(message, "give up" if follows == "park" else "archive", failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
             # Under ``exit`` too: its successors must not start before the drain takes them.
-            waiting.stop(message, "block", failure)
+            stopped.stop(message, "block", failure)
             self.halted |= follows == "halt"
             effect = fx.Halted if follows == "halt" else fx.Blocked
             self.effects.append(effect(message, failure))
 
     def kept(self, message: Message) -> None:
         """Its failed attempt is in the store: its hold may end. Idempotent; ignored for one that is not held."""
-        self.waiting.kept(message)
+        self.stopped.kept(message)
 
     def parked(self, message: Message) -> None:
         """The dead letter of a message is confirmed. Ignored when the message was abandoned meanwhile."""
@@ -267,20 +267,20 @@ class Engine(Ownership):
         archived = message.state == ARCHIVING
         step(message, "parked")
         if archived:
-            self.effects.append(fx.Blocked(message, self.waiting.lanes[message].failure))
+            self.effects.append(fx.Blocked(message, self.stopped.by_head[message].failure))
             return
-        del self.waiting.lanes[message]
+        del self.stopped.by_head[message]
         self._finished(message)
 
     def unblock(self, key: bytes | None) -> int:
         """Give the blocked heads of a key one more attempt; returns how many there were."""
-        heads = self.waiting.unblock(key)
+        heads = self.stopped.unblock(key)
         self._ready.extend(heads)
         return len(heads)
 
     def park(self, key: bytes | None) -> int:
         """Give the blocked and held heads of a key up to the dead letters; returns how many there were."""
-        parked = self.waiting.park(key)
+        parked = self.stopped.park(key)
         self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "park") for lane in parked]
         return len(parked)
 
@@ -293,13 +293,13 @@ class Engine(Ownership):
 
     def due(self, now: float) -> None:
         """Make the lanes ready whose hold is over; pause the clients when a bound has been reached for long."""
-        self._ready.extend(self.waiting.due(now))
+        self._ready.extend(self.stopped.due(now))
         if self.flow.due(now):
             self.effects.append(fx.PauseDue())
 
     def next_due(self) -> float:
         """When ``due`` is to be called next; ``NEVER`` when nothing waits for a time."""
-        return min(self.waiting.next_due(), self.flow.pause_at)
+        return min(self.stopped.next_due(), self.flow.pause_at)
 
     def pause(self, *, paused: bool) -> bool:
         """Take nothing more, or take again; whether that was otherwise before. Outlives assignments."""
@@ -399,9 +399,9 @@ class Engine(Ownership):
         """Lanes whose head could start now."""
         return len(self._ready)
 
-    def lanes(self) -> list[Lane]:
+    def stopped_lanes(self) -> list[StoppedLane]:
         """The lanes whose head is held, blocked or parking."""
-        return list(self.waiting.lanes.values())
+        return list(self.stopped.by_head.values())
 
     def held_since(self, time: float) -> list[Message]:
         """Everything in flight of live partitions that was delivered at or before ``time``."""
@@ -416,5 +416,5 @@ class Engine(Ownership):
         return (
             f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, "
             f"{self.running_handlers} running, {len(self._ready)} ready, "
-            f"{len(self.waiting.lanes)} held, blocked or parking>"
+            f"{len(self.stopped.by_head)} held, blocked or parking>"
         )

@@ -2,7 +2,7 @@
 
 A live lane is a *chain*: ``Partition.tails[key]`` is its last message, ``Message.next`` the one behind, and its
 head is queued in the engine or runs. There is no object for it. Only a lane whose head is out of the ordinary,
-held for a retry, blocked or on its way to the dead letters, has a ``Lane``.
+held for a retry, blocked or on its way to the dead letters, has a ``StoppedLane``.
 
 The state of a lane is the state of its head. ``TRANSITIONS`` is the whole machine: any pair that is not in it
 raises ``IllegalTransition``. The engine writes the two transitions of the hot path, ``start`` and ``ack``, in
@@ -75,7 +75,7 @@ class IllegalTransition(Exception):
     """An event that the state of a lane does not allow: a bug in ``lanes`` or in a source, never in a handler."""
 
 
-class Lane:
+class StoppedLane:
     """A lane whose head is held, blocked or parking: why, and until when (engine seconds) if it is held.
 
     ``kept``: the failure is in the store of attempts, or there is none; a hold does not end before.
@@ -90,7 +90,7 @@ class Lane:
         self.kept = kept
 
     def __repr__(self) -> str:
-        return f"<Lane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"
+        return f"<StoppedLane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"
 
 
 def step(message: Message, event: str) -> None:
@@ -109,27 +109,27 @@ def illegal(message: Message, event: str) -> IllegalTransition:
     )
 
 
-class Waiting:
+class StoppedLanes:
     """Those lanes of one engine, by their heads. ``keeps``: a hold does not end before ``kept`` is called for it."""
 
-    __slots__ = ("_heap", "_keeps", "_order", "lanes")
+    __slots__ = ("_heap", "_keeps", "_order", "by_head")
 
     def __init__(self, *, keeps: bool = False) -> None:
         self._keeps = keeps
-        self.lanes: dict[Message, Lane] = {}
+        self.by_head: dict[Message, StoppedLane] = {}
         self._heap: list[tuple[float, int, Message]] = []
         self._order: int = 0
 
     def hold(self, message: Message, failure: Failure, until: float) -> None:
         """The head waits for its next attempt."""
         step(message, "retry")
-        self.lanes[message] = Lane(message, failure, until, kept=not self._keeps)
+        self.by_head[message] = StoppedLane(message, failure, until, kept=not self._keeps)
         if not self._keeps:
             self._push(until, message)
 
     def kept(self, message: Message) -> None:
         """Its failed attempt is kept: its hold may end. Idempotent; ignored for one that is not held any more."""
-        lane = self.lanes.get(message)
+        lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True
             self._push(lane.until, message)
@@ -142,7 +142,7 @@ class Waiting:
     def stop(self, message: Message, event: str, failure: Failure) -> None:
         """The head waits for somebody outside: ``event`` is ``block``, ``archive`` or ``give up``."""
         step(message, event)
-        self.lanes[message] = Lane(message, failure, 0.0)
+        self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
         """Take out the heads whose hold is over; each begins its next attempt."""
@@ -153,7 +153,7 @@ class Waiting:
             # One that was abandoned or parked stays in the heap until it is its turn; its state tells.
             if message.state == HELD:
                 step(message, "due")
-                del self.lanes[message]
+                del self.by_head[message]
                 message.attempt += 1
                 over.append(message)
         return over
@@ -167,23 +167,23 @@ class Waiting:
 
     def unblock(self, key: bytes | None) -> list[Message]:
         """Take out the blocked heads of a key; each begins one more attempt, its attempts so far are kept."""
-        over = [m for m in self.lanes if m.key == key and m.state == BLOCKED]
+        over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")
-            del self.lanes[message]
+            del self.by_head[message]
             message.attempt += 1
         return over
 
-    def park(self, key: bytes | None) -> list[Lane]:
+    def park(self, key: bytes | None) -> list[StoppedLane]:
         """The blocked and held heads of a key, on their way to the dead letters from now on."""
-        parked = [lane for m, lane in self.lanes.items() if m.key == key and m.state in (BLOCKED, HELD)]
+        parked = [lane for m, lane in self.by_head.items() if m.key == key and m.state in (BLOCKED, HELD)]
         for lane in parked:
             step(lane.head, "park")
         return parked
 
     def count(self, state: int) -> int:
         """How many heads are in this state."""
-        return sum(1 for message in self.lanes if message.state == state)
+        return sum(1 for message in self.by_head if message.state == state)
 
     def __repr__(self) -> str:
-        return f"<Waiting {len(self.lanes)} lanes held, blocked or parking>"
+        return f"<StoppedLanes {len(self.by_head)} lanes held, blocked or parking>"

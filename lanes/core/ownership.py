@@ -10,7 +10,7 @@ from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.commits import Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import RUNNING, Waiting
+from lanes.core.lane import RUNNING, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.policy import Policy
@@ -35,7 +35,7 @@ class Ownership:
         self.latest_assignment: int = 0
         self.flow = Flow(policy.max_in_flight, policy.max_bytes, concurrency=policy.concurrency)
         self.chains = Chains(policy)
-        self.waiting = Waiting(keeps=policy.keeps_attempts)
+        self.stopped = StoppedLanes(keeps=policy.keeps_attempts)
         self.outbox = Outbox()
         self.committer = Committer(policy, self.chains, self.effects)
 
@@ -137,7 +137,7 @@ class Ownership:
         """Out of queue, lanes, ledger and budgets with messages that do not run, and with those that wait."""
         ledger = partition.ledger
         for message in messages:
-            self.waiting.lanes.pop(message, None)
+            self.stopped.by_head.pop(message, None)
             ledger.drop(message)
         if isinstance(ledger, OffsetLedger):
             messages = messages + ledger.drop_waiting()

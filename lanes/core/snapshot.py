@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from lanes.core.commits import Commits
 from lanes.core.engine import Engine
-from lanes.core.lane import HELD, Lane
+from lanes.core.lane import HELD, StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import CommitState, Failure, LaneId, Ledger, Message, Partition, PartitionId, Reader, Settlement
@@ -162,9 +162,9 @@ def snapshot(engine: Engine) -> EngineState:
             f"{engine!r} has {len(engine.effects)} effects that nobody has performed: empty the list, then take a "
             "snapshot"
         )
-    chains, waiting, flow = engine.chains, engine.waiting, engine.flow
+    chains, stopped, flow = engine.chains, engine.stopped, engine.flow
     # One that was abandoned or given up stays in the heap until its time, and is passed over then.
-    holds = sorted((until, order, message_id(m)) for until, order, m in waiting._heap if m.state == HELD)
+    holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,
         latest_assignment=engine.latest_assignment,
@@ -178,7 +178,7 @@ def snapshot(engine: Engine) -> EngineState:
             for partition_id, tails in chains.tails.items()
             for lane, tail in tails.items()
         ),
-        lanes=tuple((message_id(head), lane.failure, lane.until, lane.kept) for head, lane in waiting.lanes.items()),
+        lanes=tuple((message_id(head), lane.failure, lane.until, lane.kept) for head, lane in stopped.by_head.items()),
         holds=tuple((until, held) for until, _, held in holds),
         dirty=tuple(partition.assignment for partition in engine.dirty),
     )
@@ -318,12 +318,12 @@ def restore(state: EngineState) -> Engine:
     for partition in partitions.values():
         # Shared by all assignments of a partition, fenced ones included.
         partition.tails = engine.chains.tails.get(partition.id, partition.tails)
-    waiting = engine.waiting
+    stopped = engine.stopped
     for head, failure, until, kept in state.lanes:
-        waiting.lanes[messages[head]] = Lane(messages[head], failure, until, kept)
-    waiting._heap = [(until, order, messages[head]) for order, (until, head) in enumerate(state.holds, 1)]
-    waiting._order = len(waiting._heap)
-    heapify(waiting._heap)
+        stopped.by_head[messages[head]] = StoppedLane(messages[head], failure, until, kept)
+    stopped._heap = [(until, order, messages[head]) for order, (until, head) in enumerate(state.holds, 1)]
+    stopped._order = len(stopped._heap)
+    heapify(stopped._heap)
     engine.dirty.extend(partitions[number] for number in state.dirty)
     for partition in engine.dirty:
         partition.dirty = True

@@ -91,7 +91,7 @@ def examine(
             lasted = f"{now - failing.since:.1f} s"
             reasons.append(f"finished messages of {partition.id} are not settled for {lasted}: {failing.error}")
     for state, what in ((BLOCKED, "blocked"), (PARKING, "parking"), (ARCHIVING, "parking")):
-        heads = [lane.head for lane in engine.lanes() if lane.head.state == state]
+        heads = [lane.head for lane in engine.stopped_lanes() if lane.head.state == state]
         if heads:
             reasons.append(f"{len(heads)} lanes {what}, the first: {_named(min(heads, key=_received), now)}")
     if stuck and len(stuck) >= engine.concurrency:

@@ -90,7 +90,7 @@ Lag = Callable[[Partition], int | None]
 def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], lag: Lag) -> Status:
     """The status of an engine at ``now``; ``lag``: of a partition, None where it is not known. O(in flight)."""
     flow = engine.flow
-    waiting = engine.waiting
+    stopped = engine.stopped
     partitions = {str(p.id): _partition(engine, p, now, lag) for p in engine.partitions.values()}
     oldest = [each.oldest for each in partitions.values() if each.oldest is not None]
     return Status(
@@ -103,9 +103,9 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         running=engine.running_handlers,
         concurrency=engine.concurrency,
         ready=engine.ready,
-        held=waiting.count(HELD),
-        blocked=waiting.count(BLOCKED),
-        parking=waiting.count(PARKING) + waiting.count(ARCHIVING),
+        held=stopped.count(HELD),
+        blocked=stopped.count(BLOCKED),
+        parking=stopped.count(PARKING) + stopped.count(ARCHIVING),
         taking=flow.taking,
         paused=flow.paused,
         settled=engine.settled_count,

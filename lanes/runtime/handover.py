@@ -78,7 +78,7 @@ class Handover:
         """
         if partition in self._drains:
             return False
-        waiting = [lane.head.position for lane in self._engine.lanes() if lane.head.partition is partition]
+        waiting = [lane.head.position for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
         limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
         drain = Drain(self._engine, partition, limits, close_prefix=self._close_prefix)
         drain.begin(anyio.current_time(), timeout)

@@ -194,7 +194,7 @@ class _Actor:
             self._excuse()
 
     def _parked(self, assignment: int, position: int) -> None:
-        waiting = self.engine.waiting.lanes
+        waiting = self.engine.stopped.by_head
         message = next(m for m in waiting if (m.partition.assignment, m.position) == (assignment, position))
         self.engine.parked(message)
         self._done(assignment, position)
@@ -300,7 +300,7 @@ class _Actor:
     def _drain(self, partition: Partition) -> None:
         if self._known[partition.assignment].drain != IDLE:
             return
-        if any(head.partition is partition for head in self.engine.waiting.lanes):
+        if any(head.partition is partition for head in self.engine.stopped.by_head):
             self._excuse()
         drain = self._restored(partition.assignment)
         drain.begin(0.0, 1.0)
@@ -309,7 +309,7 @@ class _Actor:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
-        """Waiting heads and failed handlers are not awaited by a drain; only a completed set keeps what is above."""
+        """Heads that wait and failed handlers are not awaited by a drain; only a completed set keeps what is above."""
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 

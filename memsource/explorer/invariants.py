@@ -119,7 +119,7 @@ def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
 def given_up_is_forgotten(engine: Engine) -> None:
     """12: what was released or lost is in none of the places from which something is committed, settled or started."""
     kept = {*engine.committer.partitions, *engine.committer.ahead, *engine.dirty}
-    kept |= {message.partition for message in [*engine.waiting.lanes, *engine.chains.ready]}
+    kept |= {message.partition for message in [*engine.stopped.by_head, *engine.chains.ready]}
     if strays := kept - set(engine.partitions.values()):
         broken(given_up_is_forgotten, f"{sorted(map(repr, strays))} were given up and are not forgotten")
 

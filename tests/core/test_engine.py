@@ -216,14 +216,14 @@ def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
     assert isinstance(held, fx.Held)
     assert (held.message, held.delay) == (head, BACKOFF / 2)
     assert (head.state, engine.running_handlers, engine.retries) == (HELD, 0, 1)
-    (lane,) = engine.lanes()
+    (lane,) = engine.stopped_lanes()
     assert (lane.head, lane.until) == (head, 100.0 + BACKOFF / 2)
     assert take_all(engine) == [2]
     assert engine.next_due() == 100.5
     engine.due(100.4)
     assert take_all(engine) == []
     engine.due(100.5)
-    assert (head.attempt, engine.lanes(), engine.next_due()) == (2, [], NEVER)
+    assert (head.attempt, engine.stopped_lanes(), engine.next_due()) == (2, [], NEVER)
     assert take(engine) is head
     assert engine.take() is None
     engine.finish(head, ACK, 101.0)
@@ -287,12 +287,12 @@ def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
     (due,) = effects(engine)
     assert isinstance(due, fx.DeadLetterDue)
     assert (due.message, due.failure) == (head, failure)
-    assert [(lane.head, lane.failure, lane.until) for lane in engine.lanes()] == [(head, failure, 0.0)]
+    assert [(lane.head, lane.failure, lane.until) for lane in engine.stopped_lanes()] == [(head, failure, 0.0)]
     assert take(engine) is other
     assert engine.take() is None
     assert engine.collect(0.0) == []
     engine.parked(head)
-    assert (head.state, engine.lanes()) == (FINISHED, [])
+    assert (head.state, engine.stopped_lanes()) == (FINISHED, [])
     assert engine.collect(0.0)[0].messages == [head]
     assert take(engine) is behind
 

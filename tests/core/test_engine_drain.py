@@ -145,7 +145,7 @@ def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
     engine.finish(run[3], outcome, 0.0)
     assert kinds(engine) == [*told, fx.Drained]
     assert committed(engine) == [(0, [(2, 3), (4, 5)])]
-    assert (engine.flow.in_flight, partition.tails, engine.lanes()) == (0, {}, [])
+    assert (engine.flow.in_flight, partition.tails, engine.stopped_lanes()) == (0, {}, [])
 
 
 def test_a_closing_drain_with_nothing_below_is_a_drain() -> None:

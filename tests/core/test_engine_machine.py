@@ -410,7 +410,7 @@ class EngineMachine(RuleBasedStateMachine):
         for message in self.running():
             engine.finish(message, ACK, self.now)
         chains = engine.chains
-        assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
+        assert not any((chains.tails, chains.fenced, chains.ready, engine.stopped.by_head, engine.dirty))
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 

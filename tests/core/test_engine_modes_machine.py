@@ -408,7 +408,7 @@ class ModesMachine(RuleBasedStateMachine):
         for batch in self.batches:
             engine.finish_batch(batch, [ACK] * len(batch), self.now)
         chains = engine.chains
-        assert not any((chains.tails, chains.fenced, chains.ready, engine.waiting.lanes, engine.dirty))
+        assert not any((chains.tails, chains.fenced, chains.ready, engine.stopped.by_head, engine.dirty))
         assert not any((engine.committer.partitions, engine.committer.ahead))
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 

@@ -24,7 +24,7 @@ def states(messages: list[Message]) -> set[int]:
 def nothing_left(engine: Engine) -> bool:
     """No message, no key, no fence is remembered by an engine without partitions."""
     assert engine.partitions == {}
-    left = (engine.chains.tails, engine.chains.fenced, engine.waiting.lanes, engine._ready, engine.dirty)
+    left = (engine.chains.tails, engine.chains.fenced, engine.stopped.by_head, engine._ready, engine.dirty)
     return not any(left) and (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
@@ -84,7 +84,7 @@ def test_draining_abandons_what_does_not_run_and_waits_for_what_does() -> None:
     abandoned = engine.drain(partition)
     assert abandoned == [behind, held, behind_held, parking, behind_parking, queued]
     assert states(abandoned) == {ABANDONED}
-    assert (kinds(engine), engine.take(), engine.lanes(), engine.flow.in_flight) == ([], None, [], 2)
+    assert (kinds(engine), engine.take(), engine.stopped_lanes(), engine.flow.in_flight) == ([], None, [], 2)
     # What was under way when the drain began comes to nothing.
     engine.due(1e9)
     engine.parked(parking)

@@ -42,7 +42,7 @@ def test_it_is_told_once_and_only_its_lane_waits(poison: Poison) -> None:
     effect, state = ENDS[poison]
     assert told(engine) == [(effect, run[0], failure)]
     assert (run[0].state, engine.halted, engine.retries) == (state, poison == "exit", 0)
-    assert [lane.head for lane in engine.lanes()] == [run[0]]
+    assert [lane.head for lane in engine.stopped_lanes()] == [run[0]]
     assert take_all(engine) == [2]
     engine.due(1e9)
     assert (take_all(engine), engine.next_due()) == ([], NEVER)
@@ -80,7 +80,7 @@ def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(p
         left, ended = effects(engine)
         assert isinstance(here, fx.Failed) and isinstance(left, fx.Interrupted) and isinstance(ended, fx.Drained)
         assert (left.message, left.failure, left.follows) == (message, failure, here.follows)
-        assert (message.state, engine.lanes(), engine.retries) == (ABANDONED, [], 0)
+        assert (message.state, engine.stopped_lanes(), engine.retries) == (ABANDONED, [], 0)
 
 
 def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None:
@@ -119,9 +119,9 @@ def test_unblock_gives_one_more_attempt(order: Order) -> None:
     engine, run, _ = given_up("block", order)
     take_all(engine)
     told(engine)
-    assert (engine.unblock(B), engine.unblock(None), engine.lanes()[0].head) == (0, 0, run[0])
+    assert (engine.unblock(B), engine.unblock(None), engine.stopped_lanes()[0].head) == (0, 0, run[0])
     assert engine.unblock(A) == 1
-    assert (engine.lanes(), run[0].attempt, run[0].state, engine.unblock(A)) == ([], 2, QUEUED, 0)
+    assert (engine.stopped_lanes(), run[0].attempt, run[0].state, engine.unblock(A)) == ([], 2, QUEUED, 0)
     assert take(engine) is run[0]
     engine.finish(run[0], ACK, 0.0)
     assert take(engine) is run[1]
@@ -181,7 +181,7 @@ def test_giving_the_partition_up_abandons_it(poison: Poison, way: str) -> None:
     engine, run, _ = given_up(poison)
     told(engine)
     getattr(engine, way)(run[0].partition)
-    assert ({m.state for m in run}, engine.lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
+    assert ({m.state for m in run}, engine.stopped_lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
     # What was under way comes to nothing.
     engine.parked(run[0])
     assert (engine.unblock(A), engine.park(A), take_all(engine), told(engine)) == (0, 0, [], [])
@@ -198,7 +198,7 @@ def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
     (settlement,) = engine.collect(0.0, everything=True)
     assert (settlement.floor, settlement.completed) == (0, [(2, 3)])
     engine.park(A)
-    engine.parked(engine.lanes()[0].head)
+    engine.parked(engine.stopped_lanes()[0].head)
     engine.settled([settlement])
     (settlement,) = engine.collect(0.0, everything=True)
     assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
@@ -206,9 +206,9 @@ def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
 
 def test_waiting_lanes_are_counted() -> None:
     engine, run, _ = given_up("block")
-    waiting = engine.waiting
-    assert [waiting.count(state) for state in (BLOCKED, HELD)] == [1, 0]
-    assert repr(waiting) == "<Waiting 1 lanes held, blocked or parking>"
-    assert repr(engine.lanes()[0]) == "<Lane blocked at S/0 position 0>"
+    stopped = engine.stopped
+    assert [stopped.count(state) for state in (BLOCKED, HELD)] == [1, 0]
+    assert repr(stopped) == "<StoppedLanes 1 lanes held, blocked or parking>"
+    assert repr(engine.stopped_lanes()[0]) == "<StoppedLane blocked at S/0 position 0>"
     assert repr(engine.chains) == "<Chains 1 ready, 0 fenced handlers>"
     assert run[0].partition.live

@@ -21,7 +21,7 @@ from lanes.core.lane import (
     STATE_NAMES,
     TRANSITIONS,
     IllegalTransition,
-    Lane,
+    StoppedLane,
     step,
 )
 from tests.core.builders import failed, new_message, new_partition
@@ -90,4 +90,4 @@ def test_any_other_pair_names_lane_state_and_event_and_changes_nothing(state: in
 def test_a_lane_shows_its_state_and_place() -> None:
     head = new_message(new_partition(2), 3)
     head.state = HELD
-    assert repr(Lane(head, failed(), 1.5)) == "<Lane held at S/2 position 3>"
+    assert repr(StoppedLane(head, failed(), 1.5)) == "<StoppedLane held at S/2 position 3>"

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from lanes.core.chains import Chains
 from lanes.core.commits import Commits, Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import Lane, Waiting
+from lanes.core.lane import StoppedLane, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.types import Message, Partition, Settlement
@@ -49,8 +49,8 @@ KNOWN = {
     Commits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
-    Waiting: "_heap _keeps _order lanes",
-    Lane: "failure head kept until",
+    StoppedLanes: "_heap _keeps _order by_head",
+    StoppedLane: "failure head kept until",
     Outbox: "dirty",
     Flow: "bytes in_flight low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",

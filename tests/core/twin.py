@@ -6,7 +6,7 @@ from typing import Any
 
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
-from lanes.core.lane import Lane
+from lanes.core.lane import StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.snapshot import restore, snapshot
@@ -159,7 +159,7 @@ def seen(value: Any) -> Any:
             return seen(value.partition), seen(value.messages), value.floor, list(value.completed), value.ordinal
         case Room():
             return value.messages, value.bytes, sorted(map(seen, value.paused))
-        case Lane():
+        case StoppedLane():
             return seen(value.head), value.failure, value.until, value.kept
         case Effect():
             names: tuple[str, ...] = type(value).__slots__
@@ -173,7 +173,7 @@ def asked(engine: Engine) -> list[Any]:
     """Every question an engine answers."""
     answers: list[Any] = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
     answers += [
-        engine.lanes(),
+        engine.stopped_lanes(),
         engine.held_since(float("inf")),
         engine.oldest(),
         engine.running_handlers,

@@ -30,8 +30,8 @@ _ORDER: Final = (
     Mutant(
         "block_forgets_successors",
         "lanes.core.engine",
-        '            waiting.stop(message, "block", failure)\n',
-        '            waiting.stop(message, "block", failure)\n            self.chains.free(message)\n',
+        '            stopped.stop(message, "block", failure)\n',
+        '            stopped.stop(message, "block", failure)\n            self.chains.free(message)\n',
         "behind a blocked message its key goes on",
         "jetstream",
         ("PerKeyOrder",),
@@ -97,7 +97,7 @@ _RETRY: Final = (
     Mutant(
         "settled_before_its_letter",
         "lanes.core.engine",
-        '            waiting.stop(message, "give up" if follows == "park" else "archive", failure)',
+        '            stopped.stop(message, "give up" if follows == "park" else "archive", failure)',
         '            step(message, "ack")\n            self._finished(message)',
         "a message that is given up is settled while its dead letter is being written",
         "jetstream",
