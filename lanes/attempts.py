@@ -1,4 +1,4 @@
-"""Attempts that outlive their assignment: the contract between ``lanes`` and a store of them."""
+"""Attempts that outlive an assignment: the contract between ``lanes`` and a store of attempts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ from lanes.errors import MessageError
 __all__ = ["Attempt", "AttemptState", "Attempts", "GivenUpBefore", "error_type", "given_up_before"]
 
 AttemptState = Literal["held", "blocked", "parking"]
-"""What a failed message waits for: its next attempt; for somebody to unblock or park it; for its dead letter."""
+"""The next step of a failed message.
+
+``"held"`` = its next attempt, ``"blocked"`` = ``Consumer.unblock`` or ``park``, ``"parking"`` = the confirmation of its
+dead letter.
+"""
 
 
 class Attempt(NamedTuple):
-    """What is known of a message that has failed: ``attempts`` so far, 1 or more; ``error_type`` of the last one."""
+    """The attempts of a message that has failed.
+
+    Attributes:
+        attempts: Number of attempts so far, 1 or more.
+        state: The next step.
+        error_type: Type of the exception of the last attempt.
+    """
 
     attempts: int
     state: AttemptState
@@ -23,41 +33,54 @@ class Attempt(NamedTuple):
 
 
 class Attempts(Protocol):
-    """Where failed messages are kept, so that the next owner of their partition goes on with their attempts.
+    """A store of failed messages, so that the next owner of a partition continues their attempts.
 
-    All calls come from one event loop, several of them at once, never two about one message. Each is cancel-safe (it
-    has happened or not) and idempotent. Any exception is taken for one that will pass, and the call is repeated for as
-    long as it takes; but a ``SourceError`` that is not retryable, and any other error of ``lanes``, such as
-    ``ConfigError``, stop the consumer in order.
+    All calls come from one event loop. Several may run at once, but never two for the same message. Each is idempotent
+    and cancel-safe: it has happened or not. An exception counts as retryable, and the call is repeated for as long as
+    it takes. A ``SourceError`` that is not retryable, and any other error of ``lanes``, stop the consumer in order.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        """What former owners have kept of a partition that was assigned just now, by position."""
+        """Load the attempts that former owners have stored.
+
+        Args:
+            partition: The new assignment.
+
+        Returns:
+            The attempts by position.
+        """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep that a message has failed; durable when it returns.
+        """Store a failed attempt; durable when it returns.
 
-        Changes nothing where something newer is there: of an owner with a higher fencing token, or more attempts. Who
-        owns a partition is for the source to say, so nobody is told.
+        A newer entry stays unchanged: one of an owner with a higher fencing token, or with more attempts. That is no
+        error, because the source decides about ownership.
+
+        Args:
+            message: The message that has failed.
+            attempt: Its attempts so far.
         """
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Forget messages of a partition that are finished and settled: one position, or some hundred.
+        """Delete the entries of messages that are settled. Those of an owner with a higher fencing token stay.
 
-        What an owner with a higher fencing token has kept stays.
+        Args:
+            partition: The assignment that settled the messages.
+            positions: One position, or several hundred.
         """
 
 
 class GivenUpBefore(MessageError):
-    """The attempts of a message were used up under an earlier assignment; its handler is not called again.
+    """A message was given up under an earlier assignment; its handler is not called again.
 
-    ``error_type``: the type of what it failed with last. ``blocked``: its lane stood still, and does so again; else its
-    dead letter was not known to be written.
+    Attributes:
+        error_type: Type of the exception of its last attempt.
+        blocked: Whether its lane was blocked, and blocks again. Otherwise its dead letter may be unwritten.
     """
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(
-            f"given up by an earlier owner of its partition, after {attempt.attempts} attempt(s) with "
+            f"the message was given up by an earlier owner of its partition, after {attempt.attempts} attempt(s) with "
             f"{attempt.error_type}"
         )
         self.error_type = attempt.error_type
@@ -65,10 +88,10 @@ class GivenUpBefore(MessageError):
 
 
 def given_up_before(message: Message) -> bool:
-    """Whether its handler is not to be called because it was given up under an earlier assignment."""
+    """Whether a message was given up under an earlier assignment, so that its handler must not be called."""
     return isinstance(message.broken, GivenUpBefore)
 
 
 def error_type(error: BaseException) -> str:
-    """The name of its type; of a message that was given up before, what it failed with then."""
+    """The name of an exception's type; for a message that was given up before, the type of its last failure then."""
     return error.error_type if isinstance(error, GivenUpBefore) else type(error).__qualname__

@@ -1,4 +1,4 @@
-"""The one clock that decides anything: monotonic, and counting the time a machine was suspended."""
+"""The clock of every decision: monotonic, and it counts the time that the machine was suspended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 __all__ = ["Clock", "monotonic"]
 
 Clock = Callable[[], float]
-"""Seconds from an arbitrary start; never goes back."""
+"""Returns seconds from an arbitrary start; never goes back."""
 
 
 def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# Elsewhere (macOS) the monotonic clock stops during a suspend; there is no better one in the standard library.
+# Without CLOCK_BOOTTIME (macOS) the clock stops while suspended; the standard library has no better one.
 monotonic: Final[Clock] = _boot_time if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-"""Seconds, those of a suspended machine included where the system counts them."""
+"""Seconds, including those of a suspended machine where the system counts them."""

@@ -1,4 +1,4 @@
-"""Settings: frozen, keyword-only, validated when they are made."""
+"""Settings: frozen, keyword-only, validated by their constructors."""
 
 from __future__ import annotations
 
@@ -33,23 +33,26 @@ SyncHandlers = Literal["threads", "inline"]
 
 LANES_LIMIT: Final = 1 << 32
 COMMIT_COUNT_LIMIT: Final = 5_000
-"""Finished messages of a partition that wait for the next commit at most."""
+"""Number of finished messages of a partition that wait for the next commit at most."""
 
 SETTLE_WITHIN: Final = 5.0
-"""Seconds that what has finished gets to be settled when a partition is drained; more where ``drain_timeout`` is not
-used up."""
+"""Seconds that the last settlement of a drained partition gets, plus the unused part of ``drain_timeout``."""
 
 RELEASE_WITHIN: Final = 10.0
-"""Seconds that a source gets to hand a drained partition back; more where its lease holds for longer."""
+"""Seconds that a source gets to hand a drained partition back, or the rest of its lease if that is longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """What happens when a handler raises: exponential backoff with full jitter, then the poison policy.
+    """The retries of a message: exponential backoff with full jitter, then the poison policy.
 
-    ``attempts``: how often a message is handled at most, 1 or more (1 = never retried).
-    ``backoff``: seconds before the second attempt at most; it doubles with every attempt. 0 or more.
-    ``max_backoff``: seconds a backoff never exceeds, not below ``backoff``.
+    Attributes:
+        attempts: Number of times that a message is handled at most, 1 or more. 1 = no retry.
+        backoff: Seconds before the second attempt at most, 0 or more. It doubles with every attempt.
+        max_backoff: Bound of the backoff in seconds, at least ``backoff``.
+
+    Raises:
+        ConfigError: A value is out of its range.
     """
 
     attempts: int = 5
@@ -69,36 +72,40 @@ class Retry:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a consumer runs.
+    """The settings of a consumer.
 
-    ``concurrency``: handlers running at once, 1 or more.
-    ``max_in_flight``: messages delivered and not yet settled, a hard bound, not below ``concurrency``. None =
-    2,000, or what the broker's consumer allows where that is less.
-    ``max_in_flight_bytes``: their bytes, 1 or more; one received batch may overshoot it.
-    ``max_ahead``: messages admitted above the position the broker confirmed, per partition, 1 or more; only where the
-    source commits positions. What a crash repeats at most.
-    ``order``: ``"key"`` = in order within a key; ``"partition"`` = within a partition, as a plain loop does;
-    ``"serial"`` = one message at a time, of one partition; ``"none"`` = no order is claimed.
-    ``keyless``: messages without a key are in no order (``"any"``), or all in ``"one_lane"`` of their partition.
-    ``lanes``: fold keys onto so many lanes a partition, 1 or more; keys that share one wait for each other. None =
-    every key has its own.
-    ``batch``: the handler gets a list of up to so many messages, 1 or more; None = it gets one message. ``linger``:
-    seconds a batch waits for more at most; 0 or more.
-    ``timeout``: seconds a handler may take, more than 0; then it is cancelled and the attempt has failed. One in a
-    thread cannot be cancelled: its lane and its thread stay taken, and it is reported. None = no limit.
-    ``sync_handlers``: where a plain function runs: in ``"threads"`` of its own, as many as ``concurrency``, or
-    ``"inline"`` on the event loop, which then waits for it.
-    ``retry``: see ``Retry``.
-    ``poison``: what happens to a message whose attempts are used up: ``"skip"`` writes it to the dead letters
-    and goes on, ``"block"`` stops its key until ``Consumer.unblock`` or ``park``, ``"block_and_dlq"`` writes it to the
-    dead letters and stops its key, ``"exit"`` stops in order with ``HandlerHalted``. None = ``"skip"`` where dead
-    letters are configured, else ``"exit"``.
-    ``commit_interval``: seconds a finished message waits for its commit at most, 0 or more; fewer when 5,000 wait, or
-    a quarter of ``max_ahead``.
-    ``unhealthy_after``: seconds after which an unfinished message makes the consumer unhealthy, more than 0.
-    ``drain_timeout``: seconds that running handlers get to end when a partition is given up or the consumer
-    stops; 0 or more. ``grace``: seconds they get to react to their cancellation after that; 0 or more. What they have
-    finished is settled behind that, and the partition handed back: see ``longest_drain``.
+    Attributes:
+        concurrency: Number of handlers that run at once, 1 or more.
+        max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000,
+            or the limit of the broker's consumer where that is lower.
+        max_in_flight_bytes: Bound on the bytes of those messages, 1 or more. One received batch may exceed it.
+        max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. Only where
+            the source commits positions. A crash repeats at most so many messages of each partition.
+        order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
+            ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
+        keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.
+        lanes: Number of lanes of a partition, 1 or more; keys that share a lane wait for each other. ``None`` = a lane
+            for every key.
+        batch: Number of messages that the handler gets as one list at most, 1 or more. ``None`` = one message a call.
+        linger: Seconds that a batch waits for more messages at most, 0 or more. Only with ``batch``.
+        timeout: Seconds that a handler may take, above 0; then it is cancelled, and the attempt has failed. A handler
+            in a thread cannot be cancelled: it keeps its lane and its thread, and is reported. ``None`` = no limit.
+        sync_handlers: Where a plain function runs. ``"threads"`` = in threads, as many as ``concurrency``.
+            ``"inline"`` = on the event loop, which waits for it.
+        retry: Attempts and backoff; see ``Retry``.
+        poison: Policy for a message whose attempts are used up. ``"skip"`` = write its dead letter, then continue.
+            ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
+            letter and stop its key. ``"exit"`` = stop in order with ``HandlerHalted``. ``None`` = ``"skip"`` with dead
+            letters and an order other than ``"serial"``, else ``"exit"``.
+        commit_interval: Seconds that a finished message waits for its commit at most, 0 or more. A commit comes
+            earlier when 5,000 messages wait for it, or a quarter of ``max_ahead``.
+        unhealthy_after: Seconds after which an unfinished message makes the consumer unhealthy, above 0.
+        drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
+            more. See ``longest_drain`` for the settlement and the release after it.
+        grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.
+
+    Raises:
+        ConfigError: A value is out of its range, or two settings contradict each other.
     """
 
     concurrency: int = 100
@@ -159,11 +166,11 @@ class Settings:
             return
         check_whole("lanes", self.lanes, 1)
         if self.lanes > LANES_LIMIT:
-            raise ConfigError(f"lanes={self.lanes}: must be at most {LANES_LIMIT}; leave it out for a lane a key")
+            raise ConfigError(f"lanes={self.lanes}: must be at most {LANES_LIMIT}; leave it out for a lane per key")
         if self.order != "key":
             raise ConfigError(
-                f'lanes={self.lanes} with order="{self.order}": only order="key" has lanes by key; leave lanes out, '
-                "or the order"
+                f'lanes={self.lanes} with order="{self.order}": only order="key" has lanes by key; leave out lanes or '
+                "order"
             )
 
     def _check_batch(self) -> None:
@@ -188,13 +195,20 @@ class Settings:
         return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:
-        """The policy in force.
+        """The poison policy in force.
 
-        Raises ``ConfigError`` for ``"skip"`` and ``"block_and_dlq"`` without dead letters: nothing may be lost.
+        Args:
+            has_dead_letters: Whether the consumer has a target for dead letters.
+
+        Returns:
+            ``poison``, or its default.
+
+        Raises:
+            ConfigError: The policy needs dead letters, and there is no target for them.
         """
         if self.poison in ("skip", "block_and_dlq") and not has_dead_letters:
             raise ConfigError(
-                f'poison="{self.poison}" needs dead letters, or the message is lost: pass dead_letters=… or use '
+                f'poison="{self.poison}" needs dead letters, or messages are lost: pass dead_letters=… or use '
                 'poison="exit"'
             )
         if self.poison is None and self.order == "serial":
@@ -203,55 +217,84 @@ class Settings:
 
     @property
     def longest_drain(self) -> float:
-        """Seconds after which a partition that is drained is handed over, at most, where it has no lease.
+        """Seconds until a drained partition without a lease is handed over at the latest.
 
-        Its handlers get ``drain_timeout`` to end, and ``grace`` to react to their cancellation; then what has finished
-        gets 5 s to be settled, or what is left of ``drain_timeout``, and the source 10 s to hand it back.
+        The sum of ``drain_timeout``, ``grace``, 5 s for the last settlement and 10 s for the release by the source.
         """
         return self.drain_timeout + self.grace + SETTLE_WITHIN + RELEASE_WITHIN
 
     def check_drain(self, allowed: float | None) -> None:
-        """Raises ``ConfigError`` when a drain may take longer than the ``allowed`` seconds (None = any time)."""
+        """Check that the broker allows the longest drain.
+
+        Args:
+            allowed: Seconds that the broker waits for a revoked partition. ``None`` = any time.
+
+        Raises:
+            ConfigError: A drain may take longer than that.
+        """
         if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(
-                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s to settle "
-                f"what has finished and {RELEASE_WITHIN:g} s to hand the partition back, are more than the "
-                f"{allowed:g} s that the broker gives a drain: lower them, or raise the broker's limit"
+                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s for the last "
+                f"settlement and {RELEASE_WITHIN:g} s for the release, exceed the {allowed:g} s that the broker allows "
+                "for a drain: lower them, or raise the broker's limit"
             )
 
     def check_partitions(self, name: str, partitions: int | None) -> None:
-        """Raises ``ConfigError`` for ``"serial"`` order of a source that has several (None = any number)."""
+        """Check that ``"serial"`` order has one partition.
+
+        Args:
+            name: Name of the source.
+            partitions: Number of its partitions. ``None`` = unknown.
+
+        Raises:
+            ConfigError: The order is ``"serial"``, and the source has several partitions.
+        """
         if self.order == "serial" and partitions is not None and partitions > 1:
             raise ConfigError(
-                f'{name}: order="serial" handles one partition, and there are {partitions}: use order="partition", or '
-                "a topic with one partition"
+                f'order="serial": {name} has {partitions} partitions; use order="partition" or a topic with one '
+                "partition"
             )
 
     def check_order(self, name: str, *, ordered: bool) -> None:
-        """Raises ``ConfigError`` for any order but ``"none"`` of a source that several processes take from at once."""
+        """Check that the source can keep the order.
+
+        Args:
+            name: Name of the source.
+            ordered: Whether one process alone takes from the consumer of the broker.
+
+        Raises:
+            ConfigError: Several processes take from it at once, and the order is not ``"none"``.
+        """
         if not ordered and self.order != "none":
             raise ConfigError(
-                f"{name}: order={self.order!r} cannot be kept where several processes take from one consumer: set "
-                'order="none", or let one process have it alone (shared=False)'
+                f'order="{self.order}": several processes take from one consumer of {name}, so no order can be kept; '
+                'use order="none" or shared=False'
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:
-        """``max_in_flight`` in force where the broker allows ``allowed`` unsettled messages (None = any number).
+        """The bound on messages in flight that is in force.
 
-        Raises ``ConfigError`` when it was set above that, and for a ``batch`` above the bound.
+        Args:
+            allowed: Number of unsettled messages that the broker allows. ``None`` = any number.
+
+        Returns:
+            ``max_in_flight``, or its default.
+
+        Raises:
+            ConfigError: ``max_in_flight`` or ``concurrency`` is above ``allowed``, or ``batch`` is above the bound.
         """
         if self.max_in_flight is not None:
             if allowed is not None and self.max_in_flight > allowed:
                 raise ConfigError(
-                    f"max_in_flight={self.max_in_flight} is above what the broker's consumer allows to be "
-                    f"unsettled ({allowed}): lower max_in_flight, or raise the consumer's limit (max_ack_pending)"
+                    f"max_in_flight={self.max_in_flight} is above the {allowed} unsettled messages that the broker's "
+                    "consumer allows: lower max_in_flight, or raise the consumer's limit (max_ack_pending)"
                 )
             return self.max_in_flight
         bound = max(DEFAULT_MAX_IN_FLIGHT, self.concurrency)
         if allowed is not None and allowed < self.concurrency:
             raise ConfigError(
-                f"concurrency={self.concurrency} is above what the broker's consumer allows to be unsettled "
-                f"({allowed}): lower concurrency, or raise the consumer's limit (max_ack_pending)"
+                f"concurrency={self.concurrency} is above the {allowed} unsettled messages that the broker's consumer "
+                "allows: lower concurrency, or raise the consumer's limit (max_ack_pending)"
             )
         bound = bound if allowed is None else min(bound, allowed)
         self._check_batch_against(bound)
@@ -259,36 +302,36 @@ class Settings:
 
 
 def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    """Raises ``ConfigError`` for what is none of the ``known`` values."""
+    """Raise ``ConfigError`` unless the value is one of the ``known`` ones."""
     if value not in known:
         names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
         raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
 
 
 def check_positive(name: str, value: object) -> None:
-    """Raises ``ConfigError`` for what is no finite number of seconds above 0."""
+    """Raise ``ConfigError`` unless the value is a finite number of seconds above 0."""
     check_seconds(name, value, 0.0)
     if not value:
         raise ConfigError(f"{name}={value!r}: must be more than 0 seconds")
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raises ``ConfigError`` for what is no whole number of ``least`` or more."""
+    """Raise ``ConfigError`` unless the value is a whole number of ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
 
 
 def check_aware(name: str, value: datetime) -> None:
-    """Raises ``ConfigError`` for a time without a zone, which would be another one on another machine."""
+    """Raise ``ConfigError`` for a time without a zone: each machine would read another time."""
     if value.utcoffset() is None:
         raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
 
 
 def check_seconds(name: str, value: object, least: float) -> None:
-    """Raises ``ConfigError`` for what is no finite number of seconds, ``least`` or more."""
+    """Raise ``ConfigError`` unless the value is a finite number of seconds, ``least`` or more."""
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # An int may be beyond any float.
+        # An int may exceed every float.
         with contextlib.suppress(OverflowError):
             number = float(value)
     if not least <= number < math.inf:

@@ -1,4 +1,4 @@
-"""A dead letter: a message that was given up, with where it came from and why."""
+"""A dead letter: a message that was given up, with its origin and its error."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ __all__ = [
 ]
 
 ERROR_TEXT_LIMIT: Final = 500
-"""Characters of an exception's text that a dead letter keeps."""
+"""Maximum number of characters of an exception's text in a dead letter."""
 
 
 class Details(NamedTuple):
-    """What a broker knows of a message beside what every ``Message`` has.
+    """Properties of a message that only its broker has.
 
-    ``record_key``: the key it keeps, whatever the key of the lane is. ``tombstone``: it has no value, which is not the
-    same as an empty one. ``null_headers``: which of the headers have no value, as rising indices. ``timestamp``: when
-    it was published, in seconds since the epoch; None = unknown.
+    Attributes:
+        record_key: Key of the record at the broker; the key of the lane may differ.
+        tombstone: Whether the record has no value; an empty value is another thing.
+        null_headers: Rising indices of the headers that have no value.
+        timestamp: Time of publishing in seconds since the epoch. ``None`` = unknown.
     """
 
     record_key: bytes | None = None
@@ -42,19 +44,41 @@ class Details(NamedTuple):
 
 @runtime_checkable
 class DetailedReader(Protocol):
-    """What a ``Reader`` may have too, so that dead letters keep the details."""
+    """An optional part of a ``Reader``, by which dead letters keep the details of a message."""
 
     def details(self, raw: object) -> Details:
-        """Neither blocks nor changes the message."""
+        """Read the details of a message. Does not block, and changes nothing.
+
+        Args:
+            raw: The message as the client library delivered it.
+
+        Returns:
+            The details.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeadLetter:
-    """One parked message.
+    """A message that was given up.
 
-    ``id`` is a function of where the message came from alone, so that writing it twice can be recognised.
-    ``time`` is wall-clock seconds since the epoch. ``error_text`` is at most ``ERROR_TEXT_LIMIT`` characters.
-    ``key`` is the key of the lane. See ``Details`` for the last four.
+    Attributes:
+        id: 32 hex digits, a function of the origin alone, so that a second write can be recognised.
+        source: Name of the topic or stream.
+        partition: Number of the partition.
+        position: Position of the message.
+        subject: Subject of the message, where the broker has subjects.
+        key: Key of the lane.
+        value: Payload of the message.
+        headers: Headers of the message.
+        attempts: Number of attempts, 1 or more.
+        error_type: Type of the last exception.
+        error_text: Text of the last exception, at most ``ERROR_TEXT_LIMIT`` characters.
+        epoch: Fencing token of the partition, as in ``Message.epoch``.
+        time: Time of giving up, in wall-clock seconds since the epoch.
+        record_key: See ``Details``.
+        tombstone: See ``Details``.
+        null_headers: See ``Details``.
+        timestamp: See ``Details``.
     """
 
     id: str
@@ -80,14 +104,14 @@ class DeadLetter:
 
 
 def dead_letter_id(source: str, incarnation: str, partition: int, position: int) -> str:
-    """32 hex digits that name one message of one incarnation of a topic or stream."""
-    # The length prefix keeps ("a", "b:0") and ("a:b", "0") apart: names are the user's.
+    """32 hex digits that identify one message of one incarnation of a topic or stream."""
+    # Users choose the names: without the length prefix, ("a", "b:0") and ("a:b", "0") would be the same.
     text = f"{len(source)}:{source}{len(incarnation)}:{incarnation}{partition}:{position}"
     return blake3(text.encode()).hexdigest(length=16)
 
 
 def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLetter:
-    """The letter for a message whose handling was given up with ``failure`` at ``wall_time``."""
+    """The dead letter of a message that was given up with ``failure`` at ``wall_time`` (seconds since the epoch)."""
     partition = message.partition
     error = failure.error
     known = details(message)
@@ -113,17 +137,17 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
 
 
 def details(message: Message) -> Details:
-    """The details of a message, as far as its source knows any."""
+    """The details of a message; empty where its reader has none."""
     reader = message.partition.reader
     return reader.details(message.raw) if isinstance(reader, DetailedReader) else Details()
 
 
 def error_text(error: BaseException) -> str:
-    """The exception's own text, bounded and encodable; one that cannot be rendered says so instead of raising."""
+    """The text of an exception, bounded and encodable. A text that cannot be rendered is replaced by a note."""
     try:
         text = str(error)
     except Exception as broken:
         text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
-    # Lone surrogates, as of a file name that is not UTF-8, could not be written anywhere.
+    # A lone surrogate, as from a file name that is not UTF-8, could not be encoded later.
     text = text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode()
     return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"

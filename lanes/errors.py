@@ -1,6 +1,6 @@
-"""The errors of ``lanes``. Each says what, where, in which state, and what to do.
+"""The errors of ``lanes``. Each text names subject, fault, value and remedy.
 
-``Nak`` and ``Term`` are not errors of ``lanes``: a handler raises them to choose its own outcome.
+``Nak`` and ``Term`` are not errors of ``lanes``: a handler raises them to choose its outcome.
 """
 
 from __future__ import annotations
@@ -19,15 +19,23 @@ __all__ = [
 
 
 class LanesError(Exception):
-    """Base of everything ``lanes`` raises by itself."""
+    """Base class of the errors that ``lanes`` raises."""
 
 
 class ConfigError(LanesError):
-    """A setting that cannot be kept: names it, the value found, and the remedy."""
+    """A setting cannot be kept. The text names setting, value and remedy."""
 
 
 class SourceError(LanesError):
-    """The broker's side failed. ``retryable`` says whether the same call may succeed later."""
+    """The broker, or the connection to it, failed.
+
+    Args:
+        message: The text of the error.
+        retryable: Whether the same call may succeed later.
+
+    Attributes:
+        retryable: Whether the same call may succeed later.
+    """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
@@ -37,34 +45,41 @@ class SourceError(LanesError):
 def is_retryable(error: Exception, *, unknown: bool) -> bool:
     """Whether the same call may succeed later.
 
-    A ``SourceError`` says so itself; what else ``lanes`` raises does not pass. ``unknown``: whether an error not of
-    ``lanes`` does, such as a driver's. Dead letters and stores of attempts may raise any, and are called again; a
-    source says what passes, and anything else is a bug of it.
+    A ``SourceError`` says so itself, and no other error of ``lanes`` is retryable. ``unknown`` is the answer for other
+    exceptions, such as a driver's: True for dead letters and stores of attempts, which may raise any exception. A
+    source must raise ``SourceError`` for a retryable failure, so another exception is a bug of the source.
     """
     return error.retryable if isinstance(error, SourceError) else unknown and not isinstance(error, LanesError)
 
 
 class ContractError(LanesError):
-    """A source broke a rule of ``lanes.source``: a bug in the adapter, please report it."""
+    """A source broke a rule of ``lanes.source``: a bug of the adapter, please report it."""
 
 
 class HandlerHalted(LanesError):
-    """A message could not be handled and the poison policy is ``exit``, or its handler was cancelled by somebody else.
+    """A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
 
-    Everything that had finished was settled, the message itself was not: it is delivered again at the next
-    start. ``__cause__`` is what the handler raised last.
+    Finished messages were settled. The failed message was not, and is redelivered at the next start. ``__cause__`` is
+    the last exception of the handler.
     """
 
 
 class MessageError(LanesError):
-    """A message that cannot be handled as it is: its key or its value cannot be read. ``__cause__`` says why.
+    """The key or the value of a message cannot be read. ``__cause__`` is the reason.
 
-    An outcome of that one message: it is not retried, and the poison policy decides what becomes of it.
+    It is the outcome of that one message: it is not retried, and the poison policy decides about it.
     """
 
 
 class Nak(Exception):
-    """Raised by a handler: this attempt failed, try again after ``delay`` seconds (None = the backoff)."""
+    """Raised by a handler to fail an attempt and choose the delay of the next one.
+
+    Args:
+        delay: Seconds until the next attempt, finite and 0 or more. ``None`` = the backoff of ``Retry``.
+
+    Raises:
+        ValueError: The delay is out of its range.
+    """
 
     def __init__(self, *, delay: float | None = None) -> None:
         if delay is not None and not 0 <= delay < float("inf"):
@@ -74,7 +89,11 @@ class Nak(Exception):
 
 
 class Term(Exception):
-    """Raised by a handler: this message can never succeed; do not retry it."""
+    """Raised by a handler for a message that can never succeed: it is not retried.
+
+    Args:
+        reason: Text of the error, for the log and the dead letter.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""What a consumer tells its user about ownership, beside messages: what it owns, and how the group goes on."""
+"""Events about the ownership of partitions and the plans of a group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ __all__ = ["GroupEvent", "OnEvent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvent:
-    """Something about ownership has changed.
+    """A change of ownership. A field that an event has no value for is ``None``.
 
-    ``name``: ``"assigned"``, this process owns ``partition`` from now on; ``"revoked"``, it was drained and handed
-    over; ``"lost"``, it is owned no more without that, for ``reason``. ``"generation"``: the group has a new plan,
-    number ``generation``. ``"standby"``: by that plan this process owns nothing and waits; the next ``"assigned"`` ends
-    that. ``epoch``: the fencing token of the partition, as in ``Message.epoch``. What an event does not have is None.
+    Attributes:
+        name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = it was drained and handed
+            over. ``"lost"`` = it is no longer owned, without a drain. ``"generation"`` = the group has a new plan.
+            ``"standby"`` = under the new plan this process owns nothing and waits, until the next ``"assigned"``.
+        partition: The partition.
+        epoch: Fencing token of the partition, as in ``Message.epoch``.
+        generation: Number of the plan.
+        reason: Why the partition was lost.
     """
 
     name: Literal["assigned", "revoked", "lost", "generation", "standby"]
@@ -31,10 +35,19 @@ class GroupEvent:
     def of(
         cls, name: Literal["assigned", "revoked", "lost"], partition: Partition, reason: str | None = None
     ) -> GroupEvent:
-        """An event of one partition."""
+        """Make an event of one partition.
+
+        Args:
+            name: Name of the event.
+            partition: The assignment.
+            reason: Why the partition was lost.
+
+        Returns:
+            The event.
+        """
         return cls(name=name, partition=partition.id, epoch=partition.epoch, reason=reason)
 
 
 OnEvent = Callable[[GroupEvent], None]
-"""A plain function, called on the event loop in the order of the events; it must not block. What it raises stops the
+"""A plain function, called on the event loop in the order of the events. It must not block. An exception stops the
 consumer in order."""

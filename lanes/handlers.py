@@ -1,4 +1,4 @@
-"""What a user may pass as a handler, and how it is made into what the workers call."""
+"""The kinds of handlers, and the functions that workers call for them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ __all__ = [
     "SyncHandler",
     "async_handler",
     "check_handler",
-    "decoded",
+    "fill_data",
     "is_async",
     "refuse_awaitable",
     "sync_handler",
 ]
 
 BatchOutcomes = Sequence[BaseException | None] | None
-"""What a batch handler returns: None when all of it is done, or for each message None or why it failed."""
+"""Result of a batch handler: ``None`` = every message is done; otherwise ``None`` or an exception for each message."""
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
-"""A function of one message, or of a list of them with ``Settings(batch=…)``: async, or plain.
+"""An async or plain function of one message, or of a list of messages with ``Settings(batch=…)``.
 
-Returning acknowledges it; see ``Nak`` and ``Term`` for the rest. For a batch see ``BatchOutcomes``.
+A return acknowledges the message; an exception fails the attempt, see ``Nak`` and ``Term``. For a batch, see
+``BatchOutcomes``.
 """
 
 Decode = Callable[[Message], object]
-"""A plain function that makes ``Message.data`` of a message. It runs in the message's turn, before the handler."""
+"""A plain function that returns ``Message.data`` for a message. It runs in the message's turn, before the handler."""
 
 AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
@@ -44,29 +45,29 @@ BatchHandler = Callable[[list[Message]], object]
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether calling it gives something to await: a coroutine function, or an object whose call is one."""
+    """Whether a handler is a coroutine function, or an object whose ``__call__`` is one."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def check_handler(handler: object, decode: object, settings: Settings) -> None:
-    """Raise ``ConfigError`` for what can be no handler."""
+    """Raise ``ConfigError`` for a handler or a decoder that cannot work."""
     if not callable(handler):
         raise ConfigError(f"handler={handler!r} is not callable: pass a function of one message, async or plain")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise ConfigError(f"handler={handler!r} is a generator: it would never run; use return, not yield")
+        raise ConfigError(f"handler={handler!r} is a generator: its body would never run; use return, not yield")
     if decode is not None and (not callable(decode) or is_async(decode)):
         raise ConfigError(f"decode={decode!r}: pass a plain function of one message")
     if settings.timeout is not None and not is_async(handler) and settings.sync_handlers == "inline":
         raise ConfigError(
-            f'timeout={settings.timeout:g} with sync_handlers="inline": the event loop waits for such a handler, so '
-            'nothing can interrupt it; use sync_handlers="threads", or leave timeout out'
+            f'timeout={settings.timeout:g} with sync_handlers="inline": such a handler runs on the event loop and '
+            'cannot be interrupted; use sync_handlers="threads", or leave timeout out'
         )
 
 
-def decoded(message: Message, decode: Decode) -> None:
-    """Fill ``message.data``. Raises ``MessageError`` when ``decode`` fails: another attempt would fail as well."""
+def fill_data(message: Message, decode: Decode) -> None:
+    """Fill ``message.data``; a failure is a ``MessageError``, because another attempt would fail as well."""
     try:
         message.data = decode(message)
     except MessageError:
@@ -74,50 +75,50 @@ def decoded(message: Message, decode: Decode) -> None:
     except Exception as error:
         raise MessageError(
             f"decode failed at {message.partition.id} position {message.position} with {type(error).__qualname__}: "
-            "correct decode=…, or what writes such messages"
+            "correct decode=…, or the producer of such messages"
         ) from error
 
 
 def async_handler(handler: Callable[..., object], decode: Decode | None) -> AsyncHandler:
-    """The handler of one message as the workers on the event loop call it."""
+    """The handler of one message, in the form that workers on the event loop call."""
     if is_async(handler):
         awaited = cast(AsyncHandler, handler)
         if decode is None:
             return awaited
 
         async def decoding(message: Message) -> None:
-            decoded(message, decode)
+            fill_data(message, decode)
             await awaited(message)
 
         return decoding
 
     async def inline(message: Message) -> None:
         if decode is not None:
-            decoded(message, decode)
+            fill_data(message, decode)
         refuse_awaitable(handler, handler(message), message)
 
     return inline
 
 
 def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncHandler:
-    """The handler of one message as the threads call it."""
+    """The handler of one message, in the form that threads call."""
 
     def plain(message: Message) -> None:
         if decode is not None:
-            decoded(message, decode)
+            fill_data(message, decode)
         refuse_awaitable(handler, handler(message), message)
 
     return plain
 
 
 def refuse_awaitable(handler: object, returned: object, message: Message) -> None:
-    """Raise ``ConfigError`` for what a plain function must not return: it would never be awaited."""
+    """Raise ``ConfigError`` when a plain function returned an awaitable: it would never be awaited."""
     if returned is not None and inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
-            # Or it would warn, and name no handler, that it was never awaited.
+            # Otherwise Python warns about a coroutine that was never awaited, without naming the handler.
             returned.close()
         raise ConfigError(
-            f"handler={handler!r} is a plain function and returned something to await ({type(returned).__name__}) at "
-            f"{message.partition.id} position {message.position}, which was not handled: declare the handler, and what "
-            "wraps it, as async def"
+            f"handler={handler!r} is a plain function and returned an awaitable ({type(returned).__name__}) at "
+            f"{message.partition.id} position {message.position}, so the message was not handled: declare the handler "
+            "and its wrappers as async def"
         )

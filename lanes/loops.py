@@ -1,4 +1,4 @@
-"""The event loop that something runs on, from wherever it is called: asyncio or trio."""
+"""Calls into an event loop from tasks, callbacks and other threads: asyncio or trio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["ThreadSafeCall", "entry_of_loop"]
 
 
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
-    """What calls a function on the running event loop, from any thread; ``RuntimeError`` when the loop is gone."""
+    """A function that schedules calls on the running event loop, from any thread.
+
+    It raises ``RuntimeError`` when the loop is closed.
+    """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return asyncio.get_running_loop().call_soon_threadsafe
     import trio
@@ -21,11 +24,12 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
 
 
 class ThreadSafeCall:
-    """Calls ``function`` on the event loop that this is made on, whoever asks for it and where.
+    """Calls ``function`` on the event loop that this object is made on. Does not block.
 
-    In a task of that loop: at once. In a callback of the loop, such as a handler of a signal, where no task can be
-    started, and in other threads: ``wake`` is called in the loop's next turn, for a task that then calls ``serve``.
-    Where the loop is closed nothing is called. Does not block.
+    In a task of that loop, the call happens at once. From a callback of the loop,
+    such as a signal handler, or from another thread, ``wake`` is called in the loop's next turn. A task that wakes then
+    calls ``serve``. After the loop is
+    closed, nothing is called.
     """
 
     def __init__(self, function: Callable[[], None], wake: Callable[[], None]) -> None:
@@ -38,7 +42,7 @@ class ThreadSafeCall:
         try:
             here = entry_of_loop() == self._enter
         except RuntimeError:
-            # No task runs here, as far as the libraries can tell.
+            # No task runs here.
             here = False
         if here:
             self._function()
@@ -47,7 +51,7 @@ class ThreadSafeCall:
                 self._enter(self._ask)
 
     def serve(self) -> None:
-        """Call it for whoever asked and could not. To be called in a task of the loop."""
+        """Make the call that a callback or a thread has asked for. Called in a task of the loop."""
         if self._asked:
             self._asked = False
             self._function()

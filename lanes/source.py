@@ -1,7 +1,7 @@
 """The contract between ``lanes`` and a backend.
 
-A source delivers, settles and gives up partitions; it decides nothing about order, retries or bounds. The
-engine and the runtime know a backend only through the values and Protocols of this file.
+A source delivers messages, settles them and gives up partitions. It decides nothing about order, retries or bounds.
+The engine and the runtime know a backend only through the values and Protocols of this file.
 """
 
 from __future__ import annotations
@@ -30,29 +30,35 @@ __all__ = [
 ]
 
 CONTRACT_VERSION: Final = 1
-"""The version of what this file asks of a source. It rises when one that kept the contract may not keep it any more: a
-new duty, a new meaning, a method more, a check more in ``memsource.contract``. What has a default, or need not be
-there, leaves it as it is."""
+"""The version of the contract that this file states.
+
+It rises when a source that kept the contract may break it now: by a new duty, a new meaning, one more method, or one
+more check of ``memsource.contract``. An optional addition, or one with a default, leaves it unchanged.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits:
-    """What a source can do, known once it is open.
+    """The properties of a source, known once it is open.
 
-    ``name``: how logs and errors call it. ``system``: the broker's kind as OpenTelemetry calls it. ``settles``:
-    ``"individual"`` = one acknowledgement a message, ``"cumulative"`` = one committed position a partition, for
-    everything below it; its partitions have a ``floor``. ``hands_over``: whether a commit also keeps what is completed
-    above the floor, for the next owner. ``extend_interval``: seconds after which a held message must be kept alive by
-    ``extend``; None = the broker has no such timer. ``max_in_flight``: how many unsettled messages the broker itself
-    allows; None = it does not care. ``remembers``: of the positions of one assignment, which may all come again where
-    the source settles each message by itself, none comes that was given to ``settle`` there, whatever came of that: so
-    nobody else has to know.
-    ``revoke_limit``: seconds after which the broker takes a partition away that is being revoked, which have to hold
-    ``Settings.longest_drain``; None = it waits.
-    ``partitions``: how many there are, those of other processes included; None = that is not known. ``plans``: it says
-    by ``Generation`` what the group's plan is, the first time as soon as its assignment is known. ``ordered``: False
-    where several processes take from one consumer at once, so that no order can be kept. ``exclusive``: False where
-    several processes have a partition at once, each with keys of its own.
+    Attributes:
+        name: Name of the source in logs and errors.
+        system: Kind of the broker, by the names of OpenTelemetry.
+        settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
+            partition, for every message below it; such a partition has a ``floor``.
+        hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
+        extend_interval: Seconds after which an unsettled message must be kept alive by ``extend``. ``None`` = the
+            broker has no such timer.
+        max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
+        remembers: Whether the source never redelivers, within one assignment, a position that was passed to
+            ``settle``. The engine then does not track settled positions. Only for ``"individual"``.
+        revoke_limit: Seconds until the broker takes away a partition that is being revoked; must be at least
+            ``Settings.longest_drain``. ``None`` = it waits.
+        partitions: Number of partitions, those of other processes included. ``None`` = unknown.
+        plans: Whether the source sends a ``Generation`` for each plan of the group, the first one as soon as its
+            assignment is known.
+        ordered: False where several processes take from one consumer at once, so that no order can be kept.
+        exclusive: False where several processes own a partition at once, each with keys of its own.
     """
 
     name: str
@@ -71,9 +77,11 @@ class SourceTraits:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """This process owns the partition from now on. The ``Partition`` is new for every assignment.
+    """This process owns the partition from now on.
 
-    With a ``deadline`` it is owned until then at most: nothing starts and nothing is settled from there on.
+    Attributes:
+        partition: The assignment, a new object each time. With a ``deadline`` the ownership ends then at the latest;
+            from that moment no handler starts and nothing is settled.
     """
 
     partition: Partition
@@ -81,11 +89,16 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A run: consecutive messages of one partition, as received. ``size`` is the sum of their sizes.
+    """A run: consecutive messages of one partition, in the order of the source.
 
-    One whose key cannot be read is delivered like the others, with the ``MessageError`` that says why as its
-    ``broken``, and without a key: it fails alone, no handler is called, and the poison policy decides about it. Any
-    other exception there is a ``ContractError``.
+    A message whose key cannot be read has no key, and has the ``MessageError`` with the reason as its ``broken``. It
+    fails alone: its handler is not called, and the poison policy decides about it. Any other exception in ``broken``
+    is a ``ContractError``.
+
+    Attributes:
+        partition: The assignment that the messages belong to.
+        run: The messages.
+        size: Sum of the sizes of the messages, in bytes.
     """
 
     partition: Partition
@@ -95,9 +108,13 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The source has read up to ``position`` and found nothing more below it: gaps at the end of what there is.
+    """The source has read up to ``position`` and found no more messages below it, only gaps.
 
-    Only from a source that commits; so its committed position reaches the end although markers lie there.
+    Sent only by a source that commits. Its committed position thereby reaches the end of a log that ends with markers.
+
+    Attributes:
+        partition: The assignment that was read.
+        position: The position that the source reads next.
     """
 
     partition: Partition
@@ -106,12 +123,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition is to be handed over: its handlers have ``timeout`` seconds to end, then it is released.
+    """The partition must be handed over: its handlers may end, then it is released.
 
-    Cancelling them, settling and ``release`` may take the rest of ``Settings.longest_drain`` on top: a broker's limit
-    for all of it is for ``SourceTraits.revoke_limit`` to say, before the first message. Infinity: nobody takes it
-    before it is released, so its handlers are let end, however long they take. Any other time is cut to
-    ``Settings.drain_timeout``.
+    Attributes:
+        partition: The assignment to give up.
+        timeout: Seconds that running handlers get, at most ``Settings.drain_timeout``. The cancellation of handlers,
+            the last settlement and ``release`` come after that, within ``Settings.longest_drain``. A broker's limit
+            on all of it belongs in ``SourceTraits.revoke_limit``. Infinity = the next owner waits for the release, so
+            handlers are not cancelled, however long they take.
     """
 
     partition: Partition
@@ -120,7 +139,12 @@ class Revoking:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The partition is no longer owned. Nothing of it is settled or released any more."""
+    """The partition is no longer owned. Its messages are neither settled nor released any more.
+
+    Attributes:
+        partition: The assignment that was lost.
+        reason: Text for the log and for ``GroupEvent.reason``.
+    """
 
     partition: Partition
     reason: str
@@ -128,7 +152,12 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The group has a plan, number ``number``; ``standby``: by that plan this process owns nothing, and waits."""
+    """The group has a new plan.
+
+    Attributes:
+        number: Number of the plan.
+        standby: Whether this process owns nothing under the plan, and waits.
+    """
 
     number: int
     standby: bool
@@ -136,104 +165,146 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A finite source has delivered everything; the last event it sends. ``receive`` may be called again: it waits."""
+    """A finite source has delivered everything. It is the last event; a further ``receive`` waits."""
 
 
 SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
-"""What ``Source.receive`` tells."""
+"""The events that ``Source.receive`` returns."""
 
 
 class Source(Protocol):
-    """A backend. All calls come from one task group of one event loop; ``receive`` runs beside the others.
+    """A backend.
 
-    Order of calls: ``open``, then any of ``receive``, ``settle``, ``extend``, ``release``, then ``aclose``, also where
-    ``open`` failed. None may block the event loop: what blocks goes to a thread. Each may be cancelled, by a scope of
-    anyio.
+    All calls come from one task group of one event loop; ``receive`` runs beside the others. The order of calls is
+    ``open``, then any of ``receive``, ``settle``, ``extend`` and ``release``, then ``aclose``, also after a failed
+    ``open``. No method may block the event loop; a blocking call belongs in a thread. An anyio scope may cancel each
+    call.
     """
 
     async def open(self) -> SourceTraits:
-        """Connect and check everything only the broker knows, before the first message.
+        """Connect, and check before the first message everything that only the broker knows. Called once.
 
-        Raises ``ConfigError`` naming setting, value and remedy for what cannot be kept, and ``SourceError`` when
-        the broker cannot be reached. Called once.
+        Returns:
+            The properties of the source.
+
+        Raises:
+            ConfigError: A setting cannot be kept; the text names setting, value and remedy.
+            SourceError: The broker cannot be reached.
         """
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for the next events, in source order.
+        """Wait for the next events. Cancel-safe: a cancelled call loses nothing.
 
-        Delivers at most ``room.messages`` new messages, and does not wait for more room while there is any; more than
-        ``room.bytes`` only by the batch that crosses the bound, or for one message alone. With no room, of messages or
-        of bytes, it waits for events of ownership only. A message may come for the first time behind later positions
-        of its partition where the source settles each message by itself. Nothing of the partitions in ``room.paused``
-        is delivered; a client that prefetches is to be paused for exactly these, also right after an assignment.
-        Cancel-safe: nothing is lost when the call is cancelled. A lost connection is waited for, not raised: whatever
-        it raises stops the consumer in order. So it raises ``SourceError`` only when the connection cannot come back.
+        With room for messages, the call returns as soon as there are any. Without room, of messages or of bytes, it
+        waits for events of ownership only. Where the source settles each message by itself, a message may come for
+        the first time after later positions of its partition. A lost connection is waited for: any exception stops
+        the consumer in order.
+
+        Args:
+            room: Bounds of this call. At most ``room.messages`` new messages are delivered. Only the batch that
+                crosses ``room.bytes``, or a single message, may exceed that bound. Partitions in ``room.paused``
+                deliver nothing; a client that prefetches pauses exactly these, also right after an assignment.
+
+        Returns:
+            Events in the order of the source.
+
+        Raises:
+            SourceError: The connection cannot come back.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker that these messages are finished. Idempotent.
 
-        When it returns they have left for the broker; where the source commits, the broker has confirmed the ``floor``
-        of each settlement, and its ``completed`` set if the source hands it over. A partition has one settlement under
-        way at a time; those of different partitions may come by different calls at once. Raises ``SourceError`` with
-        ``retryable=True`` when they may not have: the caller repeats it, or sends a later one in its place.
+        After the return, every settlement has left for the broker. A source that commits also has the broker's
+        confirmation of each ``floor``, and of each ``completed`` set that it hands over.
 
-        Cancelled when a partition of it is lost, or released before its commit came back: what has not left for the
-        broker by then must not leave any more, for it could undo a commit of the next owner. No event loop cancels a
-        call that is about to go on anyway: one that waits before it sends looks, behind the wait, for what the source
-        has reported lost meanwhile.
+        The call is cancelled when one of its partitions is lost, or is released before the commit is confirmed. A
+        commit that has not left by then must not leave any more: it could undo a commit of the next owner. An event
+        loop does not cancel a call that is about to continue. A source that waits before it sends must therefore
+        check, after the wait, which partitions it has reported lost.
+
+        Args:
+            settlements: At most one for each partition. The next settlement of a partition comes after this one has
+                ended; those of different partitions may come by concurrent calls.
+
+        Raises:
+            SourceError: With ``retryable=True``, a settlement may not have left. The caller then repeats it, or sends
+                a later one in its place.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Keep these held messages alive at the broker. Idempotent; best effort while disconnected.
+        """Keep these unsettled messages alive at the broker. Idempotent; best effort while disconnected.
 
-        Called only with ``extend_interval``. One that the broker has given to somebody else by now is passed over. What
-        will pass is not raised: whatever it raises stops the consumer in order.
+        Called only with ``extend_interval``. Messages that the broker has already given to another process are
+        skipped. Transient errors are not raised: any exception stops the consumer in order.
+
+        Args:
+            messages: The messages to keep alive.
         """
 
     async def release(self, partition: Partition) -> None:
-        """Hand a drained partition back. Everything settled before has reached the broker when it returns.
+        """Hand a drained partition back. When it returns, everything settled before has reached the broker.
 
-        Idempotent, also while the same call is under way: one that is given back may be revoked at that moment. What
-        is unsettled then will not be: it may go to the next owner at once. A handler that did not end within
-        ``drain_timeout`` and its grace may still run. Raises ``SourceError`` where that failed: it is told of in the
-        log, and the run goes on without the partition. Any other exception stops the consumer in order.
+        Idempotent, also while the same call runs: a partition that is being given back may be revoked at that moment.
+        Its unsettled messages may go to the next owner at once. A handler that did not end within ``drain_timeout``
+        and ``grace`` may still run. Any exception but ``SourceError`` stops the consumer in order.
+
+        Args:
+            partition: The assignment to hand back.
+
+        Raises:
+            SourceError: The release failed. The log names it, and the run continues without the partition.
         """
 
     async def aclose(self) -> None:
-        """Close what ``open`` opened. Idempotent; a connection the user passed in stays open.
+        """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
 
-        A run that was cancelled has released nothing: what it left unsettled comes when the broker's own time is over.
-        What it raises is told of in the log.
+        A cancelled run has released nothing: the broker redelivers its unsettled messages after its own timeout. An
+        exception is logged.
         """
 
 
 @runtime_checkable
 class Lagging(Protocol):
-    """What a source may have beside the methods of ``Source``: one that knows how far behind it is."""
+    """An optional part of a source: one that knows its lag."""
 
     def lag(self, partition: Partition) -> int | None:
-        """How much the broker has of the partition that it has not been told is finished, counted as the broker's own
-        tools count it: in messages, or in positions where it commits those. None while that is not known.
+        """The lag of a partition. Called from any thread; does not block, sends nothing and raises nothing.
 
-        A moment old. Called from any thread; does not block, asks nobody, raises nothing.
+        Args:
+            partition: An assignment of this source.
+
+        Returns:
+            The lag a moment ago, counted as the broker's own tools count it: in messages, or in positions where the
+            source commits those. ``None`` = unknown.
         """
 
 
 class DeadLetters(Protocol):
-    """Where poison messages go."""
+    """The target of dead letters."""
 
     async def open(self) -> None:
-        """Connect and check that the target exists. Raises ``ConfigError`` or ``SourceError``."""
+        """Connect and check that the target exists.
 
-    async def put(self, letter: DeadLetter) -> None:
-        """Write one letter and wait until the broker confirmed it.
+        Raises:
+            ConfigError: The target does not exist, or a setting cannot be kept.
+            SourceError: The target cannot be reached.
+        """
 
-        Idempotent by ``letter.id`` as far as the backend can deduplicate. Raises a retryable ``SourceError`` when the
-        write is not confirmed: the caller tries again for as long as it takes. It stops in order after one that is not
-        retryable, and after any other error of ``lanes``, such as ``ConfigError``. Cancelled, the letter may have been
-        written all the same.
+    async def put(self, dead_letter: DeadLetter) -> None:
+        """Write one dead letter and wait until the broker has confirmed it.
+
+        Idempotent by the ``id``, as far as the backend can deduplicate. A cancelled call may still have written it.
+
+        Args:
+            dead_letter: The dead letter.
+
+        Raises:
+            SourceError: With ``retryable=True``, the write is not confirmed; the caller repeats it for as long as it
+                takes. Otherwise the consumer stops in order.
+            LanesError: Any other error of ``lanes``, such as ``ConfigError``, stops the consumer in order. An
+                exception of another kind counts as retryable.
         """
 
     async def aclose(self) -> None:
-        """Close what ``open`` opened. Idempotent."""
+        """Close everything that ``open`` opened. Idempotent."""

@@ -23,7 +23,7 @@ from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
-from lanes.handlers import BatchHandler, Decode, decoded, is_async, refuse_awaitable
+from lanes.handlers import BatchHandler, Decode, fill_data, is_async, refuse_awaitable
 from lanes.history.recorder import Recorder
 from lanes.observe.otel import Handling
 from lanes.observe.tap import Tap
@@ -220,7 +220,7 @@ class BatchWorkers:
                 if message.broken is not None:
                     raise message.broken
                 if self._decode is not None:
-                    decoded(message, self._decode)
+                    fill_data(message, self._decode)
             except MessageError as error:
                 outcomes[message] = failure(error)
                 unreadable.add(lane)

@@ -48,7 +48,7 @@ def test_settings_are_frozen_and_keyword_only(kind: type[Retry] | type[Settings]
 @pytest.mark.parametrize("kind", [Retry, Settings])
 def test_every_setting_is_documented(kind: type[Retry] | type[Settings]) -> None:
     assert kind.__doc__ is not None
-    assert [field.name for field in dataclasses.fields(kind) if f"``{field.name}``" not in kind.__doc__] == []
+    assert [field.name for field in dataclasses.fields(kind) if f"\n        {field.name}: " not in kind.__doc__] == []
 
 
 # --- one setting at a time
@@ -73,8 +73,8 @@ def test_a_drain_has_to_fit_into_what_the_broker_gives() -> None:
     Settings(drain_timeout=223.0, grace=2.0).check_drain(240.0)
     Settings(drain_timeout=3600.0).check_drain(None)
     said = (
-        "drain_timeout=224 and grace=2, with 5 s to settle what has finished and 10 s to hand the partition back, are "
-        "more than the 240 s that the broker gives a drain: lower them, or raise the broker's limit"
+        "drain_timeout=224 and grace=2, with 5 s for the last settlement and 10 s for the release, exceed the 240 s "
+        "that the broker allows for a drain: lower them, or raise the broker's limit"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         Settings(drain_timeout=224.0, grace=2.0).check_drain(240.0)
@@ -173,13 +173,13 @@ def test_a_handler_needs_a_message_in_flight() -> None:
 def test_lanes_are_for_the_order_by_key() -> None:
     for order in ("partition", "serial", "none"):
         said = refusal(Settings, lanes=4, order=order)
-        assert said == f'lanes=4 with order="{order}": only order="key" has lanes by key; leave lanes out, or the order'
+        assert said == f'lanes=4 with order="{order}": only order="key" has lanes by key; leave out lanes or order'
     assert Settings(lanes=4).lanes == 4
 
 
 def test_there_is_a_limit_to_lanes() -> None:
     said = refusal(Settings, lanes=2**32 + 1)
-    assert said == f"lanes={2**32 + 1}: must be at most {2**32}; leave it out for a lane a key"
+    assert said == f"lanes={2**32 + 1}: must be at most {2**32}; leave it out for a lane per key"
     assert Settings(lanes=2**32).lanes == 2**32
 
 
@@ -244,7 +244,7 @@ def test_the_policy_of_serial_order_is_to_stop() -> None:
 def test_to_write_dead_letters_that_nobody_takes_is_refused(poison: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         Settings(poison=poison).poison_policy(has_dead_letters=False)
-    assert str(refused.value).startswith(f'poison="{poison}" needs dead letters, or the message is lost: ')
+    assert str(refused.value).startswith(f'poison="{poison}" needs dead letters, or messages are lost: ')
     assert str(refused.value).endswith('pass dead_letters=… or use poison="exit"')
 
 
@@ -270,12 +270,14 @@ def test_the_bound_in_force(settings: Settings, allowed: int | None, bound: int)
 
 
 def test_more_in_flight_than_the_broker_allows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^max_in_flight=300 is above .*\(299\): lower max_in_flight, or raise"):
+    with pytest.raises(
+        ConfigError, match=r"^max_in_flight=300 is above the 299 .* allows: lower max_in_flight, or raise"
+    ):
         Settings(max_in_flight=300).in_flight_bound(299)
 
 
 def test_more_handlers_than_the_broker_allows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^concurrency=100 is above .*\(99\): lower concurrency, or raise"):
+    with pytest.raises(ConfigError, match=r"^concurrency=100 is above the 99 .* allows: lower concurrency, or raise"):
         Settings().in_flight_bound(99)
 
 

@@ -329,7 +329,7 @@ async def test_what_cannot_be_decoded_is_not_retried_and_not_handled(kind: Any, 
     (letter,) = broker.dead_letters
     assert (letter.position, letter.error_type, letter.attempts) == (0, "MessageError", 1)
     assert letter.error_text == (
-        "decode failed at memory/0 position 0 with UnicodeError: correct decode=…, or what writes such messages"
+        "decode failed at memory/0 position 0 with UnicodeError: correct decode=…, or the producer of such messages"
     )
     assert sorted(poisoned.done) == [1, 2]
     assert_kept(tmp_path)

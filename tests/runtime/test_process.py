@@ -95,7 +95,10 @@ def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
 @pytest.mark.parametrize(
     ("case", "line"),
     [
-        ("bound", "lanes: ConfigError: max_in_flight=500 is above what the broker's consumer allows"),
+        (
+            "bound",
+            "lanes: ConfigError: max_in_flight=500 is above the 200 unsettled messages that the broker's consumer",
+        ),
         ("open refused", "lanes: ConfigError: ack_policy is 'none'; set it to 'explicit'"),
         ("poison policy", 'lanes: ConfigError: poison="skip" needs dead letters'),
         ("no server", "lanes: SourceError: no server reached"),

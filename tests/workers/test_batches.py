@@ -258,7 +258,7 @@ async def test_a_plain_function_that_returns_something_to_await_is_refused() -> 
 
     for where in ("threads", "inline"):
         consumer = consumer_of(MemorySource(published("a")), lambda batch: handle(batch), sync_handlers=where)
-        with pytest.raises(ConfigError, match="declare the handler, and what wraps it, as async def"):
+        with pytest.raises(ConfigError, match="declare the handler and its wrappers as async def"):
             await consumer.run()
 
 
