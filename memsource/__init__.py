@@ -7,7 +7,7 @@ the base class of state machines is in ``memsource.sim.runs.machine``.
 A name is imported when it is asked for: the pytest plugin, which every test run loads, shall not import all of this.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
-``explorer``; and ``personality``, ``pytest_plugin``.
+``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
 """
 
 from __future__ import annotations

@@ -73,14 +73,6 @@ def modules_of(room: str) -> set[str]:
     return {path.stem for path in (ROOT / room).glob("*.py") if path.stem != "__init__"}
 
 
-def reading_order(room: str) -> list[str]:
-    """The modules that the docstring of a room lists."""
-    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
-    listed = re.search(r"^Reading order: (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert listed is not None, f"{room}/__init__.py does not say in which order its modules are read"
-    return re.findall(r"``(\w+)``", listed[1])
-
-
 @pytest.mark.parametrize("section", list(sections((ROOT / "docs" / "journey.md").read_text())), ids=lambda s: s[:20])
 def test_the_journey_leads_through_what_is_there(section: str) -> None:
     files = [ROOT / name for name in QUOTED.findall(section) if name.endswith(".py")]
@@ -91,11 +83,6 @@ def test_the_journey_leads_through_what_is_there(section: str) -> None:
 def test_the_design_names_every_room() -> None:
     there = {path.parent for name in SHIPPED for path in (ROOT / name).rglob("__init__.py")}
     assert sorted(rooms()) == sorted(str(path.relative_to(ROOT)) for path in there)
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_a_room_lists_each_of_its_modules_once(room: str) -> None:
-    assert sorted(reading_order(room)) == sorted(modules_of(room))
 
 
 def test_the_modules_to_be_read_first_are_there() -> None:
@@ -111,8 +98,3 @@ def test_the_files_that_a_page_of_the_design_names_are_there(page: Path) -> None
 def test_a_name_that_is_not_there_is_found() -> None:
     engine = ROOT / "lanes" / "core" / "engine.py"
     assert unknown("`Engine.receive` and `Engine.recieve`, `+ACK`, `key=`", [engine]) == ["Engine.recieve"]
-
-
-def test_a_room_that_lists_nothing_is_found() -> None:
-    with pytest.raises(AssertionError, match="does not say in which order"):
-        reading_order("tests")
