@@ -1,1 +1,1 @@
-"""What `lanes` costs, measured beside a baseline in the same run. `python -m bench` runs it; see `bench.__main__`."""
+"""The cost of `lanes`, measured beside a baseline in the same run; `python -m bench` runs it."""

@@ -1,10 +1,14 @@
-"""`python -m bench [--scale X] [--repeats N] [CASE...]`: measure, write `bench/out/<case>.json`, and print a table.
-`python -m bench plots [PLOT...]`: draw what is there as `docs/plots/<plot>.svg`; see `bench.plots`.
+"""Measure cases and print a table, or draw plots from earlier measurements.
 
-`--scale 0.1` measures with a tenth of the messages, `--repeats 1` once: for a quick look, whose figures are rough.
+| command | does |
+|---|---|
+| `python -m bench [--scale X] [--repeats N] [CASE...]` | measures, writes `bench/out/<case>.json`, prints a table |
+| `python -m bench plots [PLOT...]` | draws the written figures as `docs/plots/<plot>.svg`; see `bench.plots` |
 
-Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The
-status is 0 whether goals hold or not, 1 when something that is needed is missing, 2 for an unknown case.
+For a quick, rough look `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures once.
+
+Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
+status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for an unknown case.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
 
 
 def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = OUT) -> int:
-    """Measure these cases, all of them when none is named; the exit status."""
+    """Measure these cases, or all cases without a name, and return the exit status."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         print(f"bench: unknown case {unknown[0]!r}: known are {', '.join(CASES)}", file=sys.stderr)
@@ -84,7 +88,7 @@ def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = O
 
 
 def command(arguments: Sequence[str]) -> int:
-    """What the command line asks for; the exit status."""
+    """Perform the command line and return the exit status."""
     if arguments[:1] == ["plots"]:
         return plots.command(arguments[1:])
     parser = argparse.ArgumentParser(

@@ -1,19 +1,18 @@
-"""An exclusive cohort on a real server: messages a second, how long a partition takes to move, and what waiting costs.
+"""An exclusive cohort on a real server: throughput, the time of a move and of a failover, and the cost of idling.
 
-64 partitions: messages a second with a handler that does nothing, from the moment everything is assigned. The baseline
-is one consumer of the whole of the same stream.
+64 partitions: messages a second with a handler that does nothing, after every partition is assigned. The baseline is
+one consumer of the whole stream.
 
-Move: a member joins another one, in a process of its own, that has all partitions, where nothing is published. The
-figure is how long it takes from the start of the member, connection included, until it has handled a message of each
-partition that moves to it, published when it was assigned. The baseline is how long one consumer that shares with
-nobody takes for that.
+Move: a member joins another member, in a process of its own, that has all partitions of an idle stream. The figure is
+the time from the start of the new member, connection included, until it has handled a message of each partition that
+moves to it. Each message is published when its partition is assigned. The baseline is the same time of one consumer
+that shares with no other.
 
-Failover: two members share the partitions of a stream that is published to all the time; one ends by ``kill -9``. The
-figure is how long it takes until the other one has handled a message of each of its partitions. The baseline is the
-lease.
+Failover: two members share the partitions of a stream that is published to all the time, and one ends by ``kill -9``.
+The figure is the time until the other one has handled a message of each of its partitions. The baseline is the lease.
 
-Idle: the CPU time that a member with 64 partitions takes, the default lease, where nothing is published. The baseline
-is one consumer that waits as long, at the same time.
+Idle: the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is one consumer
+that waits at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ GOAL: Final = 0.6
 KEYS, MESSAGES, IN_FLIGHT = 1_000, 100_000, 2_000
 
 MOVES: Final = {1: 0.6, 20: 2.0}
-"""Partitions that move at once, and the seconds they may take."""
+"""Number of partitions that move at once, and the seconds that they may take."""
 
 LEASE: Final = 3.0
 FAILOVER_GOAL: Final = LEASE + 1.0
@@ -53,7 +52,7 @@ _numbers = count_from(1)
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, on a server of their own."""
+    """Measure the cases on a server of their own."""
     with running("nats") as urls:
         return asyncio.run(_figures(urls["nats"], effort))
 
@@ -80,7 +79,7 @@ async def _figures(url: str, effort: Effort) -> list[Figure]:
 
 
 async def _in_turns(figure: Callable[[], Awaitable[float]], baseline: Callable[[], Awaitable[float]], n: int) -> Pair:
-    """The medians of so many of both."""
+    """Return the medians of ``n`` measurements of both."""
     measured: list[Pair] = []
     for _ in range(n):
         gc.collect()
@@ -112,7 +111,10 @@ async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
 
 
 async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
-    """Messages a second. What is in flight when everything is assigned has arrived before, with both alike."""
+    """Return messages a second.
+
+    Messages in flight at the assignment have arrived before it, with and without a cohort.
+    """
     handled = assigned = 0
     begin = end = 0.0
     ready = asyncio.Event()
@@ -142,7 +144,7 @@ async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
 
 
 async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
-    """Seconds, and those of one consumer alone."""
+    """Return the seconds of a move, and those of one consumer alone."""
     stream = DividedStream(url, f"move-{count}", 2 * count)
     await stream.create(client)
     with holding(stream, "holder") as holder:
@@ -161,7 +163,7 @@ async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
 
 
 async def _until_served(source: JetStreamSource, stream: DividedStream, client: Client, count: int) -> float:
-    """Seconds from the start until so many partitions were assigned, and each has handled what was published then."""
+    """Return the seconds until ``count`` partitions were assigned and each has handled a message."""
     subjects = stream.subjects()
     served: dict[int, float] = {}
     publishing: set[asyncio.Task[None]] = set()
@@ -204,7 +206,7 @@ async def _failovers(url: str, client: Client, repeats: int) -> float:
 
 
 async def _feed(stream: DividedStream, client: Client) -> None:
-    """A message for each partition, again and again."""
+    """Publish a message for each partition, again and again."""
     while True:
         for subject in stream.subjects():
             await client.publish(subject, b"")
@@ -216,7 +218,7 @@ async def _failover(stream: DividedStream, consumer: lanes.Consumer, first: dict
     with holding(stream, _name("dies"), lease=LEASE) as member:
         await until(lambda: member.held == half == len(_owned(consumer)), "a half of the partitions each")
         others = set(range(FAILOVER_PARTITIONS)) - _owned(consumer)
-        # Its heartbeat and its leases are anywhere between two renewals.
+        # The kill may come at any point between two renewals.
         await asyncio.sleep(LEASE / 3 * (next(_numbers) % 5) / 5)
         begin = time.perf_counter()
         member.kill()
@@ -233,14 +235,14 @@ def _owned(consumer: lanes.Consumer) -> set[int]:
 
 
 async def _idle(url: str, client: Client, effort: Effort) -> Pair:
-    """Percent of a core, of a member and of one consumer."""
+    """Return the percentage of a core of a member, and that of one consumer."""
     seconds = max(1.0, IDLE_SECONDS * effort.scale)
     stream = DividedStream(url, "idle", PARTITIONS)
     await stream.create(client)
     measured: list[Pair] = []
     with holding(stream, "idle", lease=IDLE_LEASE) as member, holding(stream, "alone", lease=0) as alone:
         await until(lambda: (member.held, alone.held) == (PARTITIONS, 1), "everything to be assigned")
-        # The first renewals of all of them come together.
+        # The first renewals of all partitions come together.
         await asyncio.sleep(seconds / 2)
         for _ in range(effort.repeats):
             begin, before = time.perf_counter(), (await member.used(), await alone.used())

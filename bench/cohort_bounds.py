@@ -1,13 +1,15 @@
-"""An exclusive cohort on a real server when one key is stuck: who waits for whom, and what has to be remembered.
+"""An exclusive cohort on a real server with one stuck key: delay of the other keys, memory, and size of the record.
 
 Stuck key: messages come at a fixed rate to a member with 64 partitions, and the handler of one key hangs until all
-others have ended. The figure is the p99 of the time from the publishing to the end of the handler, of the other keys;
-the baseline is that without the hang.
+others have ended. The figure is the p99 of the time from the publishing to the end of the handler, for the other keys.
+The baseline is the same without the hang.
 
-Done-set: 1,000,000 messages of 1,000 keys pass, while one key hangs and its successors wait. Memory: the figure is the
-peak of the process's memory, the baseline that after the first fifth, and the goal adds to it as many outstanding
-messages as a ledger may have to know of. Record: the figure is what is written down of the partition with that key, in
-bytes; the baseline is that with nothing outstanding, and the goal adds a sequence for each that may be in flight.
+Memory and record: 1,000,000 messages of 1,000 keys pass while one key hangs and its successors wait.
+
+- Memory: the peak of the process at the end. The baseline is the peak after the first fifth. The goal adds the messages
+  that a ledger may have to know.
+- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the state with nothing
+  outstanding. The goal adds a sequence for each message that may be in flight.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ STUCK_PAIRS_MORE: Final = 2
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, PER_SECOND = 100, 4_000, 0.001, 2_000.0
 
 PASSING_KEYS, PASSING, IN_FLIGHT = 1_000, 1_000_000, 2_000
-# An entry of a dict, an object of five fields and a number, in a heap that is two thirds full.
+# A dict entry, an object of five fields and a number, in a heap that is two thirds full.
 OUTSTANDING_BYTES: Final = 400
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, on a server of their own."""
+    """Measure the cases on a server of their own."""
     with running("nats") as urls:
         url = urls["nats"]
         stuck = middle(asyncio.run(_stuck_pairs(url, effort)))
@@ -80,7 +82,7 @@ async def _stuck_pairs(url: str, effort: Effort) -> list[Pair]:
 
 
 async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool) -> float:
-    """Milliseconds from the publishing to the end, of the keys that are not stuck."""
+    """Return the milliseconds from publishing to end, of the keys that are not stuck."""
     times: list[int] = []
     ended = asyncio.Event()
     others = sum(key_of(number % STUCK_KEYS) != STUCK_KEY for number in range(count))
@@ -105,11 +107,11 @@ async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool
     return sorted(times)[len(times) * 99 // 100] / 1e6
 
 
-# --- what has to be remembered
+# --- memory and record
 
 
 class Passed(NamedTuple):
-    """Peaks of memory in MiB, after a fifth and at the end; the epoch of the partition and its record's bytes."""
+    """Peaks of memory in MiB (after a fifth, at the end), epoch of the partition, and bytes of its record."""
 
     first: float
     last: float
@@ -127,7 +129,7 @@ async def _fill(url: str, count: int) -> None:
 
 
 def pass_by(url: str, count: int) -> Passed:
-    """Handle all of the stream but one key, which hangs at its first message."""
+    """Handle the whole stream except one key, which hangs at its first message."""
     return asyncio.run(_pass_by(DividedStream(url, "passing", PARTITIONS), count))
 
 

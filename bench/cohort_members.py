@@ -1,11 +1,11 @@
-"""Streams that a cohort divides, and processes beside the one that measures.
+"""Streams that a cohort divides, and processes beside the measuring one.
 
-`python -m bench.cohort_members hold URL STREAM MEMBER LEASE`: a member that handles what it gets. It prints how many
-partitions it has whenever that changes, and for every line it reads, the CPU time it has used so far, in seconds. With
-the lease 0 it is one consumer of the whole stream, on a durable of its own.
+`python -m bench.cohort_members hold URL STREAM MEMBER LEASE` runs a member. It prints the number of its partitions
+after each change. For each line that it reads it prints the CPU time it has used so far, in seconds. With the lease 0
+it is one consumer of the whole stream, on a durable of its own.
 
-`python -m bench.cohort_members feed URL STREAM COUNT KEYS PER_SECOND`: publish at a steady rate. The payload begins
-with when it was published: 8 bytes, nanoseconds of the monotonic clock, which all processes of a machine share.
+`python -m bench.cohort_members feed URL STREAM COUNT KEYS PER_SECOND` publishes at a steady rate. The payload begins
+with the time of publishing: 8 bytes, nanoseconds of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ STAMP: Final = struct.Struct("<q")
 _PADDING: Final = bytes(SIZE - STAMP.size)
 
 _CONFIRMED: Final = 2_000
-"""Of so many messages one waits to be stored, and all before it: a stream drops what is beyond 10,000 in its queue."""
+"""Interval of messages whose storage is awaited: a stream drops messages beyond 10,000 in its queue."""
 
 
 class DividedStream:
-    """A stream of ``partitions`` by its own transform; the key is the last token of what is stored."""
+    """A stream of ``partitions`` by its own transform; the key is the last token of the stored subject."""
 
     def __init__(self, url: str, name: str, partitions: int) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class DividedStream:
         self.partitions = partitions
 
     async def create(self, client: Client, *, storage: str = "file") -> None:
-        """Have it made."""
+        """Create the stream on the server."""
         destination = f"{self.name}.{{{{partition({self.partitions},1)}}}}.{{{{wildcard(1)}}}}"
         config = {
             "name": self.name,
@@ -58,11 +58,11 @@ class DividedStream:
         await self.api(client, f"STREAM.CREATE.{self.name}", config)
 
     async def delete(self, client: Client) -> None:
-        """Give back what it takes of the server, its consumers included."""
+        """Delete the stream and its consumers."""
         await self.api(client, f"STREAM.DELETE.{self.name}")
 
     async def fill(self, client: Client, count: int, keys: int) -> None:
-        """Have so many messages of 100 bytes in it, over so many keys. Blocks until they are stored."""
+        """Publish ``count`` messages of 100 bytes over ``keys`` keys; blocks until they are stored."""
         for number in range(1, count + 1):
             subject = f"{self.name}.{key_of(number % keys)}"
             if number % _CONFIRMED and number < count:
@@ -72,14 +72,14 @@ class DividedStream:
                 assert answer["seq"] == number, answer
 
     async def api(self, client: Client, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the server answers."""
+        """Send a request and return the server's answer."""
         request = b"" if body is None else json.dumps(body).encode()
         answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", request, timeout=10)).data)
         assert "error" not in answer, answer
         return answer
 
     def subjects(self) -> list[str]:
-        """One for each partition."""
+        """Return one subject for each partition."""
         found: dict[int, str] = {}
         number = 0
         while len(found) < self.partitions:
@@ -88,22 +88,22 @@ class DividedStream:
         return [found[partition] for partition in range(self.partitions)]
 
     def durable(self, name: str, *, start: Start = "beginning") -> JetStreamSource:
-        """All of it as one consumer."""
+        """Return a source that reads the whole stream by one durable."""
         return JetStreamSource(self.url, stream=self.name, durable=name, key=subject_token(2), start=start)
 
     def member(self, name: str, *, namespace: str = "lanes", lease: float = 10.0) -> JetStreamSource:
-        """What the plan of a cohort gives to this member."""
+        """Return a source that is a member of the cohort."""
         cohort = Cohort(COHORT, member=name, namespace=namespace, lease=lease)
         return JetStreamSource(self.url, stream=self.name, cohort=cohort, key=subject_token(2))
 
 
 def key_of(number: int) -> str:
-    """What the key of a number is called."""
+    """Return the name of a key."""
     return f"key-{number}"
 
 
 def stamp(payload: bytes) -> int:
-    """When a message was published."""
+    """Return the time at which a message was published."""
     published: int = STAMP.unpack_from(payload)[0]
     return published
 
@@ -133,7 +133,7 @@ class Holder:
                 self._used.append(float(number))
 
     async def used(self) -> float:
-        """Seconds of CPU that it has used so far."""
+        """Return the seconds of CPU that the process has used so far."""
         assert self.process.stdin is not None
         self._used.clear()
         self.process.stdin.write("\n")
@@ -153,7 +153,7 @@ class Holder:
 
 @contextmanager
 def holding(stream: DividedStream, member: str, *, lease: float = 10.0) -> Iterator[Holder]:
-    """Have a member in a process of its own while the block runs. With the lease 0 one durable consumer."""
+    """Run a member in a process of its own during the block; with the lease 0, one durable consumer."""
     holder = Holder(stream, member, lease)
     try:
         yield holder
@@ -163,7 +163,7 @@ def holding(stream: DividedStream, member: str, *, lease: float = 10.0) -> Itera
 
 @contextmanager
 def feeding(stream: DividedStream, count: int, keys: int, per_second: float) -> Iterator[None]:
-    """Have it fed while the block runs; it may end before, and is ended with it."""
+    """Publish in a process of its own during the block, and end that process with it."""
     arguments = [stream.url, stream.name, str(count), str(keys), str(per_second)]
     with subprocess.Popen([sys.executable, "-m", "bench.cohort_members", "feed", *arguments]) as process:
         try:
@@ -173,7 +173,7 @@ def feeding(stream: DividedStream, count: int, keys: int, per_second: float) -> 
 
 
 async def until(condition: Callable[[], bool], what: str, *, within: float = 60.0) -> None:
-    """Wait for a condition that nothing signals."""
+    """Wait for a condition that has no signal."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:
@@ -185,7 +185,7 @@ async def until(condition: Callable[[], bool], what: str, *, within: float = 60.
 
 
 def hold(url: str, name: str, member: str, lease: str) -> None:
-    """Be a member until the end of the process."""
+    """Be a member until the process ends."""
     stream = DividedStream(url, name, 0)
     held: set[object] = set()
 
@@ -207,7 +207,7 @@ def hold(url: str, name: str, member: str, lease: str) -> None:
 
 
 def feed(url: str, name: str, count: str, keys: str, per_second: str) -> None:
-    """Publish as many at once as a sleep is late by; none is skipped."""
+    """Publish at a steady rate; a late sleep is made up by several messages at once."""
 
     async def publish() -> None:
         client = Client()

@@ -1,7 +1,7 @@
 """Panels as SVG, by matplotlib. Nothing is read, measured or chosen here.
 
-The same panels give the same bytes. The background is left out and every colour stands out on white as on black, so a
-picture can be read on a light page and on a dark one. Text stays text.
+The same panels give the same bytes. The background is transparent, and every colour stands out on white and on black,
+so a picture is readable on a light and on a dark page. Text stays text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WIDTH, HEIGHT, BARS_HEIGHT, BAR_HEIGHT = 9.0, 3.8, 1.2, 0.32
 
 
 def svg(panels: Panels) -> str:
-    """The picture: lines beside each other, or bars."""
+    """Return the picture: lines beside each other, or bars."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # it takes any str, its stubs a literal
         if isinstance(panels, Bars):
             canvas = Canvas(figsize=(WIDTH, BARS_HEIGHT + BAR_HEIGHT * len(panels.bars)), layout="constrained")
@@ -58,18 +58,18 @@ def svg(panels: Panels) -> str:
                 _lines(axes, panel, styles)
             places[0].legend(loc="upper left", frameon=False, fontsize=8.0)
         sink = io.StringIO()
-        # Neither the day nor the library's version: the same figures are the same file.
+        # Without day and version, the same figures give the same file.
         canvas.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return re.sub(r"[ \t]+$", "", sink.getvalue(), flags=re.MULTILINE)
 
 
 def gid(title: str, label: str) -> str:
-    """The id, in the SVG, of the line or bar with this label in the panel of this title."""
+    """Return the SVG id of the line or bar with this label in the panel of this title."""
     return re.sub(r"[^\w-]+", "-", f"{title} {label}")
 
 
 def _styles(panels: Sequence[Lines]) -> dict[str, dict[str, Any]]:
-    """How each line is drawn: of one label alike in all panels."""
+    """Return the style of each line; a label has the same style in all panels."""
     styles: dict[str, dict[str, Any]] = {}
     colours, markers, dashes = itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES)
     for line in itertools.chain.from_iterable(panel.lines for panel in panels):

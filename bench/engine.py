@@ -1,8 +1,8 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
-The driver takes as many messages as ``concurrency`` allows before it finishes any, as busy workers would, and
-settles once a batch. Its loops are part of the figure; making the messages is not. The baseline is a fixed loop over
-the same messages that enters each into a dict and a queue and takes it out again: the least any consumer does.
+The driver takes as many messages as ``concurrency`` allows before it finishes any, as busy workers would, and settles
+once a batch. Its loops are part of the figure; making the messages is not. The baseline is a fixed loop over the same
+messages, which puts each one into a dict and a queue and takes it out again. No consumer does less.
 
 ``engine … ×`` cases compare the cost of a message among many with that among few: flat is 1. Beyond ten thousand the
 processor's caches count too, so there the baseline is the growth of the bare loop over the same objects.
@@ -32,11 +32,11 @@ FEW, MANY = 100, 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is brought through the engine, and how.
+    """Traffic through the engine.
 
     ``commits``: with the ledger of a source that commits one position. ``settle_every``: batches a settle step.
-    ``stuck``: the first message never ends, and so many completed ones are above it before the measurement begins.
-    ``in_flight``: so many messages are delivered before any is taken.
+    ``stuck``: the first message never ends, and this number of completed ones are above it before the measurement.
+    ``in_flight``: this number of messages is delivered before any is taken.
     """
 
     keys: int = MANY
@@ -74,7 +74,7 @@ GROWTH: Final = {"engine 10⁵ ×": 100_000, "engine 10⁶ ×": 1_000_000}
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """All cases and their baselines, interleaved."""
+    """Measure all cases and their baselines, interleaved."""
     runs: list[Run] = []
     for case in CASES.values():
         runs += [partial(in_dict_and_queue, case, effort), partial(in_engine, case, effort)]
@@ -107,7 +107,7 @@ def _growth(effort: Effort) -> list[Figure]:
 
 
 def in_engine(case: Case, effort: Effort) -> float:
-    """Microseconds of CPU a message."""
+    """Return microseconds of CPU a message."""
     policy = Policy(
         concurrency=CONCURRENCY,
         max_in_flight=max(2_000, 2 * case.in_flight),
@@ -140,7 +140,7 @@ def in_engine(case: Case, effort: Effort) -> float:
 
 
 def _stick(engine: Engine, messages: Sequence[Message]) -> None:
-    """Deliver these; the first one is never finished."""
+    """Deliver these messages; the first one is never finished."""
     messages[0].key = messages[0].lane = b"stuck"
     engine.receive(messages[0].partition, list(messages), SIZE * len(messages), 0.0)
     assert engine.take() is messages[0]
@@ -150,7 +150,7 @@ def _stick(engine: Engine, messages: Sequence[Message]) -> None:
 
 
 def drive(engine: Engine, runs: Sequence[list[Message]], ahead: int = 1, settle_every: int = 1) -> None:
-    """Bring all messages through the engine: deliver ``ahead`` runs, then handle what is ready."""
+    """Bring all messages through the engine: deliver ``ahead`` runs, then handle the ready messages."""
     take, finish = engine.take, engine.finish
     running: list[Message] = []
     step = settle_every * len(runs[0])
@@ -173,7 +173,7 @@ def drive(engine: Engine, runs: Sequence[list[Message]], ahead: int = 1, settle_
 
 
 def in_dict_and_queue(case: Case, effort: Effort) -> float:
-    """Microseconds of CPU a message of the same messages in the bare loop."""
+    """Return microseconds of CPU a message of the same messages in the bare loop."""
     count = effort.messages(case.count)
     runs = runs_of(messages_of(new_partition(), count, case.keys, case.traffic), case.batch)
     ahead = max(1, effort.messages(case.in_flight) // case.batch) if case.in_flight else 1
@@ -181,7 +181,7 @@ def in_dict_and_queue(case: Case, effort: Effort) -> float:
 
 
 def least(runs: Sequence[list[Message]], ahead: int = 1) -> None:
-    """Enter each message into a dict by position and a queue, and take it out again."""
+    """Put each message into a dict by position and a queue, and take it out again."""
     known: dict[int, Message] = {}
     queue: deque[Message] = deque()
     for begin in range(0, len(runs), ahead):

@@ -1,4 +1,4 @@
-"""A figure, how it is measured beside its baseline, and how it is written down."""
+"""A figure, its measurement beside a baseline, and its file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Final
 OUT: Final = Path(__file__).parent / "out"
 
 Run = Callable[[], float]
-"""Does the work once; returns the figure of that once."""
+"""Do the work once and return its figure."""
 
 Pair = tuple[float, float]
-"""A figure and its baseline, from one run or from two that followed each other."""
+"""A figure and its baseline, from one run or from two consecutive ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is done. ``scale`` multiplies the number of messages, ``repeats`` is how often each is measured."""
+    """The amount of work: ``scale`` multiplies the number of messages, ``repeats`` is the number of measurements."""
 
     scale: float = 1.0
     repeats: int = 5
 
     def messages(self, count: int) -> int:
-        """So many of ``count`` messages."""
+        """Return ``count``, scaled."""
         return max(1, round(count * self.scale))
 
 
@@ -36,9 +36,9 @@ class Effort:
 class Figure:
     """One measurement.
 
-    ``ratio`` is ``figure`` to ``baseline``. ``goal``: the most a cost may be; of a rate, the least its ratio may be, or
-    the rate itself (``at_least``).
-    ``holds``: whether the goal is met; None without one.
+    ``ratio`` is ``figure`` to ``baseline``. ``goal`` is the highest allowed cost. For a rate it is the lowest allowed
+    ratio, or with ``at_least`` the lowest allowed rate. ``holds`` says whether the goal is met; without a goal it is
+    None.
     """
 
     case: str
@@ -50,16 +50,16 @@ class Figure:
     holds: bool | None
 
     def within(self, times: float) -> Figure:
-        """The same with a goal: at most so many times the baseline."""
+        """Return the figure with a goal: at most ``times`` the baseline."""
         return replace(self, goal=times, holds=self.ratio <= times)
 
     def at_least(self, figure: float) -> Figure:
-        """The same with a goal: no less than this, whatever the baseline."""
+        """Return the figure with a goal: no less than ``figure``, with any baseline."""
         return replace(self, goal=figure, holds=self.figure >= figure)
 
 
 def cost(case: str, unit: str, figure: float, baseline: float, goal: float | None = None) -> Figure:
-    """The figure of something that should be low."""
+    """Return the figure of a cost, which should be low."""
     made = Figure(
         case=case, figure=figure, unit=unit, baseline=baseline, ratio=figure / baseline, goal=goal, holds=None
     )
@@ -67,24 +67,24 @@ def cost(case: str, unit: str, figure: float, baseline: float, goal: float | Non
 
 
 def rate(case: str, unit: str, figure: float, baseline: float, goal: float | None = None) -> Figure:
-    """The figure of something that should be near its baseline."""
+    """Return the figure of a rate, which should be near its baseline."""
     made = cost(case, unit, figure, baseline)
     return made if goal is None else replace(made, goal=goal, holds=made.ratio >= goal)
 
 
 def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
-    """The median of each: in turns, so that whatever else the machine does meets all of them alike."""
+    """Return the median of each run; the runs take turns, so the load of the machine affects all of them alike."""
     measured: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, values in zip(runs, measured, strict=True):
-            # What the run before left behind is not this one's to clear away.
+            # The garbage of the previous run is not charged to this one.
             gc.collect()
             values.append(run())
     return [median(values) for values in measured]
 
 
 def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
-    """So many measurements of each, in turns."""
+    """Return ``count`` measurements of each, in turns."""
     measured = []
     for _ in range(count):
         gc.collect()
@@ -95,19 +95,19 @@ def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
 
 
 def middle(measured: Sequence[Pair]) -> Pair:
-    """The pair whose ratio is the median; of an even number, the upper one."""
+    """Return the pair with the median ratio; of an even number, the upper one."""
     return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 
 def cpu_micros(work: Callable[[], object], messages: int) -> float:
-    """Microseconds of this thread's CPU a message: what other processes do is not counted."""
+    """Return microseconds of this thread's CPU a message; the CPU of other processes does not count."""
     begin = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - begin) / 1_000 / messages
 
 
 def write(name: str, figures: Sequence[Figure], folder: Path) -> Path:
-    """Write the figures of one case as JSON; the file."""
+    """Write the figures of one case as JSON and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.json"
     file.write_text(json.dumps([asdict(figure) for figure in figures], indent=2, ensure_ascii=False) + "\n")
@@ -115,7 +115,7 @@ def write(name: str, figures: Sequence[Figure], folder: Path) -> Path:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """The figures as plain text."""
+    """Return the figures as plain text."""
     rows = [("case", "figure", "unit", "baseline", "ratio", "goal", "holds")]
     rows += [
         (

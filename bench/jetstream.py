@@ -1,9 +1,9 @@
-"""JetStream, on a real server, with a handler that does nothing: messages a second, and what a history costs.
+"""JetStream on a real server with a handler that does nothing: messages a second, and the cost of a history.
 
-No-op: the baseline is what a program can get out of the same client without `lanes`: overlapped raw pulls on an inbox
-of its own, the stream sequence parsed, every message acknowledged by a raw publish. Both have as many messages in
-flight, and neither waits for confirmations. Time runs from the first message until the server has read the last
-acknowledgement.
+No-op: the baseline is the most that a program can get out of the same client without `lanes`. It uses overlapped raw
+pulls on an inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both have as
+many messages in flight, and neither waits for confirmations. Time runs from the first message until the server has read
+the last acknowledgement.
 
 History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
 without a history.
@@ -36,7 +36,7 @@ KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baseline, on a server of their own."""
+    """Measure the cases, each interleaved with its baseline, on a server of their own."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:
@@ -57,7 +57,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 async def connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
-    """What ``work`` measures with a client of its own."""
+    """Return the result of ``work`` with a client of its own."""
     client = Client()
     await client.connect(url)
     try:
@@ -67,7 +67,7 @@ async def connected(url: str, work: Callable[[Client], Awaitable[float]]) -> flo
 
 
 async def fill(url: str, count: int) -> None:
-    """Have ``STREAM``, with so many messages."""
+    """Create ``STREAM`` with ``count`` messages."""
     client = Client()
     await client.connect(url)
     try:
@@ -76,7 +76,7 @@ async def fill(url: str, count: int) -> None:
         for number in range(count):
             await client.publish(f"bench.{number % KEYS}", bytes(SIZE))
         await client.flush()
-        # Published without waiting for the stream's confirmations: they are all in when the last one is.
+        # Published without waiting: when the last one is confirmed, all of them are stored.
         while (await stream.stream_info(STREAM)).state.messages < count:
             await client.flush()
     finally:
@@ -84,7 +84,7 @@ async def fill(url: str, count: int) -> None:
 
 
 async def through_lanes(client: Client, durable: str, count: int) -> float:
-    """Messages a second, of so many."""
+    """Return messages a second."""
     begin = await _consume(client, durable, count)
     return count / (time.perf_counter() - begin)
 
@@ -103,7 +103,7 @@ async def _history(client: Client, durable: str, count: int) -> float:
 
 
 async def _consume(client: Client, durable: str, count: int, history: History | None = None) -> float:
-    """Handle ``count`` messages; when the first one was handled, in seconds of ``perf_counter``."""
+    """Handle ``count`` messages and return the time of the first one, in seconds of ``perf_counter``."""
     handled = 0
     first = 0.0
 
@@ -117,7 +117,7 @@ async def _consume(client: Client, durable: str, count: int, history: History | 
 
     source = JetStreamSource(client, stream=STREAM, durable=durable, key=subject_token(1), acks="fire-and-forget")
     consumer = Consumer(source, handler, settings=Settings(max_in_flight=IN_FLIGHT), history=history)
-    # Returns when everything is acknowledged and the server has read it.
+    # Returns after the server has read every acknowledgement.
     await consumer.run()
     return first
 
@@ -135,7 +135,7 @@ async def _raw(client: Client, durable: str, count: int) -> float:
 
 
 class _RawPulls:
-    """Two pull requests at once: the next one leaves when half of what is open has arrived."""
+    """Two pull requests at once: the next one leaves when half of the requested messages have arrived."""
 
     def __init__(self, client: Client, next_subject: str, count: int) -> None:
         self._client = client

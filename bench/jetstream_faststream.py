@@ -1,10 +1,10 @@
 """JetStream beside FastStream's NATS subscribers, on a real server, with a no-op handler: messages a second.
 
-The baselines are its pull subscriber on a durable, as it is when no batch size is named and as its documentation
-recommends, and its push subscriber. Both acknowledge each message, and so does the figure. They are given fewer
-messages, because they need the same time. Time runs from the first message to the last one.
+The baselines are its pull subscriber on a durable, as its documentation recommends it without a batch size, and its
+push subscriber. Both acknowledge each message, as the figure does. They get fewer messages, because they need the same
+time. Time runs from the first message to the last one.
 
-Left out where FastStream is not installed: ``pip install 'faststream[nats]'``.
+The case is left out without FastStream: ``pip install 'faststream[nats]'``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_THEM: Final = 0.1
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, interleaved, on a server of their own; none without FastStream."""
+    """Measure the cases, interleaved, on a server of their own; without FastStream there are none."""
     if importlib.util.find_spec("faststream") is None:
         print("bench: without FastStream nothing is measured: pip install 'faststream[nats]'", file=sys.stderr)
         return []
@@ -78,7 +78,7 @@ async def _faststream(client: Client, url: str, durable: str, count: int, *, pul
             done.set()
 
     with warnings.catch_warnings():
-        # That a push consumer is not shared by several processes, which is not asked of it.
+        # It warns that several processes cannot share a push consumer, and there is one process here.
         warnings.simplefilter("ignore", RuntimeWarning)
         options = {"pull_sub": nats.PullSub()} if pull else {}
         subscribe: Callable[..., Any] = broker.subscriber("bench.*", stream=stream, durable=durable, **options)

@@ -1,7 +1,7 @@
-"""JetStream, on a real server, with one key whose handler hangs: who waits for it.
+"""JetStream on a real server with one stuck key: the delay of the other keys.
 
 Messages are published at a fixed rate, and the handler of one key hangs until all others have ended. The figure is the
-p99 of the time from the delivery to the end of the other keys' messages; the baseline is that without the hang.
+p99 of the time from the delivery to the end of the other keys' messages. The baseline is the same without the hang.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.components import running
 
 GOAL: Final = 1.25
 PAIRS_MORE: Final = 2
-"""Pairs beyond the usual number of repeats: the tail of a distribution is less steady than its mean."""
-# All keys are alike, so the one that is stuck has a hundredth of the traffic: below ``max_in_flight`` to the end.
+"""Additional pairs: the tail of a distribution is less steady than its mean."""
+# All keys are alike, so the stuck key has a hundredth of the traffic: below ``max_in_flight`` to the end.
 KEYS, MESSAGES, SIZE, WAIT, BURST, PER_SECOND = 100, 6_000, 100, 0.001, 20, 2_000.0
 STUCK: Final = b"0"
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The case with its baseline, in turns, on a server of its own."""
+    """Measure the case with its baseline, in turns, on a server of its own."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:

@@ -1,13 +1,13 @@
-"""Kafka, on a real broker, with a handler that does nothing or burns CPU: what `lanes` costs beside a plain loop.
+"""Kafka on a real broker, with a handler that does nothing or burns CPU: the cost of `lanes` beside a plain loop.
 
-No-op: messages a second, from the first handler's end to the last one's. The baselines are a plain loop that
-consumes by the same pair of calls, calls the same function and commits once a second: with the one setting that keeps
-the client from stalling (``fetch.queue.backoff.ms=5``), with the client's defaults, and one ``poll`` a message.
+No-op: messages a second, from the first handler's end to the last one's. The baselines are plain loops that consume by
+the same pair of calls, call the same function and commit once a second. One has the setting that keeps the client from
+stalling (``fetch.queue.backoff.ms=5``), one has the client's defaults, and one calls ``poll`` for each message.
 
-CPU: the same loop, tuned, and a handler that computes for so long: where a plain loop wins, and by how much.
+CPU: the same tuned loop, and a handler that computes for a fixed time. This shows where a plain loop wins.
 
-FastStream: its confluent broker with acknowledgement after the handler, which is at least once. Left out, and said so,
-where it is not installed.
+FastStream: its confluent broker with acknowledgement after the handler, which is at least once. Without FastStream the
+case is left out with a message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TUNED: Final[dict[str, Any]] = {"fetch_queue_backoff_ms": 5}
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baselines, on a broker of their own."""
+    """Measure the cases, each interleaved with its baselines, on a broker of their own."""
     with broker() as url:
         backlog = fill(url, "no-op", effort.messages(MESSAGES), KEYS)
         tuned, defaults, polled, figure = interleaved(
@@ -67,7 +67,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _polled(backlog: Backlog) -> float:
-    """The loop of the client's own documentation: one ``poll`` a message, everything else by default."""
+    """Run the loop of the client's own documentation: one ``poll`` a message, and defaults elsewhere."""
     client = Client(backlog.config())
     clocked = Clocked(backlog.count)
     client.subscribe([backlog.topic])
@@ -112,7 +112,7 @@ def _peer_is_there() -> bool:
 
 
 def _faststream(backlog: Backlog) -> float:
-    # By name: it need not be there, and its types are none of ours.
+    # By name, because it may be missing and has no types here.
     faststream: Any = importlib.import_module("faststream")
     confluent: Any = importlib.import_module("faststream.confluent")
 

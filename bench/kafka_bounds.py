@@ -1,17 +1,16 @@
-"""Kafka when something is stuck or much is held: who waits for whom, and what is in memory.
+"""Kafka with a stuck key, a stuck partition or much in flight: the delay of the others, and memory.
 
-Backlog: when the first of four equal partitions has been served all but to its end, how often it was for once that
-the least one was.
+Backlog: the number of messages served of the most served partition for one of the least served, when the first of four
+equal partitions is nearly done.
 
 Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from ``produce`` to the end of the handler, of the other keys; the baseline is that without the
+the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is the same without the
 hang.
 
 Stuck partition: a key of one of four partitions hangs while a long backlog of the others passes. The figures are the
-peak of the process's memory, and the messages a second, at the end; the baselines are both after the first fifth.
+peak of the process's memory and the messages a second, both at the end. The baselines are both after the first fifth.
 
-Held: what a message in flight takes of the process's memory beside its key, value and headers. The baseline is their
-size.
+Held: the memory of a message in flight beside its key, value and headers. The baseline is their size.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ HEADERS: Final[list[tuple[str, str | bytes | None]]] = [("trace", b"0" * 20), ("
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, on a broker of their own."""
+    """Measure the cases on a broker of their own."""
     with broker() as url:
         backlog = fill(url, "backlog", effort.messages(BACKLOG_MESSAGES), BACKLOG_KEYS)
         fairness = median([_fairness(backlog) for _ in range(effort.repeats)])
@@ -82,7 +81,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 def _fairness(backlog: Backlog) -> float:
     served: Counter[int] = Counter()
-    # Keys are strewn evenly, give or take a hundredth.
+    # Keys are spread evenly, within a hundredth.
     nearly_all = max(1, round(0.95 * backlog.count / PARTITIONS))
     ratios: list[float] = []
 
@@ -100,7 +99,7 @@ def _fairness(backlog: Backlog) -> float:
 
 
 def _p99(url: str, count: int, *, hangs: bool) -> float:
-    """Milliseconds from ``produce`` to the end, of the keys that are not stuck."""
+    """Return the milliseconds from ``produce`` to end, of the keys that are not stuck."""
     topic = f"stuck-{time.monotonic_ns()}"
     create(url, topic)
     times: list[int] = []
@@ -137,7 +136,7 @@ def _p99(url: str, count: int, *, hangs: bool) -> float:
 
 
 class Passed(NamedTuple):
-    """What a process saw: its memory in MiB and messages a second, after a fifth and at the end."""
+    """Memory in MiB and messages a second of a process, after a fifth and at the end."""
 
     memory: Pair
     rates: Pair
@@ -145,7 +144,7 @@ class Passed(NamedTuple):
 
 
 def _stuck_partition(url: str, count: int) -> tuple[Pair, Pair]:
-    # Of partition 0 more than it may be ahead, and little beside the others.
+    # Partition 0 gets more than ``max_ahead``, and little compared with the others.
     step = max(PARTITIONS, count // 50_000)
     backlog = fill(
         url,
@@ -161,7 +160,7 @@ def _stuck_partition(url: str, count: int) -> tuple[Pair, Pair]:
 
 
 def pass_by(backlog: Backlog, others: int) -> Passed:
-    """Handle all of the other partitions while the first message of partition 0 hangs."""
+    """Handle all messages of the other partitions while the first message of partition 0 hangs."""
     return asyncio.run(_pass_by(backlog, others))
 
 
@@ -192,10 +191,10 @@ async def _pass_by(backlog: Backlog, others: int) -> Passed:
 
 
 def peak() -> float:
-    """MiB that this process had in memory at most."""
+    """Return the peak of this process's memory in MiB."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    # The same call begins with what the process had that started this one.
+    # The value starts with the memory of the parent process.
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 
@@ -204,14 +203,14 @@ def peak() -> float:
 
 
 def _held(backlog: Backlog) -> Pair:
-    """Bytes of memory a message beside its own, and those."""
+    """Return the additional memory of a message in bytes, and the size of its own parts."""
     few, many = (alone(hold, backlog, count) for count in (HELD_FEW, HELD_MANY))
     own = (many[1] - few[1]) / (HELD_MANY - HELD_FEW)
     return 2**20 * (many[0] - few[0]) / (HELD_MANY - HELD_FEW) - own, own
 
 
 def hold(backlog: Backlog, count: int) -> tuple[float, int]:
-    """Have so many in flight, of which one runs and never ends: MiB of memory, and what all of them say they have."""
+    """Hold ``count`` messages in flight, with one endless handler: MiB of memory, and the size of all their parts."""
     return asyncio.run(_hold(backlog, count))
 
 

@@ -1,4 +1,4 @@
-"""A Kafka broker of the benchmark's own, topics with a backlog, and what both sides of a comparison are built of."""
+"""A Kafka broker of the benchmark's own, topics with a backlog, and the parts of both sides of a comparison."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Backlog:
     count: int
 
     def config(self, **settings: Any) -> dict[str, Any]:
-        """What a client that reads all of it is made from, in a group of its own; ``_`` stands for a dot."""
+        """Return the settings of a client that reads all of it in a group of its own; ``_`` stands for a dot."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         group = f"group-{next(_groups)}"
         return {"bootstrap.servers": self.url, "group.id": group, "auto.offset.reset": "earliest"} | given
 
     def source(self, **settings: Any) -> KafkaSource:
-        """It as ``lanes`` reads it."""
+        """Return it as a source of ``lanes``."""
         return KafkaSource(self.config(**settings), topics=self.topic)
 
 
 @contextmanager
 def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """A fresh broker; yields its address. It has had a group, so the next one forms at once."""
+    """Start a fresh broker and yield its address; it has had a group, so the next one forms at once."""
     server = KafkaServer(properties=properties, arguments=["-Xmx1g"])
     server.prepare()
     with server:
@@ -71,7 +71,7 @@ def _warm(url: str) -> None:
             client.committed([TopicPartition("none", 0)], timeout=TIMEOUT)
             break
         except KafkaException as failure:
-            # It has just been made, and its groups have no coordinator yet.
+            # A new broker has no coordinator for groups yet.
             if failure.args[0].code() != KafkaError.NOT_COORDINATOR or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -79,7 +79,7 @@ def _warm(url: str) -> None:
 
 
 def create(url: str, topic: str, partitions: int = PARTITIONS) -> None:
-    """Make a topic. Blocks until all its partitions have a leader."""
+    """Create a topic; blocks until all its partitions have a leader."""
     admin = AdminClient({"bootstrap.servers": url})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(TIMEOUT)
     deadline = time.monotonic() + TIMEOUT
@@ -101,7 +101,10 @@ def fill(
     partition: Callable[[int], int] = lambda number: -1,
     headers: list[tuple[str, str | bytes | None]] | None = None,
 ) -> Backlog:
-    """Make a topic and produce ``count`` messages of 100 random bytes to it; ``partition`` of each by its number."""
+    """Create a topic with ``count`` messages of 100 random bytes.
+
+    ``partition`` maps a message's number to its partition.
+    """
     create(url, topic)
     producer = Producer(
         {
@@ -134,7 +137,7 @@ def fill(
 
 
 class Clocked:
-    """Counts what was handled, from the first message to the last; ``done`` is called behind that."""
+    """Counter of handled messages, from the first to the last; ``done`` is called after the last one."""
 
     def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
         self._left = count
@@ -144,7 +147,7 @@ class Clocked:
         self._done = done
 
     def handled(self) -> None:
-        """One more."""
+        """Count one more."""
         if self._left == self._count:
             self._first = time.perf_counter()
         self._left -= 1
@@ -160,8 +163,10 @@ class Clocked:
 
 
 def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | None, settings: Settings) -> float:
-    """Handle all of it by ``lanes``; messages a second, from the first one's end to the last one's. None does nothing
-    but count."""
+    """Handle all messages by ``lanes`` and return messages a second, from the first one's end to the last one's.
+
+    Without a handler each message is only counted.
+    """
     clocked = Clocked(backlog.count, lambda: consumer.stop())
 
     async def counting(message: Message) -> None:
@@ -178,7 +183,7 @@ def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | No
 
 
 def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **settings: Any) -> float:
-    """The same in a plain loop that commits once a second."""
+    """Handle all messages in a plain loop that commits once a second, and return messages a second."""
     client = Client(backlog.config(enable_auto_commit=False, **settings))
     clocked = Clocked(backlog.count)
     client.subscribe([backlog.topic])
@@ -201,7 +206,7 @@ def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **setting
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition that nothing signals."""
+    """Wait for a condition that has no signal."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
@@ -210,6 +215,6 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def alone(work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """Have a function called in a process of its own, where nothing else has taken memory."""
+    """Call a function in a process of its own, whose memory nothing else has used."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments, **named).result()

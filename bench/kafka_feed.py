@@ -1,6 +1,6 @@
-"""`python -m bench.kafka_feed URL TOPIC COUNT KEYS PER_SECOND`: produce at a steady rate, in a process of its own.
+"""Produce at a steady rate, in a process of its own: `python -m bench.kafka_feed URL TOPIC COUNT KEYS PER_SECOND`.
 
-The value of a message begins with when it was produced: 8 bytes, nanoseconds of the monotonic clock, which all
+The value of a message begins with the time of producing: 8 bytes, nanoseconds of the monotonic clock, which all
 processes of a machine share.
 """
 
@@ -24,7 +24,7 @@ _PADDING: Final = bytes(SIZE - STAMP.size)
 
 @contextmanager
 def feeding(url: str, topic: str, count: int, keys: int, per_second: float) -> Iterator[None]:
-    """Have it run while the block does; it may end before, and is ended with it."""
+    """Produce during the block, and end that process with it."""
     arguments = [url, topic, str(count), str(keys), str(per_second)]
     with subprocess.Popen([sys.executable, "-m", "bench.kafka_feed", *arguments]) as process:
         try:
@@ -34,7 +34,7 @@ def feeding(url: str, topic: str, count: int, keys: int, per_second: float) -> I
 
 
 def stamp(value: bytes) -> int:
-    """When a message was produced."""
+    """Return the time at which a message was produced."""
     produced: int = STAMP.unpack_from(value)[0]
     return produced
 
@@ -43,14 +43,14 @@ def main(url: str, topic: str, count: str, keys: str, per_second: str) -> None:
     producer = Producer({"bootstrap.servers": url, "linger.ms": 1, "enable.idempotence": True})
     begin = time.monotonic()
     for number, key in enumerate(keys_of(int(count), int(keys), "uniform")):
-        # As many at once as a sleep is late by; none is skipped.
+        # A late sleep is made up by several messages at once.
         ahead = begin + number / float(per_second) - time.monotonic()
         if ahead > 0:
             producer.poll(0)
             time.sleep(ahead)
         producer.produce(topic, STAMP.pack(time.monotonic_ns()) + _PADDING, b"key-%d" % key)
         if number == 0:
-            # An idempotent client asks for its number before it sends, which took up to half a second: only the first
+            # An idempotent client asks for its number before it sends, which took up to half a second. Only the first
             # message is as old as that.
             producer.flush()
             begin = time.monotonic()

@@ -1,8 +1,8 @@
-"""Kafka with handlers that wait, as most do: how near `lanes` gets to what waiting allows.
+"""Kafka with handlers that wait, as most do: throughput beside the limit that waiting sets.
 
 10 ms: as in `bench.waiting`. The baseline is 1,000 bare tasks over as many messages of the same keys, without a broker.
 
-Zipf: the baseline is what the busiest key allows, one at a time.
+Zipf: the baseline is the limit of the busiest key, one at a time.
 
 Batch: a call that costs 1 ms, ten of them at once, for 50 messages and for one.
 """
@@ -27,8 +27,8 @@ WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY
 
 ZIPF_GOAL: Final = 0.9
 ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 40_000, 0.001
-# The busiest key has a seventh of the traffic of all partitions, and a fetch brings thousands of one partition: what is
-# in flight has to hold some of each.
+# The busiest key has a seventh of the traffic of all partitions, and a fetch brings thousands of one partition. The
+# bound has to hold some messages of each.
 ZIPF: Final = Settings(max_in_flight=10_000)
 
 BATCH_GOAL: Final = 5.0
@@ -37,7 +37,7 @@ CALLS, SIZE = 10, 50
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each with its baseline, on a broker of their own."""
+    """Measure the cases, each with its baseline, on a broker of their own."""
     with broker() as url:
         count = effort.messages(WAITING_MESSAGES)
         backlog = fill(url, "waiting", count, WAITING_KEYS)
@@ -62,7 +62,7 @@ async def _call(message: Message) -> None:
 
 
 def _zipf(backlog: Backlog) -> Pair:
-    """Messages a second, and what the busiest key allows."""
+    """Return messages a second, and the limit of the busiest key."""
     times: Counter[bytes | None] = Counter()
     handling: Counter[bytes | None] = Counter()
 

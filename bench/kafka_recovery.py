@@ -1,12 +1,11 @@
-"""Kafka when somebody asks the client for something, or a member leaves: how long the others wait.
+"""Kafka when the client gets a command, or a member leaves: the delay of the others.
 
-Pause: from the call that asks for it until the client is told, in the thread that owns it: with a backlog, and with
-nothing to read. The baseline is how long one call of the client may take.
+Pause: from the call until the client is told, in the thread that owns it, with a backlog and with nothing to read. The
+baseline is the longest call of the client.
 
-Recovery: two members share four partitions of a topic that is written to all the time; one leaves, in order or by
-``kill -9``. The figure is how long it takes from the signal until the other one has handled a message of each of its
-partitions. The broker's heartbeat is 0.5 s, the session 3 s; these are the baselines, and the goals 1 s, and the
-session and 1 s.
+Recovery: two members share four partitions of a topic that is written to all the time. One leaves, in order or by
+``kill -9``. The figure is the time from the signal until the other one has handled a message of each of its partitions.
+The baselines are the broker's heartbeat of 0.5 s and the session of 3 s. The goals are 1 s, and the session and 1 s.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ BACKLOG: Final = 300_000
 HEARTBEAT, SESSION = 0.5, 3.0
 LEAVE_GOAL, KILL_GOAL = 1.0, SESSION + 1.0
 PER_SECOND, KEYS = 1_000.0, 1_000
-# What the group waits for at least, and the goal.
+# The shortest time that the group waits, and the goal.
 WAYS: Final = {"leave": (signal.SIGTERM, HEARTBEAT, LEAVE_GOAL), "kill -9": (signal.SIGKILL, SESSION, KILL_GOAL)}
 
 _CLASSIC: Final = {"session.timeout.ms": round(1e3 * SESSION), "heartbeat.interval.ms": round(1e3 * HEARTBEAT)}
@@ -58,7 +57,7 @@ _BROKER: Final = {
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, on a broker of their own."""
+    """Measure the cases on a broker of their own."""
     with broker(_BROKER) as url:
         create(url, "idle")
         busy, idle = fill(url, "busy", BACKLOG, KEYS), Backlog(url, "idle", 0)
@@ -79,7 +78,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 class _Noting(Client):
-    """Says when it was told to pause."""
+    """A client that reports each call that pauses it."""
 
     def __init__(self, config: dict[str, Any], told: Callable[[], None]) -> None:
         super().__init__(config)
@@ -91,7 +90,7 @@ class _Noting(Client):
 
 
 def _pauses(backlog: Backlog, effort: Effort) -> float:
-    """Milliseconds, p99."""
+    """Return milliseconds, p99."""
     times = asyncio.run(_ask_for_pauses(backlog, max(2, effort.messages(PAUSES * effort.repeats))))
     return 1e3 * quantiles(times, n=100, method="inclusive")[-1]
 
@@ -119,9 +118,9 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
         with anyio.move_on_after(10 * POLL):
             while not told_at:
                 with anyio.move_on_after(POLL):
-                    # Without room for messages: what is held already would be delivered first.
+                    # Without room for messages, prefetched ones would be delivered first.
                     await source.receive(Room(0, 0, frozenset(owned)))
-        # One that rests still, because what was read of it waits for room, is not told again.
+        # A partition that still rests, because its messages wait for room, is not reported again.
         times += [at - asked_at for at in told_at[:1]]
     await source.aclose()
     assert len(times) >= 2, "the client was never told to pause"
@@ -132,7 +131,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
 
 
 async def _recoveries(url: str, protocol: str, settings: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Seconds, by way of leaving."""
+    """Return seconds, by the way of leaving."""
     topic = f"recovery-{protocol.lower()}"
     create(url, topic)
     backlog = Backlog(url, topic, 0)
@@ -161,7 +160,7 @@ async def _recovery(
     with _started(topic, config) as member:
         assert member.stdout is not None
         try:
-            # It says when it has handled something of two partitions.
+            # It reports when it has handled messages of two partitions.
             await asyncio.to_thread(member.stdout.readline)
             await until(lambda: len(consumer.status().partitions) == PARTITIONS // 2, "half of the partitions")
             mine = {int(name.rpartition("/")[2]) for name in consumer.status().partitions}
@@ -181,7 +180,7 @@ def _started(topic: str, config: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def member(topic: str, config: str) -> None:
-    """The member that leaves."""
+    """Be the member that leaves."""
     seen: set[int] = set()
 
     async def handler(message: Message) -> None:

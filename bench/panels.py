@@ -1,4 +1,4 @@
-"""What a picture shows, as data: lines over the ticks of an axis, or bars. `bench.drawing` makes a picture of it."""
+"""The content of a picture as data: lines over the ticks of an axis, or bars; `bench.drawing` draws it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Values over some ticks of its panel's axis. A ``reference`` is what the other lines are compared with."""
+    """Values over some ticks of its panel's axis; the other lines are compared with a ``reference``."""
 
     label: str
     values: Mapping[str, float]
@@ -17,7 +17,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Lines over evenly spaced ``ticks``. ``zone``: the name of what is below 1, on a logarithmic axis."""
+    """Lines over evenly spaced ``ticks``; ``zone`` names the part below 1, on a logarithmic axis."""
 
     title: str
     across: str
@@ -29,7 +29,7 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A value above 0, what is written beside it, and its goal."""
+    """A value above 0, the text beside it, and its goal."""
 
     label: str
     value: float
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Bars from left to right, one below the other. ``zone``: the name of what is below 1."""
+    """Bars from left to right, one below the other; ``zone`` names the part below 1."""
 
     title: str
     across: str

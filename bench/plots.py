@@ -1,8 +1,7 @@
-"""`python -m bench plots [PLOT...]`: draw what the cases have written to `bench/out`, as `docs/plots/<plot>.svg`.
+"""Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [PLOT...]`.
 
-Nothing is measured here, and what has not been measured is not drawn: a plot whose figures are not all there is an
-error that names the file and the case to run, and then no file is written. The status is 0 when all that was asked for
-is drawn, 1 when figures are missing, 2 for an unknown plot.
+Nothing is measured here. A plot with a missing figure is an error that names the file and the case to run, and then no
+file is written. The exit status is 0 when every plot is drawn, 1 when figures are missing, and 2 for an unknown plot.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ FIELDS: Final = [field.name for field in fields(Figure)]
 
 
 class MissingFigureError(Exception):
-    """A figure that a plot needs has not been measured, or its file cannot be read; the message says what to run."""
+    """A figure that a plot needs is missing, or its file cannot be read; the message names the case to run."""
 
 
 class Measured:
-    """The figures in a folder that cases have written to. Files are read when they are asked for, once."""
+    """The figures that cases have written to a folder; each file is read once, when it is needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[str, dict[str, Figure]] = {}
 
     def figure(self, case: str, name: str) -> Figure:
-        """The figure of this name that this case has written. Raises `MissingFigureError`."""
+        """Return the figure of this name and case. Raises `MissingFigureError`."""
         if case not in self._read:
             self._read[case] = {one.case: one for one in self._figures(case)}
         try:
@@ -63,7 +62,7 @@ class Measured:
         if not isinstance(row, dict) or sorted(row) != sorted(FIELDS) or not isinstance(row["case"], str):
             raise self._unusable(case, f"holds {row!r}, which is not {{{', '.join(FIELDS)}}}")
         for field in ("figure", "baseline", "ratio"):
-            # A bar of no length, or a point nowhere, is no picture of anything.
+            # A bar without a length, or a point without a place, shows nothing.
             if not _is_positive(row[field]):
                 raise self._unusable(case, f'says {field}={row[field]!r} of "{row["case"]}", not a number above 0')
         if row["goal"] is not None and not _is_positive(row["goal"]):
@@ -231,7 +230,7 @@ DRAWN: Final[dict[str, Callable[[Measured], Panels]]] = {
 
 
 def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int:
-    """Draw these plots, all of them when none is named; the exit status."""
+    """Draw these plots, or all plots without a name, and return the exit status."""
     unknown = [name for name in names if name not in DRAWN]
     if unknown:
         print(f"bench: unknown plot {unknown[0]!r}: known are {', '.join(DRAWN)}", file=sys.stderr)
@@ -244,7 +243,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
         return 1
     # matplotlib keeps a list of the machine's fonts: here, as all that is cached, not in the user's home.
     os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
-    # Only here, so that measuring does not load it.
+    # Imported here, so that measuring does not load it.
     from bench.drawing import svg
 
     pictures = {name: svg(shown) for name, shown in panels.items()}
@@ -256,7 +255,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
 
 
 def command(arguments: Sequence[str]) -> int:
-    """What the command line asks for; the exit status."""
+    """Perform the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench plots")
     parser.add_argument("plots", nargs="*", metavar="PLOT", help=f"of {', '.join(DRAWN)}; all of them without any")
     return draw(parser.parse_args(arguments).plots)

@@ -1,10 +1,15 @@
 """Effects in PostgreSQL: messages a second, each a payment in a transaction that also claims its position.
 
-A payment is two statements: a row of the ledger is inserted, the account updated. The baseline is the same transaction
-without the claim, on the same connections and server. One connection: one message after the other, no event loop; 16:
-tasks of one event loop with a connection each; batch: one connection, 100 messages a transaction. Beside them one
-connection with the smallest effect there is, a row inserted into a table without an index: there the claim is most of
-the work. The server writes to its disk before it answers a COMMIT, as it does by default.
+A payment is two statements: a row of the ledger is inserted, and the account is updated. The baseline is the same
+transaction without the claim, on the same connections and server.
+
+- One connection: one message after the other, without an event loop.
+- 16 connections: tasks of one event loop with a connection each.
+- Batch: one connection, 100 messages a transaction.
+- The smallest effect: one connection, and a row inserted into a table without an index; there the claim is most of the
+  work.
+
+The server writes to its disk before it answers a COMMIT, which is its default.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ TABLES: Final = """
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baseline."""
+    """Measure the cases, each interleaved with its baseline."""
     count = effort.messages(MESSAGES)
     with PostgresServer(settings=("fsync=on",)) as server:
         with Connection.connect(server.url) as connection:
@@ -67,7 +72,7 @@ Run = Callable[[PostgresServer, Sequence[Message], Positions | None], float]
 
 
 def _measured(server: PostgresServer, run: Run, count: int, *, fenced: bool) -> float:
-    """Messages a second; most of their keys have a row already."""
+    """Return messages a second; most of their keys have a row already."""
     messages = messages_of(new_partition(), count + KEYS, KEYS)
     positions = Positions("bench") if fenced else None
     with Connection.connect(server.url, autocommit=True) as connection:
@@ -125,7 +130,7 @@ async def _tasks(server: PostgresServer, messages: Sequence[Message], positions:
     connections = [await AsyncConnection.connect(server.url) for _ in range(TASKS)]
     lanes: list[list[Message]] = [[] for _ in connections]
     for message in messages:
-        # In order within a key, as a consumer has it.
+        # In order within a key, as a consumer delivers them.
         lanes[crc32(message.key or b"") % TASKS].append(message)
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:

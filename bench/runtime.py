@@ -1,11 +1,11 @@
 """The runtime on an in-process source: a handler that does nothing, sleeping ones (`bench.waiting`), and threads.
 
-No-op: microseconds of CPU a message. The figure holds everything from ``run()`` to its return, the event loop
-included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same
-run without one.
+No-op: microseconds of CPU a message. The figure covers everything from ``run()`` to its return, the event loop
+included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same run
+without one.
 
-Threads: messages a second, everything from ``run()`` to its return. The baseline maps the same handler over the same
-messages in a bare thread pool of as many threads.
+Threads: messages a second, from ``run()`` to its return. The baseline maps the same handler over the same messages in a
+bare thread pool of as many threads.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ THREADS, SLEEP, THREADS_MESSAGES = 50, 0.001, 20_000
 
 
 async def nothing(message: Message) -> None:
-    """The handler."""
+    """Do nothing."""
 
 
 def sleep(message: Message) -> None:
-    """The handler in threads."""
+    """Sleep."""
     time.sleep(SLEEP)
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baseline."""
+    """Measure the cases, each interleaved with its baseline."""
     count = effort.messages(MESSAGES)
     baseline, figure, commits, history = interleaved(
         [partial(in_loop, count), partial(in_run, count), partial(_commits, count), partial(_history, count)],
@@ -59,7 +59,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def in_run(count: int, keys: int = KEYS) -> float:
-    """Microseconds of CPU a message of a whole run with a handler that does nothing."""
+    """Return microseconds of CPU a message of a whole run with a handler that does nothing."""
     return _consume(FiniteSource(count, keys, BATCH), count)
 
 
@@ -99,7 +99,7 @@ def _pool(count: int) -> float:
 
 
 def in_loop(count: int, keys: int = KEYS) -> float:
-    """Microseconds of CPU a message of the plain loop."""
+    """Return microseconds of CPU a message of the plain loop."""
     return asyncio.run(_timed(_loop(messages_of(new_partition(), count, keys)), count))
 
 

@@ -1,8 +1,9 @@
-"""What a message costs as keys and messages in flight become more, in microseconds of CPU. `bench.plots` draws it.
+"""The cost of a message over the number of keys and of messages in flight, in microseconds of CPU.
 
-``scaling run``: a whole run over an in-process source with a handler that does nothing, as `bench.runtime` has it,
-beside a plain loop that awaits the handler. ``scaling engine``: the engine alone, as `bench.engine` has it, beside its
-loop over a dict and a queue; over keys, and over messages delivered before any of them is taken.
+`bench.plots` draws it. ``scaling run`` is a whole run over an in-process source with a handler that does nothing, as in
+`bench.runtime`, beside a plain loop that awaits the handler. ``scaling engine`` is the engine alone, as in
+`bench.engine`, beside its loop over a dict and a queue. It runs over keys, and over messages delivered before any of
+them is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ IN_FLIGHT: Final = (100, 1_000, 10_000, 100_000)
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baseline."""
+    """Measure the cases, each interleaved with its baseline."""
     count = effort.messages(MESSAGES)
     made: list[Figure] = []
     for keys in KEYS:
@@ -27,14 +28,14 @@ def figures(effort: Effort) -> list[Figure]:
         made.append(cost(name("run", keys, "keys"), "µs CPU/message", run, loop))
     made += [_engine(name("engine", keys, "keys"), Case(keys=keys), effort) for keys in KEYS]
     for number in IN_FLIGHT:
-        # A run of messages is never longer than what may be in flight.
+        # A run of messages fits into the room.
         case = Case(in_flight=number, batch=min(number, Case.batch))
         made.append(_engine(name("engine", number, "in flight"), case, effort))
     return made
 
 
 def name(what: str, number: int, of: str) -> str:
-    """The case of this with so many keys or messages in flight."""
+    """Return the name of a case with this number of keys or messages in flight."""
     return f"scaling {what}, {number:,} {of.removesuffix('s') if number == 1 else of}"
 
 

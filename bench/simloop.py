@@ -1,8 +1,8 @@
-"""The simulator's loop: steps of tasks a second of CPU, one a turn, beside the same program on a bare loop of asyncio.
+"""The simulator's loop: steps of tasks a second of CPU, one a turn, beside the same program on a bare asyncio loop.
 
-Steps: tasks that do nothing but yield, first in, first out and by a random walk. Streams: tasks that hand messages
-through anyio's memory streams, each with a timeout: what the steps do costs more than the loop, here and there. The
-goal is of the figure itself, not of its ratio.
+Steps: tasks that only yield, first in, first out and by a random walk. Streams: tasks that pass messages through
+anyio's memory streams, each with a timeout; their own work costs more than the loop, on both loops. The goal is for the
+figure itself, not for its ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Program = Callable[[], Awaitable[None]]
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each with its baseline."""
+    """Measure the cases, each with its baseline."""
     steps = partial(_yielding, max(1, effort.messages(STEPS) // TASKS))
     streams = partial(_streaming, max(1, effort.messages(MESSAGES) // TASKS))
     bare, first, walk, bare_streams, in_streams = interleaved(

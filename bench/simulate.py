@@ -1,8 +1,7 @@
-"""The simulator as a user meets it: runs of whole worlds a second, and a campaign from its first run to its last.
+"""The simulator for a user: runs of whole worlds a second, and a campaign from its first run to its last.
 
-Crash sweep: 40 messages, two workers of 4 handlers or 100, a crash at one boundary after the other.
-Its baseline are runs of the same without a crash. The campaign is the example of memsource/README.md: 200 messages, two
-workers, 500 runs.
+Crash sweep: 40 messages, two workers of 4 or 100 handlers, a crash at one boundary after the other. Its baseline is the
+same runs without a crash. The campaign is the example of memsource/README.md: 200 messages, two workers, 500 runs.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ RUNS_GOAL: Final = 100
 SECONDS_GOAL: Final = 20
 SWEEP, CAMPAIGN = 100, 500
 FEW, MANY = 4, 100
-"""Handlers of a worker at once. The default is many: a task for each is made and ended in every run."""
+"""Handlers of a worker at once. The default is many, and every run starts and ends a task for each."""
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each with its baseline."""
+    """Measure the cases, each with its baseline."""
     runs = max(1, effort.messages(SWEEP * 1_000) // 1_000)
     clean, swept, default, many = interleaved(
         [
@@ -43,8 +42,8 @@ def figures(effort: Effort) -> list[Figure]:
         ],
         effort.repeats,
     )
-    # Nothing in it waits: on a quiet machine it is what a user waits for. Once, because it is many runs by itself.
-    # Less than three would be without faults.
+    # Nothing in it waits, so on a quiet machine this is the user's waiting time. Measured once, because it is many
+    # runs.
     campaign = max(3, effort.messages(CAMPAIGN * 1_000) // 1_000)
     seconds = _campaign(campaign)
     return [

@@ -1,4 +1,4 @@
-"""Messages made beforehand, and sources that only hand them over: what is measured is `lanes`, not a broker."""
+"""Messages made beforehand, and sources that only pass them on: they measure `lanes`, not a broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Traffic = Literal["uniform", "zipf", "turns"]
 
 
 class NoReader:
-    """Nothing is read of these messages."""
+    """The reader of these messages, which have no content."""
 
     def value(self, raw: object) -> bytes:
         return b""
@@ -33,13 +33,13 @@ class NoReader:
 
 
 def new_partition(floor: int | None = None) -> Partition:
-    """A partition that no engine has seen; with a ``floor``, one whose source commits."""
+    """Return a partition that no engine has seen; with a ``floor``, one whose source commits."""
     return Partition(PartitionId("bench", 0), NoReader(), floor=floor)
 
 
 def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = "uniform") -> list[Message]:
-    """``count`` messages over ``keys`` keys, in the same random order every time."""
-    # Every message has a key object of its own, as from a broker: none of them has been hashed before.
+    """Return ``count`` messages over ``keys`` keys, in the same random order every time."""
+    # Each message has a key object of its own, as from a broker, so no key was hashed before.
     return [
         Message(partition, position, b"key-%d" % key, SIZE, None, None)
         for position, key in enumerate(keys_of(count, keys, traffic))
@@ -47,10 +47,10 @@ def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = 
 
 
 def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
-    """The numbers of ``count`` keys.
+    """Return the key numbers of ``count`` messages.
 
-    ``zipf``: the n-th key is drawn n**-1.1 times as often as the first. ``turns``: one after the other, so that no key
-    has more to do than another and all of them can be busy to the end.
+    ``zipf`` draws the n-th key n**-1.1 times as often as the first. ``turns`` takes one key after the other, so that
+    all keys have equal work and can be busy to the end.
     """
     if traffic == "turns":
         return [number % keys for number in range(count)]
@@ -62,12 +62,12 @@ def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
 
 
 def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:
-    """The messages in runs of ``batch``."""
+    """Return the messages in runs of ``batch``."""
     return [list(messages[start : start + batch]) for start in range(0, len(messages), batch)]
 
 
 class FiniteSource:
-    """Delivers ``count`` messages in runs of ``batch`` at most, as far as there is room, and then ends.
+    """Delivers ``count`` messages in runs of at most ``batch``, as room allows, and then ends.
 
     ``commits``: it commits one position instead of settling each message. ``per_second``: it delivers no faster.
     """
@@ -92,11 +92,11 @@ class FiniteSource:
         self._assigned = False
 
     async def open(self) -> SourceTraits:
-        """There is nothing to open."""
+        """Do nothing: a source without a broker needs no opening."""
         return SourceTraits(name="bench", settles="cumulative" if self._commits else "individual")
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """The next run; waits for ever when there is no room."""
+        """Return the next run; wait for ever without room."""
         partition = self.messages[0].partition
         if not self._assigned:
             self._assigned = True
@@ -118,7 +118,7 @@ class FiniteSource:
         return [Delivered(partition, run, SIZE * len(run))]
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Count."""
+        """Count the settled messages."""
         for settlement in settlements:
             if settlement.floor is None:
                 self.settled += len(settlement.messages)
@@ -127,10 +127,10 @@ class FiniteSource:
                 self.settled = settlement.floor
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """There is no timer to extend."""
+        """Do nothing: no timer runs."""
 
     async def release(self, partition: Partition) -> None:
-        """There is nobody to hand it to."""
+        """Do nothing: no other owner waits."""
 
     async def aclose(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a source without a broker needs no closing."""

@@ -1,11 +1,11 @@
 """Replays of a table on Spark, two tasks at once: messages a second, from the call of ``replay`` to its return.
 
-No-op: 1,000,000 messages of 208 bytes, 20,000 keys, a handler that does nothing. Its baselines read, shuffle and sort
-the same table by the same plan: a task that only awaits the handler for each row of its Arrow batches, without threads,
-bounds, settling and counts; and ``foreachPartition``, one row after the other.
+No-op: 1,000,000 messages of 208 bytes, 20,000 keys, a handler that does nothing. The baselines read, shuffle and sort
+the same table by the same plan. One is a task that only awaits the handler for each row of its Arrow batches, without
+threads, bounds, settling and counts. The other is ``foreachPartition``, one row after the other.
 
 5 ms: a handler that sleeps, 4,096 at once in each of two tasks, 200,000 messages over 50,000 keys. The baseline has
-4,096 tasks of asyncio in the place of the lanes, which take from one iterator over the rows, whatever their keys.
+4,096 asyncio tasks instead of the lanes, which take from one iterator over the rows, in any order of keys.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Row = dict[str, Any]
 
 
 async def nothing(message: object) -> None:
-    """The handler."""
+    """Do nothing."""
 
 
 async def sleep(message: object) -> None:
-    """The handler that waits."""
+    """Wait."""
     await asyncio.sleep(SLEEP)
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each interleaved with its baselines."""
+    """Measure the cases, each interleaved with its baselines."""
     count, sleeping = effort.messages(MESSAGES), effort.messages(SLEEPING_MESSAGES)
     many = Settings(concurrency=LANES, max_in_flight=2 * LANES)
     with TemporaryDirectory() as folder, session() as spark:
@@ -63,7 +63,7 @@ def figures(effort: Effort) -> list[Figure]:
             partial(_mapped, spark, other, sleeping, _bare_tasks),
         ]
         for run in (*noop, *waiting):
-            # The JVM compiles what it has seen.
+            # The JVM compiles code that it has run before.
             run()
         figure, bare, single = interleaved(noop, effort.repeats)
         handlers, tasks = interleaved(waiting, effort.repeats)
@@ -89,7 +89,7 @@ def _replayed(
 
 
 def _tasks(settings: Settings | None) -> int | None:
-    """As many as run at once, where all of them begin with empty lanes; else what is usual."""
+    """Return one task a core, so that all of them start with empty lanes; without settings, Spark's usual number."""
     return None if settings is None else CORES
 
 
@@ -111,7 +111,7 @@ def _one_at_a_time(spark: SparkSession, table: ParquetTable, count: int) -> floa
 
 
 def _arranged(spark: SparkSession, table: ParquetTable, tasks: int | None) -> DataFrame:
-    """The rows as ``replay`` arranges them."""
+    """Return the rows as ``replay`` arranges them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     plan = replay(spark, table, nothing, tasks=tasks, explain=True)
@@ -124,7 +124,7 @@ def _arranged(spark: SparkSession, table: ParquetTable, tasks: int | None) -> Da
 
 
 def _bare(batches: Iterator[Any]) -> Iterator[Any]:
-    """What a task does at least."""
+    """Do the least work of a task."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     async def loop() -> int:
@@ -139,7 +139,7 @@ def _bare(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _bare_tasks(batches: Iterator[Any]) -> Iterator[Any]:
-    """Tasks that take whatever comes next."""
+    """Run tasks that each take the next row."""
     import pyarrow as pa
 
     async def task(rows: Iterator[Row]) -> int:

@@ -1,9 +1,9 @@
 """The audit of a journal on Spark: events a second, beside a hand-written SQL query of the same checks.
 
-The journal is of 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit behind every 100.
-Nothing is wrong with it. The query is what one would write against these columns: it counts the violations of each
-promise, relies on the clocks and the row numbers as they are, and names neither witnesses nor what cannot be proven.
-Both read the same files in the same session of two cores.
+The journal is from 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit after every
+100. It has no violations. The query counts the violations of each promise by the journal's columns. It relies on the
+clocks and the row numbers as they are, and names neither witnesses nor unproven promises. Both read the same files in
+the same session of two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOAL: Final = 0.8
 EVENTS, PROCESSES, KEYS = 3_000_000, 16, 625
 IN_FLIGHT: Final = 100
 ROUND: Final = 3 * IN_FLIGHT + 1
-"""Rows of as many messages as are in flight, and of the commit behind them."""
+"""Rows of as many messages as are in flight, and of the commit after them."""
 
 CONF: Final = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "4"}
 BEGIN: Final = '{"boot":"boot","order":"key","incomplete":1}'
@@ -99,7 +99,7 @@ UNION ALL SELECT 'missing', count(*) FROM (
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The case."""
+    """Measure the case."""
     events = effort.messages(EVENTS)
     with TemporaryDirectory() as folder, session(CONF) as spark:
         path = str(Path(folder) / "journal")
@@ -128,7 +128,10 @@ def _queried(spark: SparkSession, path: str, count: int) -> float:
 
 
 def write_journal(spark: SparkSession, path: str, events: int) -> int:
-    """Write a journal of about so many events, as the columns of ``lanes.run(journal=…)``; how many they are."""
+    """Write a journal of about this many events and return their number.
+
+    The columns are those of ``lanes.run(journal=…)``.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     rounds = max(1, events // PROCESSES // ROUND)
@@ -177,7 +180,7 @@ def write_journal(spark: SparkSession, path: str, events: int) -> int:
 
 
 def _columns(named: DataFrame) -> DataFrame:
-    """With all columns of a journal, in their order; what a row does not have is null."""
+    """Return the rows with all columns of a journal, in their order; a missing value is null."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 

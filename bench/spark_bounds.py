@@ -1,11 +1,11 @@
-"""What stays bounded in a replay on Spark, and what a batch of it costs by itself.
+"""The bounds of a replay on Spark: memory with a hot key, and the fixed cost of a batch.
 
-Memory: 3,000,000 messages of 496 bytes of which one key has 95 %, in batches of Arrow through one worker; the peak of
-what that worker has resident at the end, beside its peak after the first fifth.
+Memory: 3,000,000 messages of 496 bytes, of which one key has 95 %, in Arrow batches through one worker. The figure is
+the peak of the worker's resident memory at the end, and the baseline is its peak after the first fifth.
 
-Batches: seconds for each batch of a replay with a checkpoint, whatever is in it, found from one of 21 batches and one
-of a single one over the same few rows. And the no-op rate with the default ``rows_per_batch``, beside that without a
-checkpoint, where all is one batch.
+Batches: the fixed seconds of a batch with a checkpoint, from a replay of 21 batches and one of a single batch over the
+same few rows. The no-op rate with the default ``rows_per_batch`` is compared with the rate without a checkpoint, where
+all rows are one batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BATCHES, ROWS = 21, 2_100
 
 
 class Watching:
-    """A handler that notes the peak of its process's memory every so many messages."""
+    """A handler that records the peak of its process's memory after each ``every`` messages."""
 
     def __init__(self, folder: str, every: int) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class Watching:
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases; memory once, whatever the repeats, because it takes a minute."""
+    """Measure the cases; memory is measured once, because it takes a minute."""
     with TemporaryDirectory() as folder, session() as spark:
         peak, early = _memory(spark, Path(folder), effort.messages(HOT_MESSAGES))
         count = effort.messages(MESSAGES)
@@ -78,11 +78,11 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _memory(spark: SparkSession, folder: Path, count: int) -> tuple[int, int]:
-    """KiB at the end and after the first fifth, of the worker that had the hot key."""
+    """Return the KiB at the end and after the first fifth, of the worker with the hot key."""
     peaks = folder / "peaks"
     peaks.mkdir()
     table = write_table(folder / "hot", count, keys=HOT_KEYS, size=HOT_SIZE, hot=HOT)
-    # One task for each topic partition's worth of keys: the hot key's has nearly all of the table.
+    # One task for each partition's worth of keys: the hot key's task has nearly all of the table.
     report = replay(spark, table, Watching(str(peaks), max(1, count // LOOKS)), tasks=PARTITIONS, effects="none")
     assert report.finished == count
     noted = [[int(line) for line in file.read_text().split()] for file in peaks.iterdir()]

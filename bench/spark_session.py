@@ -27,15 +27,17 @@ _ROWS_AT_ONCE: Final = 100_000
 
 @contextmanager
 def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session in a JVM of its own, whose workers find this folder. Raises ``ComponentError`` without Java."""
+    """Start a session in a JVM of its own, whose workers find this folder. Raises ``ComponentError`` without Java."""
     settings = {"spark.driver.memory": "1g", "spark.log.level": "ERROR", **(conf or {})}
     with spark_session(f"local[{CORES}]", settings) as found:
         yield found
 
 
 def write_table(folder: Path, count: int, *, keys: int, size: int, hot: float = 0.0) -> ParquetTable:
-    """A table of ``count`` messages of ``size`` bytes, in two files for each of 12 partitions: ``hot`` is one key's
-    share, the others are spread over so many keys."""
+    """Write a table of ``count`` messages of ``size`` bytes, in two files for each of 12 partitions.
+
+    ``hot`` is the share of one key; the other messages are spread over the remaining keys.
+    """
     chance = random.Random(count)
     folder.mkdir()
     schema = pa.schema(

@@ -1,14 +1,14 @@
-"""The runtime with handlers that wait, as most do: how near it gets to what waiting allows, and who waits for whom.
+"""The runtime with handlers that wait, as most do: throughput beside the limit that waiting sets, and delays.
 
-10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages
-from one iterator and await the same handler.
+10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages from
+one iterator and await the same handler.
 
-Zipf: messages a second over keys of which one gets a seventh of the traffic. A key is handled one message at a time,
-so nothing can be faster than the busiest key: the baseline is 1 / (its share × the mean time of its handlers), both of
+Zipf: messages a second over keys, one of which gets a seventh of the traffic. A key is handled one message at a time,
+so no code can be faster than the busiest key. The baseline is 1 / (its share × the mean time of its handlers), both of
 the same run.
 
 Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from the delivery to the end of the other keys' messages; the baseline is that without the hang.
+the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the same without the hang.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 20_000, 0.001
 
 STUCK_GOAL: Final = 1.25
 STUCK_PAIRS_MORE: Final = 2
-"""Pairs beyond the usual number of repeats: the tail of a distribution is less steady than its mean."""
-# All keys are alike, so the one that is stuck has a hundredth of the traffic: below ``max_in_flight`` to the end.
+"""Additional pairs: the tail of a distribution is less steady than its mean."""
+# All keys are alike, so the stuck key has a hundredth of the traffic: below ``max_in_flight`` to the end.
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, STUCK_BATCH, PER_SECOND = 100, 10_000, 0.001, 20, 5_000.0
 STUCK_KEY: Final = b"key-0"
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """The cases, each with its baseline."""
+    """Measure the cases, each with its baseline."""
     count = effort.messages(WAITING_MESSAGES)
     tasks, lanes = interleaved([partial(tasks_alone, count), partial(_waiting, count)], effort.repeats)
     zipf = middle([_zipf(effort.messages(ZIPF_MESSAGES)) for _ in range(effort.repeats)])
@@ -64,7 +64,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 async def wait(message: Message) -> None:
-    """The handler: it waits for 10 ms."""
+    """Wait."""
     await asyncio.sleep(WAIT)
 
 
@@ -79,7 +79,7 @@ def _waiting(count: int) -> float:
 
 
 def tasks_alone(count: int) -> float:
-    """Messages a second of so many bare tasks as there may be handlers at once."""
+    """Return messages a second of as many bare tasks as there may be handlers at once."""
     messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
     begin = time.perf_counter()
     asyncio.run(_bare(messages))
@@ -101,7 +101,7 @@ async def _each(messages: Iterator[Message]) -> None:
 
 
 def _zipf(count: int) -> Pair:
-    """Messages a second, and what the busiest key allows."""
+    """Return messages a second, and the limit of the busiest key."""
     source = FiniteSource(count, ZIPF_KEYS, BATCH, "zipf")
     ((busiest, _times),) = Counter(message.key for message in source.messages).most_common(1)
     handling = 0.0
@@ -125,7 +125,7 @@ def _zipf(count: int) -> Pair:
 
 
 def _p99(count: int, *, hangs: bool) -> float:
-    """Milliseconds from delivery to end, of the keys that are not stuck."""
+    """Return the milliseconds from delivery to end, of the keys that are not stuck."""
     source = FiniteSource(count, STUCK_KEYS, STUCK_BATCH, per_second=PER_SECOND)
     others = sum(message.key != STUCK_KEY for message in source.messages)
     times: list[float] = []

@@ -1,15 +1,15 @@
-"""Where lanes pay and where they cost: from no-op handlers to 100 ms, over 1 to 1,000 keys. `bench.plots` draws it.
+"""Gains and losses: from no-op handlers to 100 ms, over 1 to 1,000 keys; `bench.plots` draws it.
 
-Messages a second, by the clock. Every handler is measured beside two things one would write without `lanes`:
+Messages a second, by the wall clock. Every handler is measured beside two programs without `lanes`:
 
-- a plain loop that awaits it for one message after the other. What it does in a second does not depend on keys.
-- ``…, tasks``: a bare task for each key, over a list of that key's messages made beforehand. It keeps the order of keys
-  as well; it has no bound, settles nothing, and has to know all keys before it begins.
+- A plain loop awaits it for one message after the other. Its rate does not depend on keys.
+- ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. It keeps the order of keys as
+  well. It has no bound, settles nothing, and has to know all keys before it starts.
 
 A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, beside the plain loop.
 
-Keys take turns, so all of them can be busy at once: this is the most that so many keys allow. All three run on an event
-loop whose timers are exact to 0.1 ms: the usual one, on epoll, rounds each wait up to a millisecond.
+Keys take turns, so all of them can be busy at once; this is the most that the number of keys allows. All three run on
+an event loop whose timers are exact to 0.1 ms. The usual loop, on epoll, rounds each wait up to a millisecond.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ COMPUTING: Final = {"0.1 ms": 0.000_1, "1 ms": 0.001, "10 ms": 0.010}
 KEYS: Final = (1, 10, 100, 1_000)
 
 SECONDS: Final = 0.5
-"""How long a key is busy in one run, unless that is beyond one of these."""
+"""The busy time of a key in one run, within the limits of the messages."""
 LEAST, MOST = 10, 50_000
-"""Messages: of a key, so that how a run begins and ends does not count for much; of all keys together."""
+"""Limits of the messages of a key, so that begin and end of a run hardly count, and of all keys together."""
 BATCH: Final = 500
-# As many handlers as there are keys at most, and room for some messages of each.
+# At most as many handlers as keys, and room for some messages of each.
 SETTINGS: Final = Settings(concurrency=1_000, max_in_flight=4_000)
 
 Handler = Callable[[Message], Awaitable[None]]
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """All handler times over all numbers of keys, each time interleaved with its baselines."""
+    """Measure all handler times over all numbers of keys, each interleaved with its baselines."""
     made: list[Figure] = []
     for wait, seconds in WAITS.items():
         made += _waiting(wait, seconds, effort)
@@ -59,7 +59,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def name(wait: str, keys: int, beside: str = "") -> str:
-    """The case of this handler with so many keys, beside the plain loop or ``beside`` something else."""
+    """Return the name of a case; ``beside`` names a baseline other than the plain loop."""
     return f"zone {wait}, {keys:,} key{'s' if keys > 1 else ''}{beside and f', {beside}'}"
 
 
@@ -129,7 +129,7 @@ async def _each(handler: Handler, messages: Sequence[Message]) -> None:
 
 
 def _speed(work: Coroutine[object, object, object], count: int) -> float:
-    """Messages a second of this."""
+    """Return messages a second."""
     with asyncio.Runner(loop_factory=_exact_loop) as runner:
         begin = time.perf_counter()
         runner.run(work)

@@ -1,4 +1,4 @@
-"""Random attacks: each target is an invariant, its first line, and a generator of hostile input.
+"""Random attacks: a target has an invariant, the first line of its module, and a generator of hostile input.
 
 `python -m fuzz` runs them for a while; see `fuzz.__main__`.
 """

@@ -1,8 +1,8 @@
-"""`python -m fuzz [--seconds N] [TARGET...]`: attack the targets, each for its share of N seconds (60).
+"""Attack the targets, each for its share of N seconds (60): `python -m fuzz [--seconds N] [TARGET...]`.
 
-Half of its share a target is attacked with random examples, and half by a coverage-guided fuzzer, where there is one.
-Ends with a table of target, random examples, inputs of the fuzzer, seconds and failures. The status is 1 when an
-example was found that breaks an invariant, which is printed, and 2 for a wrong argument.
+Half of its share a target is attacked with random examples. In the other half a coverage-guided fuzzer attacks it, if
+one is installed. The last output is a table of target, random examples, inputs of the fuzzer, seconds and failures. The
+exit status is 1 when an example broke an invariant, which is printed, and 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fuzz.running import Result, Target, run
 from fuzz.targets import TARGETS
 
 GUIDED_LEAST: Final = 4.0
-"""Seconds for a target below which starting the fuzzer is not worth it."""
+"""Seconds of a target below which the fuzzer is not worth its start."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run and print; the exit status."""
+    """Run, print, and return the exit status."""
     parser = argparse.ArgumentParser(prog="fuzz", description="Random attacks on invariants.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="in all (default: 60)")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
@@ -45,13 +45,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def attacked(target: Target, seconds: float) -> Result:
-    """Attack one target, and print what it is and how it fails."""
+    """Attack one target, and print its invariant and its failure."""
     print(f"{target.name}: {target.invariant}", flush=True)
     if seconds < GUIDED_LEAST or not guided.available():
         result = run(target, seconds)
     else:
         inputs, broken = guided.attack(target.name, seconds / 2)
-        # What the fuzzer has found is what a random run begins with: it makes it small, and shows it.
+        # The random run starts with the fuzzer's finding, makes it small, and shows it.
         result = run(target, 0.0 if broken else seconds / 2)
         failure = result.failure or (AssertionError(broken) if broken else None)
         result = dataclasses.replace(result, guided=inputs, seconds=result.seconds + seconds / 2, failure=failure)

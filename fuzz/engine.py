@@ -1,4 +1,4 @@
-"""The engine does what a naive model does, whatever the order of its calls.
+"""The engine agrees with a naive model in any order of its calls.
 
 The state machine of ``tests.core.test_engine_machine``, with far longer runs.
 """
@@ -16,5 +16,5 @@ STEPS = 250
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Runs of up to ``STEPS`` steps."""
+    """Return tests of runs of up to ``STEPS`` steps."""
     return machine_properties(EngineMachine, STEPS, effort, tick)

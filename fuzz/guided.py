@@ -1,8 +1,8 @@
-"""Running a target under a coverage-guided fuzzer: atheris makes the bytes, Hypothesis makes examples of them.
+"""A target under a coverage-guided fuzzer: atheris makes the bytes, and Hypothesis makes examples of them.
 
-Only where atheris is installed: there are no wheels of it for every platform. ``python -m fuzz.guided TARGET SECONDS``
-is the fuzzer's own process, because it never returns. What it finds is kept in Hypothesis's database, so that a random
-run of the same target begins with it; the inputs that reached something new, in ``.cache/fuzz``.
+It needs atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS`` is the fuzzer's own
+process, because it never returns. Hypothesis's database keeps its findings, so a random run of the same target starts
+with them. ``.cache/fuzz`` keeps the inputs that reached new code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 CACHE: Final = Path(__file__).parents[1] / ".cache" / "fuzz"
 
 INPUT_BYTES: Final = 8_192
-"""What the longest runs of a state machine are made of."""
+"""Size of an input: enough for the longest runs of a state machine."""
 
 SEEDS: Final = 8
 SAID_LIMIT: Final = 5_000
@@ -28,14 +28,14 @@ UNCAUGHT: Final = "=== Uncaught Python exception: ==="
 
 
 def available() -> bool:
-    """Whether there is a fuzzer here."""
+    """Return whether the fuzzer is installed."""
     return find_spec("atheris") is not None
 
 
 def attack(name: str, seconds: float) -> tuple[int, str]:
-    """How many inputs were tried, and what the fuzzer said of one that broke the invariant; empty without.
+    """Return the number of inputs, and the fuzzer's output about one that broke the invariant, or an empty text.
 
-    Blocks for that long.
+    Blocks for ``seconds``.
     """
     command = [sys.executable, "-m", "fuzz.guided", name, str(max(1, round(seconds)))]
     done = subprocess.run(command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", check=False)
@@ -49,7 +49,7 @@ def attack(name: str, seconds: float) -> tuple[int, str]:
 
 
 def main(name: str, seconds: str) -> None:
-    """Attack one target. Does not return."""
+    """Attack one target. Never returns."""
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with atheris.instrument_imports(include=["lanes", "lanes_jetstream", "memsource"]):
@@ -68,7 +68,10 @@ def main(name: str, seconds: str) -> None:
 
 
 def _corpus(name: str) -> Path:
-    """Where the fuzzer begins, and what it adds to. A few bytes would be the beginning of an example and no more."""
+    """Return the folder of the fuzzer's inputs, with seeds in it.
+
+    An input of a few bytes is too short for an example.
+    """
     corpus = CACHE / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number in range(SEEDS):

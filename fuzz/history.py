@@ -1,4 +1,4 @@
-"""Whatever the bytes, reading a history raises HistoryError alone, and what was read gets a verdict."""
+"""For any bytes, reading a history raises only HistoryError, and a history that was read gets a verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.core.builders import new_message, new_partition
 
 @functools.cache
 def real_lines() -> tuple[bytes, ...]:
-    """The lines of a real segment with every kind of row; where the attack starts from."""
+    """The lines of a real segment with every kind of row, from which the attack starts."""
     with tempfile.TemporaryDirectory() as folder:
         history = Recorder(folder, member="m")
         rules = Rules.of(Settings(), SourceTraits(name="S", extend_interval=1.0), "skip")
@@ -89,7 +89,7 @@ VALUES = st.recursive(
 
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
-    """One line: a real one, one with other values in it, a part of one, or anything."""
+    """Return one line: a real one, one with other values in it, a part of one, or any text."""
     line = draw(st.sampled_from(real_lines()))
     how = draw(st.sampled_from(["real", "real", "changed", "changed", "renumbered", "cut", "flipped", "bytes"]))
     if how == "changed":
@@ -127,13 +127,13 @@ def check_one(data: bytes) -> None:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Files."""
+    """Return tests of files."""
 
     @effort
     @given(
         data=st.one_of(
             st.lists(lines(), max_size=40).map(b"".join),
-            # The whole segment with something in it that does not belong there.
+            # The whole segment with a foreign line in it.
             st.builds(
                 lambda place, line: b"".join((*real_lines()[:place], line, *real_lines()[place:])),
                 st.integers(0, len(real_lines())),

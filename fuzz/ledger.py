@@ -1,4 +1,4 @@
-"""A ledger answers as one does that keeps every position in a set; a bounded one forgets and never invents."""
+"""A ledger agrees with one that keeps every position in a set; a bounded one forgets and never invents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW_RUNS = 4
 
 
 class NaiveLedger:
-    """What is held and what was settled."""
+    """A naive ledger: the held and the settled positions."""
 
     def __init__(self) -> None:
         self.held: dict[int, Message] = {}
@@ -34,7 +34,7 @@ class NaiveLedger:
 
 
 class Step(NamedTuple):
-    """Admit positions behind the highest, the first of a step far behind it; then settle some of what there is."""
+    """Admit positions above the highest, the first of a step far above it; then settle some held ones."""
 
     gap: int
     admit: int
@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 
 def check(steps: list[Step]) -> None:
-    """Both ledgers beside the naive one, through all steps."""
+    """Run both ledgers beside the naive one, through all steps."""
     naive, ledger, few = NaiveLedger(), AckLedger(), AckLedger()
     few._runs_limit, few._loose_limit = FEW_RUNS, 4
     partition = new_partition()
@@ -64,7 +64,7 @@ def check(steps: list[Step]) -> None:
         _admit(partition, step, naive, [ledger, few], known)
         messages = [known[index % len(known)] for index in step.settle if known]
         if step.strangers:
-            # The same positions of another assignment: not what is held here.
+            # The same positions of another assignment are not held here.
             messages += [new_message(partition, message.position) for message in messages]
         settled = naive.settle(messages)
         assert ledger.settle(messages) == settled
@@ -95,7 +95,7 @@ def _admit(
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Sequences of deliveries and settlements."""
+    """Return tests of sequences of deliveries and settlements."""
 
     @effort
     @given(steps=STEPS)

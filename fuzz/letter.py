@@ -1,4 +1,4 @@
-"""A dead letter that was written is read as it was, and whatever the headers, reading gives one or MessageError."""
+"""A written dead letter is read unchanged; with any headers, reading gives a dead letter or MessageError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes_jetstream.dead_letters.wire import dead_letter_headers
 
 Headers = Sequence[tuple[str, bytes]]
 
-# What a client sends: a name is a token, a value has no control characters.
+# A client sends a name that is a token, and a value without control characters.
 NAMES = st.text(st.sampled_from("abNLz-09%!~"), min_size=1, max_size=12)
 RESERVED = st.sampled_from(["Nats-Msg-Id", "Lanes-Key", "lanes-x", "NATS-X", "Lanes-Origin-a", "Lanes-Origin-Nats-b"])
 VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12).map(str.encode)
@@ -42,7 +42,7 @@ LETTERS = st.builds(
 
 
 class Reader:
-    """Messages that are a body and headers."""
+    """Reader of messages that are a body and headers."""
 
     def value(self, raw: object) -> bytes:
         return raw[0] if isinstance(raw, tuple) else b""
@@ -55,28 +55,28 @@ class Reader:
 
 
 def message_of(value: bytes, headers: Headers) -> Message:
-    """A message of the stream of the dead letters."""
+    """Return a message of the stream of dead letters."""
     return Message(Partition(PartitionId("DEAD", 0), Reader()), 7, None, len(value), (value, headers), None)
 
 
 def on_the_wire(letter: DeadLetter) -> Headers:
-    """Its headers as they come back."""
+    """Return its headers as they come back."""
     return [(name, value.encode()) for name, value in dead_letter_headers(letter).items()]
 
 
 def check_written(letter: DeadLetter) -> None:
-    """What was written is read; original headers in any order."""
+    """Check that reading returns the written dead letter, with original headers in any order."""
     found = read_dead_letter(message_of(letter.value, on_the_wire(letter)))
     assert dict(found.headers) == dict(letter.headers)
     assert dataclasses.replace(found, headers=letter.headers) == letter
 
 
 def check_hostile(headers: Headers) -> None:
-    """Headers as anybody may publish them."""
+    """Read headers that any client may publish."""
     try:
         found = read_dead_letter(message_of(b"", headers))
     except MessageError as error:
-        assert "no dead letter: DEAD/0 position 7 has " in str(error)  # noqa: PT017 (what it says is the invariant)
+        assert "no dead letter: DEAD/0 position 7 has " in str(error)  # noqa: PT017 (the invariant is about the text)
         return
     assert len(found.id) == 32
     assert min(found.partition, found.position, found.attempts, found.epoch) >= 0
@@ -85,7 +85,7 @@ def check_hostile(headers: Headers) -> None:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Letters, and of headers with something else in them."""
+    """Return tests of dead letters, and of headers with foreign entries."""
     hostile_values = st.one_of(
         st.binary(max_size=12),
         st.sampled_from([b"", b"-1", b"1_0", b" 1", b"nan", b"%", b"%zz", b"%ff", b"9" * 5000, "\u0661".encode()]),

@@ -1,4 +1,4 @@
-"""In every order, poison policy and kind of source the engine does what a naive model does, batches included.
+"""The engine agrees with a naive model in every order, poison policy and kind of source, batches included.
 
 The state machine of ``tests.core.test_engine_modes_machine``, with longer runs.
 """
@@ -16,5 +16,5 @@ STEPS = 50
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Runs of up to ``STEPS`` times several dozen steps."""
+    """Return tests of runs of up to ``STEPS`` times several dozen steps."""
     return machine_properties(ModesMachine, STEPS, effort, tick)

@@ -1,4 +1,4 @@
-"""The ledger of a source that commits answers as dicts and sets of all that was ever delivered do.
+"""The ledger of a source that commits agrees with dicts and sets of every delivery.
 
 The property of ``tests.core.test_offset_ledger``, with longer runs.
 """
@@ -17,7 +17,7 @@ check = cast(Any, test_it_does_what_dicts_and_sets_do).hypothesis.inner_test
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Floors, completed sets, and what then becomes of the messages."""
+    """Return tests of floors, completed sets, and outcomes of the messages."""
 
     @effort
     @given(

@@ -1,4 +1,4 @@
-"""Whatever the text, an offset map decodes to nothing or to the one set it stands for, within its bounds."""
+"""Any text decodes to nothing or to the one set that it encodes, within the bounds of an offset map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.core.offset_maps import BITMAP, LIST, MAPS, Runs, data_of, forged, of
 OURS = st.characters(min_codepoint=0x3400, max_codepoint=0xB3FF)
 ANY = st.one_of(OURS, st.characters(), st.characters(categories=["Cs"]))
 FLOORS = st.sampled_from([0, 1, 5, 2**63 - 1, 2**64 - 9, 2**64 - 1]) | st.integers(0, 2**64 - 1)
-# Bytes that numbers are made of, so that lists come out long and numbers huge.
+# Bytes of which numbers consist, so that lists come out long and numbers huge.
 BODIES = st.binary(max_size=40) | st.lists(
     st.sampled_from([b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"\xff" * 9 + b"\x01", b"\x80" * 12]), max_size=20
 ).map(b"".join)
@@ -22,7 +22,7 @@ BODIES = st.binary(max_size=40) | st.lists(
 
 @st.composite
 def changed(draw: st.DrawFn) -> tuple[str, int, Runs]:
-    """A real text with some of it replaced, removed or repeated; its floor, and the runs it was made of."""
+    """Return a real text with some of it replaced, removed or repeated; its floor, and its runs."""
     floor, runs = draw(MAPS)
     text = encode(floor, runs, draw(st.sampled_from([LIMIT, LIMIT, 12, 20, 40])))
     for _ in range(draw(st.integers(1, 3))):
@@ -33,20 +33,20 @@ def changed(draw: st.DrawFn) -> tuple[str, int, Runs]:
 
 
 def check_changed(text: str, floor: int, runs: Runs) -> None:
-    """A text that once was a map: never a completion that was not there."""
+    """Decode a changed text; it never completes a position that the original did not."""
     for start, end in decode(text, floor, OFFSETS_END) or []:
         assert any(first <= start < end <= last for first, last in merged(runs))
 
 
 def merged(runs: Runs) -> Runs:
-    """The runs, those that touch made one."""
+    """Return the runs with touching ones merged."""
     inner = {end for _, end in runs} & {start for start, _ in runs}
     starts = [start for start, _ in runs if start not in inner]
     return list(zip(starts, [end for _, end in runs if end not in inner], strict=True))
 
 
 def check_forged(body: bytes, form: int, floor: int, reach: int, falsified: int) -> None:
-    """A text with everything right about it but its set."""
+    """Check a text in which everything but the set is valid."""
     text = forged(body, form=form, floor=floor, longer=falsified)
     runs = decode(text, floor, reach)
     if runs is None:
@@ -63,13 +63,13 @@ def check_forged(body: bytes, form: int, floor: int, reach: int, falsified: int)
 
 
 def distances(floor: int, runs: Runs) -> Runs:
-    """What a list has for each run."""
+    """Return the entries of a list for each run."""
     ends = [floor - 1, *(end for _, end in runs)]
     return [(start - end - 1, stop - start - 1) for (start, stop), end in zip(runs, ends, strict=False)]
 
 
 def numbers(body: bytes) -> list[int]:
-    """The numbers of a list, read one after the other."""
+    """Return the numbers of a list, one after the other."""
     found, digits = [], ""
     for byte in body:
         digits = f"{byte & 127:07b}" + digits
@@ -81,7 +81,7 @@ def numbers(body: bytes) -> list[int]:
 
 
 def check_hostile(text: str, floor: int) -> None:
-    """A text that anybody may have written: what it stands for, if anything, is in the text."""
+    """Decode a text that any client may have written; the set, if any, is the one in the text."""
     runs = decode(text, floor, OFFSETS_END)
     if runs:
         assert data_of(text)[:3] == b"Lm\x01"
@@ -91,7 +91,7 @@ def check_hostile(text: str, floor: int) -> None:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Texts: changed ones, forged ones, any."""
+    """Return tests of texts: changed ones, forged ones, any text."""
 
     @effort
     @given(changed())

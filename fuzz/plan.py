@@ -1,4 +1,4 @@
-"""What is drawn within a budget is a plan within it, and what a failing plan shrinks to fails, all of it needed."""
+"""A plan stays within its budget, and a failing plan shrinks to a failing one that needs every part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = st.none() | st.integers(1, 300)
 
 
 def check_drawn(budget: FaultBudget, personality: PersonalityName, boundaries: int, seed: int) -> None:
-    """Faults that were drawn."""
+    """Check that drawn faults make a plan and stay within their budget."""
     found = draw(budget, personality, boundaries, random.Random(seed))
     assert Plan(personality, faults=found).faults == found
     assert all(0 <= fault.at < boundaries for fault in found)
@@ -33,7 +33,7 @@ def check_drawn(budget: FaultBudget, personality: PersonalityName, boundaries: i
 
 
 def check_said(at: object, kind: object, target: object, amount: object) -> None:
-    """A fault, a schedule and a plan of anything: refused, or it has a token."""
+    """Make a plan of any fault and schedule: it is refused, or it has a token."""
     makes: tuple[Callable[[], Plan], ...] = (
         lambda: Plan("jetstream", faults=(Fault(at, kind, target, amount),)),  # type: ignore[arg-type]
         lambda: Plan(schedule=Schedule(((at, target), (amount, at)), (at, target))),  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def check_said(at: object, kind: object, target: object, amount: object) -> None
 
 
 def check_shrunk(plan: Plan, chance: int) -> None:
-    """A plan that fails, as every so many do."""
+    """Shrink a plan that fails."""
 
     def fails(tried: Plan) -> bool:
         return tried == plan or zlib.crc32(encode(tried).encode()) % chance == 0
@@ -72,7 +72,7 @@ def check_shrunk(plan: Plan, chance: int) -> None:
 
 
 def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
-    """Messages of a seed: each key in one partition, less messages the beginning of more."""
+    """Check the messages of a seed: each key has one partition, and fewer messages are the beginning of more."""
     items = wanted.items(seed, partitions)
     assert replace(wanted, n=min(fewer, wanted.n)).items(seed, partitions) == items[:fewer]
     homes = {(item.key, item.partition) for item in items if item.key is not None}
@@ -81,7 +81,7 @@ def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> No
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Draws, plans of anything, failing ones, traffic."""
+    """Return tests of draws, of any plans, of failing ones and of traffic."""
     seeds = st.integers(0, 2**64 - 1)
 
     @effort

@@ -1,4 +1,4 @@
-"""Whatever is in a record or in the metadata of a commit, it is read as what it says, or it is refused."""
+"""Any record and any commit metadata is read as it is written, or refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class Committed:
-    """A client that knows what is committed, and the log."""
+    """A client that knows the committed position and the log."""
 
     def __init__(self, offset: int, metadata: str | None, low: int, high: int) -> None:
         self._answer = Answer(*PARTITION, offset, metadata)
@@ -58,7 +58,7 @@ class Committed:
 
 
 def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over: bool) -> Beginning:
-    """Where a member begins that finds this."""
+    """Return where a member begins that finds this commit."""
     client = cast(Any, Committed(offset, metadata, low, high))
     asked = beginnings(
         client, [PARTITION], start="beginning", sizes={}, out_of_range="fail", hands_over=hands_over, name="kafka g"
@@ -67,7 +67,7 @@ def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over:
 
 
 def check_committed(metadata: str | None, offset: int, low: int, high: int, hands_over: bool) -> Runs:
-    """The position is that which is committed, and what is completed stands in the metadata: returns that."""
+    """Check the position against the commit and the completed set against the metadata; return the set."""
     try:
         found = begun(offset, metadata, low, high, hands_over=hands_over)
     except SourceError:
@@ -82,16 +82,16 @@ def check_committed(metadata: str | None, offset: int, low: int, high: int, hand
     return completed
 
 
-# --- what was produced
+# --- produced records
 
 
 def pairs_of(raw: Raw) -> Pairs:
-    """Its headers; the client calls them by several types."""
+    """Return its headers, which the client gives with several types."""
     return cast(Pairs, raw.headers() or [])
 
 
 def failing(raw: Raw) -> Any:
-    """A key function that does not expect what it gets."""
+    """A key function that fails on unexpected input."""
     raise LookupError(raw.key())
 
 
@@ -107,7 +107,7 @@ KEYS: Final[tuple[Callable[[Raw], Any], ...]] = (
 
 
 def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
-    """Each is one message, with a key or without, or broken; nothing in it is in the way of the others."""
+    """Check that each record is one message, with a key, without one, or broken, and that none affects another."""
     partition = Partition(PARTITION, READER)
     found, size = messages(partition, raws, key)
     assert [message.position for message in found] == [raw.offset() for raw in raws]
@@ -133,7 +133,7 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
 
 
 def check_letter(raw: Raw) -> None:
-    """A record of the topic of the letters is a letter, a disposition, or no such thing; a letter can be written."""
+    """Read a record of the dead-letter topic as a dead letter or a disposition, or neither; write dead letters."""
     message = message_at(PARTITION.source, raw)
     try:
         disposed = read_disposition(message)
@@ -143,7 +143,7 @@ def check_letter(raw: Raw) -> None:
     try:
         letter = read_letter(message)
     except MessageError as error:
-        assert "t/0 position 7 " in str(error)  # noqa: PT017 (what it says is the invariant)
+        assert "t/0 position 7 " in str(error)  # noqa: PT017 (the invariant is about the text)
         return
     assert disposed is None
     once = again(letter)
@@ -153,13 +153,13 @@ def check_letter(raw: Raw) -> None:
 
 
 def again(letter: DeadLetter) -> DeadLetter:
-    """A letter written, and read back."""
+    """Write a dead letter and read it back."""
     record = letter_record(letter)
     return read_letter(message_at(PARTITION.source, made(record.key, record.value, cast(Pairs, record.headers))))
 
 
 def made(key: bytes | None, value: bytes | None, headers: Pairs | None, stamp: tuple[int, int] = (1, 5)) -> Raw:
-    """A message as the client hands it out."""
+    """Return a message as the client hands it out."""
     content = cast(Any, {"headers": None if headers is None else list(headers), "timestamp": stamp})
     return Raw(topic=PARTITION.source, partition=PARTITION.number, offset=7, key=key, value=value, **content)
 
@@ -206,7 +206,7 @@ HOSTILE = BYTES | st.sampled_from(
 
 @st.composite
 def letters(draw: st.DrawFn) -> Raw:
-    """A letter's record with headers changed, added, repeated and missing."""
+    """Return the record of a dead letter with headers changed, added, repeated and missing."""
     changes = draw(st.lists(st.tuples(OTHERS, HOSTILE), max_size=4))
     without = draw(st.lists(EXTRA, max_size=2))
     if draw(st.booleans()):
@@ -216,7 +216,7 @@ def letters(draw: st.DrawFn) -> Raw:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Commits, records, and records of letters."""
+    """Return tests of commits, of records, and of records of dead letters."""
     texts = st.none() | st.text(ANY, max_size=40) | st.text(OURS, max_size=20).map("\u5a36\u7440".__add__)
 
     @effort
@@ -233,7 +233,7 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
         floor, runs = case
         committed = max(0, min(2**63 - 1, floor + shift))
         found = check_committed(encode(floor, runs), committed, 0, 2**63 - 1, hands_over=True)
-        # What was committed beside one position says nothing of another.
+        # Metadata of one committed position says nothing about another.
         assert bool(found) == (bool(runs) and committed == floor and encode(floor, runs) != "")
 
     @effort

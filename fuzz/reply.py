@@ -1,4 +1,4 @@
-"""A reply subject gives the numbers in it or SourceError; a key function a key or LookupError."""
+"""A reply subject gives its numbers or SourceError; a key function gives a key or LookupError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes_jetstream.wire.messages import sequences
 
 CLIENT = Client()
 
-# What a name in a subject may be, and what it may not.
+# Characters that a name in a subject may have, and some that it may not.
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=". *>"), min_size=1, max_size=8)
 NUMBERS = st.integers(0, 2**64 - 1)
 WORDS = st.one_of(
@@ -29,7 +29,7 @@ WORDS = st.one_of(
 
 
 def check_reply(names: tuple[str, str], numbers: tuple[int, int, int, int, int], form: str) -> None:
-    """A reply subject as a server makes it."""
+    """Check the numbers of a reply subject as a server makes it."""
     prefix = {"plain": "", "domain": "_.hash.", "token": "domain.hash."}[form]
     suffix = ".token" if form == "token" else ""
     reply = f"$JS.ACK.{prefix}{'.'.join(names)}.{'.'.join(map(str, numbers))}{suffix}"
@@ -37,7 +37,7 @@ def check_reply(names: tuple[str, str], numbers: tuple[int, int, int, int, int],
 
 
 def check_hostile(reply: str) -> None:
-    """A reply subject as anybody may make it."""
+    """Read a reply subject that any client may make."""
     try:
         found = sequences(reply)
     except SourceError:
@@ -46,7 +46,7 @@ def check_hostile(reply: str) -> None:
 
 
 def check_keys(subject: str, index: int, headers: dict[str, str] | None, name: str) -> None:
-    """Keys of any message."""
+    """Check the key functions on any message."""
     message = Msg(CLIENT, subject, "", b"", headers)
     assert key_bytes(known(whole_subject(message))) == subject.encode()
     tokens = subject.split(".")
@@ -62,13 +62,13 @@ def check_keys(subject: str, index: int, headers: dict[str, str] | None, name: s
 
 
 def known(key: bytes | str | int | None) -> bytes | str | int:
-    """A key that must not be None."""
+    """Return a key that must not be None."""
     assert key is not None
     return key
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Reply subjects, and of messages to be keyed."""
+    """Return tests of reply subjects, and of messages with keys."""
 
     @effort
     @given(

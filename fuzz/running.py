@@ -1,4 +1,4 @@
-"""Running a target for a time: batches of random examples until it is over, or until one fails."""
+"""Running a target for a time: batches of random examples until the time is over or one fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 EFFORT: Final = settings(
     deadline=None,
-    # Each batch has to be another one, also where a profile for CI says otherwise.
+    # Each batch must be another one, also under a CI profile that says otherwise.
     derandomize=False,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
@@ -22,12 +22,12 @@ class Properties(Protocol):
     """Makes the tests of a target."""
 
     def __call__(self, effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-        """Tests by Hypothesis under ``effort``. Each calls ``tick`` for every example."""
+        """Return Hypothesis tests under ``effort``; each calls ``tick`` for every example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Something to attack. ``batch``: examples that take about a second."""
+    """A target of attacks; ``batch`` is the number of examples that take about a second."""
 
     name: str
     invariant: str
@@ -37,9 +37,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What an attack on a target came to. ``failure`` is what a falsifying example raised, with the example.
+    """The result of an attack on a target.
 
-    ``guided``: inputs of the coverage-guided fuzzer, which are not among ``examples``.
+    ``failure`` is the exception of a falsifying example, with the example. ``guided`` counts inputs of the
+    coverage-guided fuzzer, which are not among ``examples``.
     """
 
     name: str
@@ -50,7 +51,10 @@ class Result:
 
 
 def run(target: Target, seconds: float, *, batch: int | None = None) -> Result:
-    """Attack for so long, with one batch at least; stops at the first failure. Making one small takes minutes."""
+    """Attack for ``seconds``, with at least one batch, and stop at the first failure.
+
+    Making a failure small takes minutes.
+    """
     examples = 0
 
     def tick() -> None:

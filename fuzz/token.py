@@ -1,4 +1,4 @@
-"""A token is the plan it was made of, and whatever else the text, it is one of a plan or TokenRefused, soon.
+"""A token is the plan of which it was made, and any other text is a plan's or is refused as TokenRefused, soon.
 
 The text of a plan may be deflated in many ways, but there is one text for it.
 """
@@ -37,14 +37,14 @@ NAMES = st.sampled_from(["lanes", "python", "personality", "seed", "limit", "fau
 
 
 def check_made(plan: Plan) -> None:
-    """A token that was made."""
+    """Check a token that was made."""
     token = encode(plan)
     assert decode(token) == plan
     assert token.isascii() and token.isprintable() and len(token) < 2_000
 
 
 def check_hostile(token: str) -> None:
-    """A token that anybody may have written."""
+    """Read a token that any user may have written."""
     try:
         plan = decode(token)
     except TokenRefused as error:
@@ -55,7 +55,7 @@ def check_hostile(token: str) -> None:
 
 @st.composite
 def changed(draw: st.DrawFn) -> str:
-    """A real token with some of it replaced, removed or repeated; of the token itself, or of its text."""
+    """Return a real token with some of it replaced, removed or repeated, in the token itself or in its text."""
     token = encode(draw(PLANS))
     inside = draw(st.booleans())
     text = text_of(token) if inside else token
@@ -68,7 +68,7 @@ def changed(draw: st.DrawFn) -> str:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Tokens: of plans, changed ones, of other fields, of any bytes, any text."""
+    """Return tests of tokens: of plans, changed ones, of other fields, of any bytes, of any text."""
 
     @effort
     @given(PLANS)
