@@ -1,7 +1,7 @@
 """Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys.
 
 Reading order: ``source``, ``config``, ``bridge``, ``broker``, ``errors``, ``partitioners``; then the rooms ``client``,
-``admin``, ``dead_letters``, ``cli``.
+``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations
