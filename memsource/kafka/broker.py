@@ -27,8 +27,8 @@ from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import decode
-from lanes.core.types import Partition, PartitionKey
-from memsource.kafka.client import NEVER, Callback, Client, Commit, Held, KafkaFailure
+from lanes.core.types import NEVER, Partition, PartitionKey
+from memsource.kafka.client import Callback, Client, Commit, Held, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
 from memsource.kafka.source import KafkaMemberSource
 from memsource.memory.dead_letters import KeepsLetters

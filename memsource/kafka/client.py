@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lanes.clock import Clock
-from lanes.core.types import Partition
+from lanes.core.types import NEVER, Partition
 from memsource.memory.group import Notice
 from memsource.memory.topic import Record
 
-__all__ = ["NEVER", "Callback", "Client", "Code", "Commit", "Held", "KafkaFailure", "OffsetReset", "RebalanceProtocol"]
+__all__ = ["Callback", "Client", "Code", "Commit", "Held", "KafkaFailure", "OffsetReset", "RebalanceProtocol"]
 
-NEVER: Final = float("inf")
 
 RebalanceProtocol = Literal["eager", "cooperative", "848"]
 """``eager`` and ``cooperative`` are the classic protocol; ``848`` is ``group.protocol=consumer`` (KIP-848)."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from lanes.core.types import Partition
-from memsource.kafka.client import NEVER, Callback, Client, Held, KafkaFailure, OffsetReset, RebalanceProtocol
+from lanes.core.types import NEVER, Partition
+from memsource.kafka.client import Callback, Client, Held, KafkaFailure, OffsetReset, RebalanceProtocol
 from memsource.memory.group import Group, Notice, plan
 
 __all__ = ["Coordinator", "KafkaSettings"]

@@ -23,9 +23,9 @@ from lanes.core.cohort.actions import (
 )
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import State, decode, encode, state_key
+from lanes.core.types import NEVER
 
 MESSAGES = frozenset(range(1, 9))
-NEVER = float("inf")
 
 
 @dataclass

@@ -61,10 +61,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cohort.plan": set(),
     "cohort.ledger": set(),
     "cohort.phases": set(),
-    "cohort.held_lease": set(),
+    "cohort.held_lease": {"types"},
     "cohort.actions": {"cohort.ledger"},
     "cohort.records": {"cohort.ledger"},
-    "cohort.lease_machine": {"cohort.actions", "cohort.held_lease", "cohort.ledger", "cohort.phases", "cohort.records"},
+    "cohort.lease_machine": {
+        "types",
+        "cohort.actions",
+        "cohort.held_lease",
+        "cohort.ledger",
+        "cohort.phases",
+        "cohort.records",
+    },
 }
 
 

@@ -59,7 +59,7 @@ KNOWN = {
 
 ENGINE = (
     "_ready chains committer concurrency dirty effects flow halted late latest_assignment outbox partitions policy "
-    "retries running_handlers settled_count waiting zombies"
+    "retries running_handlers settled_count stopped zombies"
 )
 
 

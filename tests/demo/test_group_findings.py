@@ -34,7 +34,7 @@ STARTS = at(102.0, assigned(), delivered(1), started(1)) + at(105.0, ended(1))
 # The broker removed m-1 before, or after, m-2 started.
 BEFORE = [look(101.0, m_1="a:0"), look(101.5, m_2="b:0")]
 AFTER = [look(102.5, m_1="a:0"), look(103.0, m_2="b:0")]
-NEVER = [look(101.0, m_1="a:0"), look(103.0, m_1="a:0")]
+NEVER_REMOVED = [look(101.0, m_1="a:0"), look(103.0, m_1="a:0")]
 REVOKED = at(105.0, owned("revoking"), owned("drained"), owned("revoked"))
 LOST = at(103.0, owned("lost"))
 
@@ -65,15 +65,15 @@ class Overlap(NamedTuple):
 OVERLAPS = {
     "removed before the later start": Overlap(RUNS, STARTS, BEFORE, 0, 1),
     "removed after the later start": Overlap(RUNS, STARTS, AFTER, 1, 0),
-    "never removed": Overlap(RUNS + REVOKED, STARTS, NEVER, 1, 0),
-    "gave it up by itself": Overlap(RUNS[:-1] + LOST, STARTS, NEVER, 0, 1),
-    "another key": Overlap(RUNS, at(102.0, assigned(), delivered(1, "j"), started(1, "j")), NEVER, 0, 0),
-    "ended before": Overlap(RUNS + REVOKED, at(104.5, assigned(), delivered(1), started(1)), NEVER, 0, 0),
+    "never removed": Overlap(RUNS + REVOKED, STARTS, NEVER_REMOVED, 1, 0),
+    "gave it up by itself": Overlap(RUNS[:-1] + LOST, STARTS, NEVER_REMOVED, 0, 1),
+    "another key": Overlap(RUNS, at(102.0, assigned(), delivered(1, "j"), started(1, "j")), NEVER_REMOVED, 0, 0),
+    "ended before": Overlap(RUNS + REVOKED, at(104.5, assigned(), delivered(1), started(1)), NEVER_REMOVED, 0, 0),
     # The one that was removed starts another one of the key: it has not heard of its loss.
     "the later one was removed": Overlap(
         at(101.0, assigned(), delivered(0), delivered(2)) + at(103.0, started(2)), STARTS, BEFORE, 0, 1
     ),
-    "two of a key in one process": Overlap(RUNS[:-1] + at(102.0, delivered(1), started(1)), [], NEVER, 1, 0),
+    "two of a key in one process": Overlap(RUNS[:-1] + at(102.0, delivered(1), started(1)), [], NEVER_REMOVED, 1, 0),
     "two of a key in one process that was removed": Overlap(
         RUNS[:-1] + at(102.0, delivered(1), started(1)), [], BEFORE, 1, 0
     ),
@@ -84,7 +84,7 @@ OVERLAPS = {
     "committed after it knew of the loss": Overlap(RUNS[:-1] + LOST + at(104.0, sent(1)), [], BEFORE, 1, 0),
     "committed after it was removed": Overlap(RUNS + at(104.5, sent(1), confirmed(1)), [], BEFORE, 1, 0),
     "refused after it was removed": Overlap(RUNS + at(104.5, sent(1)), [], BEFORE, 0, 0),
-    "committed and never removed": Overlap(RUNS + at(104.5, sent(1), confirmed(1)), [], NEVER, 0, 0),
+    "committed and never removed": Overlap(RUNS + at(104.5, sent(1), confirmed(1)), [], NEVER_REMOVED, 0, 0),
     "sent before it was removed": Overlap(
         at(101.0, assigned(), delivered(0), ran(0), sent(1)) + at(102.0, confirmed(1)), [], BEFORE, 0, 0
     ),
@@ -121,31 +121,31 @@ REPEATS = {
         at(101.0, assigned(), delivered(0), started(0)), [], [fault("kill", 101.5, 101.5)], "kill", crashed=True
     ),
     "frozen past its session": Repeat(RAN + LOST, BEFORE, [fault("freeze", 101.1, 102.9)], "freeze"),
-    "frozen, and lost what it held": Repeat(RAN + LOST, NEVER, [fault("pause", 101.1, 102.9)], "freeze"),
-    "another one was frozen": Repeat(RAN + LOST, NEVER, [fault("freeze", 101.1, 102.9, "m-2")], "clean"),
-    "lost in an outage": Repeat(RAN + LOST, NEVER, [fault("broker", 101.5, 102.0, "")], "broker"),
-    "lost long after an outage": Repeat(RAN + LOST, NEVER, [fault("broker", 50.0, 87.0, "")], "clean"),
-    "lost after an outage": Repeat(RAN + LOST, NEVER, [fault("broker", 80.0, 90.0, "")], "broker"),
+    "frozen, and lost what it held": Repeat(RAN + LOST, NEVER_REMOVED, [fault("pause", 101.1, 102.9)], "freeze"),
+    "another one was frozen": Repeat(RAN + LOST, NEVER_REMOVED, [fault("freeze", 101.1, 102.9, "m-2")], "clean"),
+    "lost in an outage": Repeat(RAN + LOST, NEVER_REMOVED, [fault("broker", 101.5, 102.0, "")], "broker"),
+    "lost long after an outage": Repeat(RAN + LOST, NEVER_REMOVED, [fault("broker", 50.0, 87.0, "")], "clean"),
+    "lost after an outage": Repeat(RAN + LOST, NEVER_REMOVED, [fault("broker", 80.0, 90.0, "")], "broker"),
     "handed over in an outage": Repeat(
-        RAN + at(103.0, owned("revoked")), NEVER, [fault("broker", 101.5, 103.5, "")], "broker"
+        RAN + at(103.0, owned("revoked")), NEVER_REMOVED, [fault("broker", 101.5, 103.5, "")], "broker"
     ),
     "handed over after an outage": Repeat(
-        RAN + at(103.0, owned("revoked")), NEVER, [fault("broker", 90.0, 97.0, "")], "clean"
+        RAN + at(103.0, owned("revoked")), NEVER_REMOVED, [fault("broker", 90.0, 97.0, "")], "clean"
     ),
-    "handed over": Repeat(RAN + at(103.0, owned("revoked")), NEVER, [], "clean"),
+    "handed over": Repeat(RAN + at(103.0, owned("revoked")), NEVER_REMOVED, [], "clean"),
     "given up and handed over": Repeat(
-        GAVE_UP + at(102.1, message("dlq_confirmed", 0)) + at(103.0, owned("revoked")), NEVER, [], "clean"
+        GAVE_UP + at(102.1, message("dlq_confirmed", 0)) + at(103.0, owned("revoked")), NEVER_REMOVED, [], "clean"
     ),
     "handed over while its dead letter was on its way": Repeat(
         GAVE_UP + at(102.1, message("abandoned", 0), message("dlq_confirmed", 0)) + at(103.0, owned("revoked")),
-        NEVER,
+        NEVER_REMOVED,
         [],
         None,
     ),
     # Held for a retry: its first attempt had failed.
     "handed over unfinished": Repeat(
         at(101.0, assigned(), delivered(0), started(0), ended(0, result="error")) + at(103.0, owned("revoked")),
-        NEVER,
+        NEVER_REMOVED,
         [],
         None,
     ),
@@ -180,7 +180,7 @@ RECOVERIES = {
     "given to another at the end": Recovery(
         "kill", RAN, [], {"kill": 1.6}, [], [look(101.0, m_1="a:0"), look(103.0, m_2="b:0")]
     ),
-    "its own to the end": Recovery("kill", RAN, [], {"kill": inf}, [], NEVER),
+    "its own to the end": Recovery("kill", RAN, [], {"kill": inf}, [], NEVER_REMOVED),
     "stopped": Recovery("stop", RAN, AGAIN, {"stop": 2.5}),
     "it came back itself": Recovery("freeze", RAN + LOST + at(103.5, assigned(assignment=2)), AGAIN, {"freeze": 2.0}),
     "the other one had had it before": Recovery(

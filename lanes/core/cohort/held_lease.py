@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lanes.core.types import NEVER
+
 __all__ = ["READ", "REST", "WRITE", "HeldLease"]
 
 REST: Final = "rest"
@@ -31,7 +33,7 @@ class HeldLease:
         self._ttl = ttl
         self._margin = margin
         self._unsure: float | None = None
-        self.expires = -float("inf")
+        self.expires = -NEVER
         self.renewed(revision, sent)
 
     def demand(self) -> None:

@@ -38,6 +38,7 @@ from lanes.core.cohort.held_lease import WRITE, HeldLease
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.phases import IllegalInput, following
 from lanes.core.cohort.records import HIGHEST, Lease, State, decode, encode, lease_key, state_key
+from lanes.core.types import NEVER
 
 __all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "LeaseMachine"]
 
@@ -48,7 +49,6 @@ LIMITS: Final = "limits"
 WORKQUEUE: Final = "workqueue"
 INTEREST: Final = "interest"
 
-NEVER: Final = float("inf")
 PAST: Final = -NEVER
 
 Handler = Callable[[Any, float, float], None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, Fault, FaultKind, PersonalityName
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, FaultKind, PersonalityName
 
 __all__ = ["AMOUNTS", "FAULTS_MAX", "FaultBudget", "crash_sweep", "draw", "faults"]
 
@@ -72,7 +72,7 @@ class FaultBudget:
 
     def kinds(self, personality: PersonalityName) -> tuple[FaultKind, ...]:
         """Those that it has some of, and that can happen there."""
-        return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in NEVER[personality])
+        return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in IMPOSSIBLE_FAULTS[personality])
 
     def check(self, personalities: Sequence[PersonalityName]) -> None:
         """Raises ``ImpossiblePlan`` when there is a kind of fault that none of these brokers ever has."""
@@ -86,8 +86,8 @@ class FaultBudget:
         if not personalities:
             raise ImpossiblePlan(f"personalities=(): name one or more of {', '.join(PERSONALITIES)}")
         for kind in FAULT_KINDS:
-            if self.of(kind) and all(kind in NEVER[name] for name in personalities):
-                able = " or ".join(repr(name) for name in PERSONALITIES if kind not in NEVER[name])
+            if self.of(kind) and all(kind in IMPOSSIBLE_FAULTS[name] for name in personalities):
+                able = " or ".join(repr(name) for name in PERSONALITIES if kind not in IMPOSSIBLE_FAULTS[name])
                 raise ImpossiblePlan(
                     f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave it out, or add {able}"
                 )

@@ -16,7 +16,7 @@ from memsource.sim.errors import ImpossiblePlan
 __all__ = [
     "AMOUNT_MAX",
     "FAULT_KINDS",
-    "NEVER",
+    "IMPOSSIBLE_FAULTS",
     "NUMBERS_END",
     "PERSONALITIES",
     "Fault",
@@ -44,8 +44,11 @@ FaultKind = Literal[
 PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 
-NEVER: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {"kafka": ("redeliver", "restart"), "jetstream": ()}
-"""What cannot happen there: a Kafka broker delivers again only from where a new owner begins, and forgets nothing."""
+IMPOSSIBLE_FAULTS: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {
+    "kafka": ("redeliver", "restart"),
+    "jetstream": (),
+}
+"""Faults that a broker cannot have. A Kafka broker redelivers only to a new owner, and forgets nothing."""
 
 AMOUNT_MAX: Final = 1e9
 """Seconds: some 30 years."""
@@ -132,7 +135,7 @@ class Plan:
         if self.limit is not None and not _whole(self.limit, 1):
             raise ImpossiblePlan(f"limit={self.limit}: must be 1 or more, or None")
         for fault in self.faults:
-            if fault.kind in NEVER[self.personality]:
+            if fault.kind in IMPOSSIBLE_FAULTS[self.personality]:
                 raise ImpossiblePlan(
                     f"fault {fault.kind!r} in a plan for {self.personality!r}: never happens there; leave it out, "
                     "or use another personality"

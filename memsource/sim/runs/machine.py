@@ -21,7 +21,7 @@ from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
 from memsource.sim.loop.watch import watching
 from memsource.sim.plans.faults import AMOUNTS
-from memsource.sim.plans.plan import NEVER, Fault, FaultKind, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, FaultKind, PersonalityName, Plan, Schedule
 from memsource.sim.runs.run import Conditions, broker_of, judged
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
@@ -181,7 +181,7 @@ class SimulationMachine(RuleBasedStateMachine):
         """A partition is taken away without asking."""
         self._perform("lost", partition)
 
-    @precondition(lambda self: "redeliver" not in NEVER[self.personality])
+    @precondition(lambda self: "redeliver" not in IMPOSSIBLE_FAULTS[self.personality])
     @rule(partition=st.integers(0, 3))
     def redeliver(self, partition: int) -> None:
         """Something of a partition is delivered again."""

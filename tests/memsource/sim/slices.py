@@ -14,7 +14,7 @@ from typing import Final, Literal
 from memsource.checkers import CHECKERS, NoDuplicateCleanly
 from memsource.personality import Personality
 from memsource.sim.plans.faults import crash_sweep, faults
-from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, PersonalityName, Plan
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, PersonalityName, Plan
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import RECHECKED, Campaign
 from memsource.sim.runs.run import Conditions, Run, collect_garbage
@@ -130,7 +130,7 @@ def campaign(
         # What of a completed set was not handed over is repeated.
         conditions = replace(conditions, checkers=[make for make in CHECKERS if make is not NoDuplicateCleanly])
     # Where somebody stands still, less can be said about deadlines and owners: not in every other seed.
-    left_out = NEVER[personality] if seed % 2 else (*NEVER[personality], "freeze", "slow")
+    left_out = IMPOSSIBLE_FAULTS[personality] if seed % 2 else (*IMPOSSIBLE_FAULTS[personality], "freeze", "slow")
     possible = replace(BUDGET, **dict.fromkeys(left_out, 0))
     return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.faults import AMOUNTS, FAULTS_MAX, FaultBudget, crash_sweep, draw, faults
-from memsource.sim.plans.plan import FAULT_KINDS, NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
 
 BUDGETS = st.builds(faults, **{kind: st.integers(0, 3) for kind in FAULT_KINDS})
 
@@ -95,4 +95,4 @@ def test_an_impossible_budget_is_refused_by_name(wrong: Callable[[], object], sa
 
 
 def test_every_fault_happens_somewhere() -> None:
-    assert all(any(kind not in NEVER[name] for name in PERSONALITIES) for kind in FAULT_KINDS)
+    assert all(any(kind not in IMPOSSIBLE_FAULTS[name] for name in PERSONALITIES) for kind in FAULT_KINDS)

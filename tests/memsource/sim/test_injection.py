@@ -13,7 +13,7 @@ from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.loop.waiting import until
 from memsource.sim.plans.faults import faults
-from memsource.sim.plans.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.injection import Injection
@@ -249,7 +249,7 @@ def test_a_server_that_starts_anew_forgets_and_nothing_is_lost(personality: Pers
 @both
 @pytest.mark.parametrize("kind", ["rebalance", "lost", "redeliver", "restart", "freeze", "slow", "clock_jump"])
 def test_what_meets_nothing_has_not_happened(personality: PersonalityName, kind: Any) -> None:
-    if kind in NEVER[personality]:
+    if kind in IMPOSSIBLE_FAULTS[personality]:
         return
     # Nobody owns anything yet, nothing was delivered, or it takes no time. A server is killed whoever is there.
     run = run_with(Fault(0, kind), personality=personality)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.faults import AMOUNTS, FaultBudget, faults
-from memsource.sim.plans.plan import FAULT_KINDS, NEVER, Fault, Plan, Schedule
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, Plan, Schedule
 from memsource.sim.plans.strategies import fault_plans, plans, schedules, traffics
 from memsource.sim.plans.traffic import Traffic
 
@@ -53,7 +53,7 @@ def test_every_kind_of_fault_is_found_and_shrinks(kind: str) -> None:
     (fault,) = found.faults
     assert (fault.at, fault.kind, fault.target) == (0, kind, 0)
     assert fault.amount == AMOUNTS[fault.kind][0]
-    assert found.personality == ("jetstream" if kind in NEVER["kafka"] else "kafka")
+    assert found.personality == ("jetstream" if kind in IMPOSSIBLE_FAULTS["kafka"] else "kafka")
 
 
 @given(plans(BUDGET, personalities=["jetstream"]))

@@ -13,7 +13,7 @@ import pytest
 from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.loop.choosers import RandomWalk
-from memsource.sim.plans.plan import NEVER, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.injection import InjectedFailure
 from memsource.sim.world.worker import App
@@ -132,7 +132,7 @@ def test_not_one_step_is_taken_after_a_crash(personality: PersonalityName) -> No
         (personality, kind)
         for personality in PERSONALITIES
         for kind in ("freeze", "rebalance", "lost", "slow", "commit_fails", "redeliver", "clock_jump")
-        if kind not in NEVER[personality]
+        if kind not in IMPOSSIBLE_FAULTS[personality]
     ],
 )
 @pytest.mark.parametrize("at", [5, 20])
