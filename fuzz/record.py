@@ -132,7 +132,7 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
     watch.tell({PARTITION.source: Topic("", 3)})
 
 
-def check_letter(raw: Raw) -> None:
+def check_dead_letter(raw: Raw) -> None:
     """Read a record of the dead-letter topic as a dead letter or a disposition, or neither; write dead letters."""
     message = message_at(PARTITION.source, raw)
     try:
@@ -141,20 +141,20 @@ def check_letter(raw: Raw) -> None:
         disposed = None
     assert disposed is None or disposed[1] in ("replayed", "dropped")
     try:
-        letter = read_letter(message)
+        dead_letter = read_letter(message)
     except MessageError as error:
         assert "t/0 position 7 " in str(error)  # noqa: PT017 (the invariant is about the text)
         return
     assert disposed is None
-    once = again(letter)
+    once = again(dead_letter)
     # Times are written in microseconds.
-    assert dataclasses.replace(once, time=letter.time, timestamp=letter.timestamp) == letter
+    assert dataclasses.replace(once, time=dead_letter.time, timestamp=dead_letter.timestamp) == dead_letter
     assert again(once) == once
 
 
-def again(letter: DeadLetter) -> DeadLetter:
+def again(dead_letter: DeadLetter) -> DeadLetter:
     """Write a dead letter and read it back."""
-    record = letter_record(letter)
+    record = letter_record(dead_letter)
     return read_letter(message_at(PARTITION.source, made(record.key, record.value, cast(Pairs, record.headers))))
 
 
@@ -205,7 +205,7 @@ HOSTILE = BYTES | st.sampled_from(
 
 
 @st.composite
-def letters(draw: st.DrawFn) -> Raw:
+def dead_letters(draw: st.DrawFn) -> Raw:
     """Return the record of a dead letter with headers changed, added, repeated and missing."""
     changes = draw(st.lists(st.tuples(OTHERS, HOSTILE), max_size=4))
     without = draw(st.lists(EXTRA, max_size=2))
@@ -251,9 +251,9 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
         check_records(raws, key)
 
     @effort
-    @given(letters())
-    def hostile_letters(raw: Raw) -> None:
+    @given(dead_letters())
+    def hostile_dead_letters(raw: Raw) -> None:
         tick()
-        check_letter(raw)
+        check_dead_letter(raw)
 
-    return [foreign, of_another, ours, records, hostile_letters]
+    return [foreign, of_another, ours, records, hostile_dead_letters]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from fuzz import engine, history, ledger, letter, modes, offset_ledger, offset_map, plan, record, reply, token
+from fuzz import dead_letter, engine, history, ledger, modes, offset_ledger, offset_map, plan, record, reply, token
 from fuzz.running import Target
 
 
@@ -29,7 +29,7 @@ TARGETS: Final = {
         _target(history, 300),
         _target(reply, 600),
         _target(offset_map, 300),
-        _target(letter, 300),
+        _target(dead_letter, 300),
         _target(record, 100),
         _target(token, 100),
         _target(plan, 50),

@@ -23,7 +23,7 @@ VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12).ma
 PLAIN = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 NUMBERS = st.integers(0, 2**64 - 1)
 
-LETTERS = st.builds(
+DEAD_LETTERS = st.builds(
     DeadLetter,
     id=st.text(st.sampled_from("0123456789abcdef"), min_size=32, max_size=32),
     source=PLAIN,
@@ -59,16 +59,16 @@ def message_of(value: bytes, headers: Headers) -> Message:
     return Message(Partition(PartitionId("DEAD", 0), Reader()), 7, None, len(value), (value, headers), None)
 
 
-def on_the_wire(letter: DeadLetter) -> Headers:
+def on_the_wire(dead_letter: DeadLetter) -> Headers:
     """Return its headers as they come back."""
-    return [(name, value.encode()) for name, value in dead_letter_headers(letter).items()]
+    return [(name, value.encode()) for name, value in dead_letter_headers(dead_letter).items()]
 
 
-def check_written(letter: DeadLetter) -> None:
+def check_written(dead_letter: DeadLetter) -> None:
     """Check that reading returns the written dead letter, with original headers in any order."""
-    found = read_dead_letter(message_of(letter.value, on_the_wire(letter)))
-    assert dict(found.headers) == dict(letter.headers)
-    assert dataclasses.replace(found, headers=letter.headers) == letter
+    found = read_dead_letter(message_of(dead_letter.value, on_the_wire(dead_letter)))
+    assert dict(found.headers) == dict(dead_letter.headers)
+    assert dataclasses.replace(found, headers=dead_letter.headers) == dead_letter
 
 
 def check_hostile(headers: Headers) -> None:
@@ -93,22 +93,24 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
     names = st.sampled_from(list(dead_letter_headers(_SAMPLE)))
 
     @effort
-    @given(LETTERS)
-    def written(letter: DeadLetter) -> None:
+    @given(DEAD_LETTERS)
+    def written(dead_letter: DeadLetter) -> None:
         tick()
-        check_written(letter)
+        check_written(dead_letter)
 
     @effort
     @given(
-        LETTERS,
+        DEAD_LETTERS,
         st.lists(st.tuples(names | NAMES | RESERVED, hostile_values), max_size=4),
         st.lists(names, max_size=2),
         st.booleans(),
     )
-    def hostile(letter: DeadLetter, others: list[tuple[str, bytes]], without: list[str], twice: bool) -> None:
+    def hostile(dead_letter: DeadLetter, others: list[tuple[str, bytes]], without: list[str], twice: bool) -> None:
         tick()
         changed = {name for name, _ in others} if not twice else set()
-        kept = [(name, value) for name, value in on_the_wire(letter) if name not in changed and name not in without]
+        kept = [
+            (name, value) for name, value in on_the_wire(dead_letter) if name not in changed and name not in without
+        ]
         check_hostile(kept + others)
 
     return [written, hostile]
