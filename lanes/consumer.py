@@ -1,4 +1,4 @@
-"""The object a user holds: one source, one handler, and the lanes between them."""
+"""The consumer: the public object that connects one source and one handler."""
 
 from __future__ import annotations
 
@@ -36,24 +36,33 @@ __all__ = ["Consumer"]
 log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the last settlement. Closing the source or the dead letters may take twice that: librdkafka takes 5."""
+"""Seconds for the last settlement. Closing the source or the dead letters may take twice that; librdkafka takes 5."""
 
 
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    ``handler`` is a function of one ``Message``, or of a list of them with ``Settings(batch=…)``; async, or plain: then
-    it runs in threads, see ``Settings.sync_handlers``. ``decode`` fills ``Message.data`` before. ``dead_letters`` is
-    where messages go whose attempts are used up. ``attempts`` keeps those of a message for the next owner of its
-    partition. ``history`` records what happens, row by row; so does ``journal``, a
-    folder or a ``Journal``, for SQL, and nobody waits for it. ``on_event`` is called with each ``GroupEvent``.
-    ``clock`` (seconds, monotonic) is for simulation.
+    Either call ``run``, or use the consumer as an async context manager. It then runs beside the block and drains at
+    its end; an error that stops it cancels the block and is raised at its end.
 
-    Either call ``run``, or use it as an async context manager: then it runs while the block does, and drains at its
-    end. An error that stops it cancels the block and is raised at its end.
+    An instance runs once, and a process may run several. Not thread-safe: call every method but ``stop`` from a task of
+    the event loop that runs the consumer.
 
-    Raises ``ConfigError`` for settings that contradict each other. An instance runs once and is not thread-safe: call
-    everything but ``stop`` from a task of the event loop that runs it. Several of them may run in one process.
+    Args:
+        source: Source of the messages.
+        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
+            function runs in threads; see ``Settings.sync_handlers``.
+        settings: Bounds, order, retries and times. ``None`` = the defaults.
+        dead_letters: Target for messages whose attempts are used up.
+        attempts: Store by which the next owner of a partition continues the attempts of its messages.
+        history: Directory that records every event, row by row.
+        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
+        decode: Plain function that returns ``Message.data`` before the handler is called.
+        on_event: Called with each ``GroupEvent``.
+        clock: Monotonic clock in seconds, for simulation.
+
+    Raises:
+        ConfigError: Arguments or settings contradict each other.
     """
 
     def __init__(
@@ -89,7 +98,7 @@ class Consumer:
         self._stopping = False
         self._paused = False
         self._ended = anyio.Event()
-        # None until the source is open; kept when it is closed, for whoever asks then.
+        # None until the source is open. Kept after the end, for `status`.
         self._run: Run | None = None
         self._block: AbstractAsyncContextManager[None] | None = None
         self._failure: BaseException | None = None
@@ -97,13 +106,17 @@ class Consumer:
     # --- running
 
     async def run(self) -> None:
-        """Consume until ``stop`` is called or a finite source has been handled to its end.
+        """Consume until ``stop`` is called or a finite source has ended.
 
-        Blocks until everything is drained, settled and closed. Raises ``ConfigError`` or ``SourceError`` before
-        the first message when a setting cannot be kept; ``HandlerHalted`` when a message was given up under the
-        poison policy ``exit``; ``SourceError`` when the broker is gone for good; and whatever a handler raised
-        that is not an ``Exception``. Cancelling it stops at once: handlers are cancelled, what had finished is
-        settled, the rest is delivered again later.
+        Blocks until everything is drained, settled and closed. A cancellation stops at once: handlers are cancelled,
+        finished messages are settled, and the others are redelivered later. A handler's exception that is not an
+        ``Exception``, such as ``SystemExit``, stops the consumer in order and is raised.
+
+        Raises:
+            ConfigError: A setting cannot be kept; raised before the first message.
+            SourceError: The broker cannot be reached at the start, or is gone for good.
+            HandlerHalted: A message was given up under the poison policy ``exit``.
+            LanesError: The consumer has run already.
         """
         if self._state != "new":
             raise LanesError(f"this consumer is {self._state} already: make a new one for another run")
@@ -129,24 +142,24 @@ class Consumer:
             raise self._failure
 
     def stop(self) -> None:
-        """Stop in order: take nothing more, let running handlers end, settle, release; then ``run`` returns.
+        """Stop in order: take no more messages, let running handlers end, settle, release; then ``run`` returns.
 
-        Does not block. Idempotent. May also be called from a callback of the event loop, such as a handler of
-        ``loop.add_signal_handler``, and from another thread: then nothing more starts from the loop's next turn on.
+        Does not block. Idempotent. A callback of the event loop, such as a signal handler, and other threads may call
+        it too; then no handler starts after the loop's next turn.
         """
         self._stopping = True
-        run = self._at_work  # once: another thread may end it between two looks
+        run = self._active_run  # read once: another thread may end the run meanwhile
         if run is not None:
             run.stop()
 
     async def drain(self) -> None:
-        """``stop``, and wait until ``run`` has nothing left to do. Idempotent; cancel-safe: the drain goes on."""
+        """Call ``stop``, and wait for the end of ``run``. Idempotent; cancel-safe: the drain continues."""
         self.stop()
         if self._state != "new":
             await self._ended.wait()
 
     async def __aenter__(self) -> Self:
-        self._block = self._beside()
+        self._block = self._run_beside()
         await self._block.__aenter__()
         return self
 
@@ -157,8 +170,8 @@ class Consumer:
         return await self._block.__aexit__(kind, error, traceback)
 
     @asynccontextmanager
-    async def _beside(self) -> AsyncIterator[None]:
-        """Run beside the block. What ends the block, or the run, is raised as it is: a task group would wrap it."""
+    async def _run_beside(self) -> AsyncIterator[None]:
+        """Run beside the block. An exception of either is raised outside the task group, which would wrap it."""
         failure: BaseException | None = None
 
         async def run() -> None:
@@ -184,33 +197,40 @@ class Consumer:
         if failure is not None:
             raise failure
 
-    # --- what a user asks and orders
+    # --- questions and commands
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open and its assignment is known, as far as it says so: a hot standby is ready."""
-        run = self._at_work
+        """Whether the source is open and, if it reports plans, has reported one. A hot standby is ready."""
+        run = self._active_run
         return run is not None and run.planned
 
     @property
     def active(self) -> bool:
-        """Whether it owns a partition."""
-        run = self._at_work
+        """Whether the consumer owns a partition."""
+        run = self._active_run
         return run is not None and bool(run.engine.partitions)
 
     @property
     def healthy(self) -> bool:
-        """Whether ``health`` has nothing to report. O(in flight)."""
+        """Whether ``health`` reports no reason. O(in flight)."""
         return self.health().ok
 
     def health(self) -> Health:
-        """Whether it gets on with its work: false with the reasons when the oldest unfinished message is too old, a
-        partition waits too long for the store of its attempts, or for a settlement that fails, a lane is blocked or
-        cannot write its dead letter, all threads are stuck, or ``max_ahead`` is reached.
+        """Check whether the consumer makes progress. Does not block; O(in flight).
 
-        Does not block; O(in flight). Before and after ``run`` there is nothing to report but the error that ended it.
+        It does not make progress while one of these holds:
+
+        - The oldest unfinished message is older than ``Settings.unhealthy_after``.
+        - A partition waits that long for the store of attempts, or for a settlement that fails.
+        - A lane is blocked, or its dead letter cannot be written.
+        - All threads are stuck.
+        - ``max_ahead`` is reached.
+
+        Returns:
+            The reasons, none if it makes progress. Before and after ``run``, only the error that ended it.
         """
-        run = self._at_work
+        run = self._active_run
         if run is None:
             failure = self._failure
             return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
@@ -225,11 +245,14 @@ class Consumer:
         )
 
     def status(self) -> Status:
-        """A snapshot of what is going on. Before ``run`` has opened the source it is empty, with the bounds that the
-        settings name.
+        """Take a snapshot of the consumer. Does not block; O(in flight).
 
-        Does not block; O(in flight). Raises ``LanesError`` after a start that failed, and ``ConfigError`` before one
-        that will, for a ``batch`` above the bound.
+        Returns:
+            Partitions, lanes and counters. Before ``run`` has opened the source, only the bounds of the settings.
+
+        Raises:
+            LanesError: The start has failed.
+            ConfigError: ``batch`` is above the bound on messages in flight, so the start will fail.
         """
         if self._state in ("new", "starting"):
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
@@ -245,14 +268,14 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """Take nothing more from the source; what is in flight goes on. Outlives assignments; a drain ignores it.
+        """Take no more messages from the source; those in flight continue.
 
-        Does not block. Idempotent. May be called before ``run``.
+        Does not block. Idempotent. May be called before ``run``. It outlives assignments, and a drain ignores it.
         """
         self._pause(paused=True)
 
     def resume(self) -> None:
-        """Take again after ``pause``. Does not block. Idempotent."""
+        """Take messages again after ``pause``. Does not block. Idempotent."""
         self._pause(paused=False)
 
     def _pause(self, *, paused: bool) -> None:
@@ -261,10 +284,18 @@ class Consumer:
             self._run.room_changed()
 
     def unblock(self, key: PartitionKey | None) -> int:
-        """Let the blocked lanes of a key go on with one more attempt of their heads; returns how many there were.
+        """Give the heads of a key's blocked lanes one more attempt. Does not block.
 
-        None = messages without a key. The attempts so far are kept. Does not block. Raises ``LanesError`` before and
-        after ``run``.
+        The count of attempts so far is kept.
+
+        Args:
+            key: The key. ``None`` = messages without a key.
+
+        Returns:
+            Number of lanes that were blocked.
+
+        Raises:
+            LanesError: The consumer has not started, or has stopped.
         """
         run = self._open_now("unblock a key")
         name = None if key is None else key_bytes(key)
@@ -274,13 +305,22 @@ class Consumer:
         return count
 
     def park(self, key: PartitionKey | None) -> int:
-        """Give the blocked and held heads of a key up to the dead letters; returns how many there were.
+        """Give up the blocked and held heads of a key: each becomes a dead letter. Does not block.
 
-        None = messages without a key. Does not block; the lanes go on when the letters are confirmed. Raises
-        ``ConfigError`` without dead letters, ``LanesError`` before and after ``run``.
+        A lane continues after its dead letter is confirmed.
+
+        Args:
+            key: The key. ``None`` = messages without a key.
+
+        Returns:
+            Number of messages that were given up.
+
+        Raises:
+            ConfigError: The consumer has no target for dead letters.
+            LanesError: The consumer has not started, or has stopped.
         """
         if self._dead_letters is None:
-            raise ConfigError("park needs dead letters, or the message is lost: pass dead_letters=… to the consumer")
+            raise ConfigError("park needs dead letters, or messages are lost: pass dead_letters=… to the consumer")
         run = self._open_now("park a key")
         count = run.engine.park(None if key is None else key_bytes(key))
         run.after()
@@ -290,12 +330,12 @@ class Consumer:
         return None if self._lagging is None else self._lagging.lag(partition)
 
     @property
-    def _at_work(self) -> Run | None:
-        """The run, from where it has opened the source until it has stopped."""
+    def _active_run(self) -> Run | None:
+        """The run, between the opening of its source and its end."""
         return self._run if self._state == "running" else None
 
     def _opened(self, what: str) -> Run:
-        """The run, also when it has stopped."""
+        """The run, also after its end."""
         if self._run is None:
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
         return self._run
@@ -303,7 +343,7 @@ class Consumer:
     def _open_now(self, what: str) -> Run:
         run = self._opened(what)
         if self._state == "stopped":
-            raise LanesError(f"the consumer has stopped: {what} while it runs; what is unsettled comes again")
+            raise LanesError(f"the consumer has stopped: {what} while it runs; unsettled messages are redelivered")
         return run
 
     # --- start and end
@@ -319,14 +359,14 @@ class Consumer:
         settings.check_partitions(traits.name, traits.partitions)
         settings.check_order(traits.name, ordered=traits.ordered)
         if settings.max_in_flight is None and traits.max_in_flight == bound:
-            log.info("%s: max_in_flight is %d, what the broker's consumer allows", self._name, bound)
+            log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._name, bound)
         engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
         engine.pause(paused=self._paused)
         tap = Tap(
             self._clock,
             self._recorder,
             Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
-            None if self._on_event is None else self._tell,
+            None if self._on_event is None else self._notify,
         )
         self._run = Run(
             engine,
@@ -351,8 +391,10 @@ class Consumer:
             )
         return self._run
 
-    def _tell(self, event: GroupEvent) -> None:
-        assert self._on_event is not None and self._run is not None, "nothing is told before, and nothing to nobody"
+    def _notify(self, event: GroupEvent) -> None:
+        assert self._on_event is not None and self._run is not None, (
+            "events come after the start, and only where a callback wants them"
+        )
         try:
             self._on_event(event)
         except Exception as error:
@@ -378,13 +420,13 @@ class Consumer:
         )
 
     async def _close(self, reason: str) -> None:
-        """What must happen however ``run`` ends; bounded, because a caller waits for it."""
+        """Settle and close, after every end of ``run``; bounded, because a caller waits for it."""
         run = self._run
         if run is not None and run.fatal is not None:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
-                # After a drain there is nothing left to settle; after a cancellation there may be.
+                # A cancellation may have left finished messages; a drain has not.
                 await run.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
@@ -392,10 +434,10 @@ class Consumer:
                     if closed is not None:
                         await closed.aclose()
                 except Exception as error:
-                    # Not raised: it would hide why the run ended, and nothing can be done about it any more.
-                    log.warning("%s: %r not closed in order: %s: %s", self._name, closed, type(error).__name__, error)
+                    # Not raised: it would hide the reason why the run ended.
+                    log.warning("%s: cannot close %r (%s: %s)", self._name, closed, type(error).__name__, error)
             if closing.cancelled_caught:
-                log.warning("%s: %r is not closed after %g s and is left behind", self._name, closed, 2 * CLOSE_TIMEOUT)
+                log.warning("%s: %r did not close within %g s and is abandoned", self._name, closed, 2 * CLOSE_TIMEOUT)
         if self._recorder is not None:
             self._recorder.close(reason, self._clock())
         if self._journal is not None:

@@ -1,4 +1,4 @@
-"""A consumer as the main job of a process: signals, exit statuses, one clear line when something is wrong."""
+"""A consumer as the main job of a process: signals, exit statuses and one line for each error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.
 EXIT_DRAINED: Final = 0
-"""Stopped in order: after a first signal, or at the end of a finite source."""
+"""Stopped in order: after the first signal, or at the end of a finite source."""
 EXIT_FAILED: Final = 1
 """A setting cannot be kept, or the broker is gone."""
 EXIT_UNUSABLE: Final = 3
@@ -67,7 +67,19 @@ async def run(
 ) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
-    The same as ``Consumer(…).run()``; see there for the arguments, and for what it raises.
+    The same as ``Consumer(…).run()``, which lists the exceptions.
+
+    Args:
+        source: Source of the messages.
+        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
+            function runs in threads; see ``Settings.sync_handlers``.
+        settings: Bounds, order, retries and times. ``None`` = the defaults.
+        dead_letters: Target for messages whose attempts are used up.
+        attempts: Store by which the next owner of a partition continues the attempts of its messages.
+        history: Directory that records every event, row by row.
+        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
+        decode: Plain function that returns ``Message.data`` before the handler is called.
+        on_event: Called with each ``GroupEvent``.
     """
     consumer = Consumer(
         source,
@@ -84,11 +96,17 @@ async def run(
 
 
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
-    """Run a consumer under SIGINT and SIGTERM; returns an exit status.
+    """Run a consumer under SIGINT and SIGTERM. Must be called on the main thread.
 
-    The first signal drains; a second one stops at once: handlers are cancelled, and one that does not react
-    within ``grace`` seconds is ended with the process. To be called on the main thread. Prints one line to
-    stderr for an error of ``lanes``, and logs the traceback of a handler that ended it; any other exception propagates.
+    The first signal drains. The second one stops at once: handlers are cancelled. An error of ``lanes`` is one line on
+    stderr; the traceback of a handler that ended the run is logged. Any other exception propagates.
+
+    Args:
+        consumer: The consumer to run.
+        grace: Seconds that cancelled handlers get after the second signal; then the process ends.
+
+    Returns:
+        ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
     """
     failure: BaseException | None = None
     at_once = False
@@ -100,7 +118,7 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:
-            # Raised below: in here a task group would wrap it, a handler's SystemExit included.
+            # Raised below: here the task group would wrap it, even the SystemExit of a handler.
             failure = error
         finally:
             at_once = tasks.cancel_scope.cancel_called
@@ -114,8 +132,8 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
         raise failure
     halted = isinstance(failure, HandlerHalted)
     if halted and failure.__cause__ is not None:
-        # Whoever calls `run` has it with the error. Here it ends, and the line says what, not where in the handler.
-        log.error("the failure of the handler that ends the run", exc_info=failure.__cause__)
+        # The line on stderr has no traceback, and no caller gets the error.
+        log.error("this failure of the handler ends the run", exc_info=failure.__cause__)
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
 
@@ -126,7 +144,7 @@ async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: an
         async for number in received:
             signals += 1
             if signals == 1:
-                _say(f"{number.name}: draining; once more to stop at once")
+                _say(f"{number.name}: draining; a second signal stops at once")
                 consumer.stop()
                 continue
             _say(f"{number.name}: stopping at once")
@@ -134,7 +152,7 @@ async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: an
             with anyio.move_on_after(grace, shield=True):
                 await ended.wait()
             if not ended.is_set():
-                # A handler swallows its cancellation: nothing it does from here on would be settled anyway.
+                # The handler ignores its cancellation. Its message is not settled, so nothing is lost.
                 os._exit(EXIT_AT_ONCE)
             return
 
@@ -152,11 +170,25 @@ def main(
     on_event: OnEvent | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> NoReturn:
-    """Run ``handler`` over ``source`` as the job of this process, and exit.
+    """Run ``handler`` over ``source`` as the job of this process, then exit.
 
-    Blocks; never returns: raises ``SystemExit`` with 0 (drained), 1 (``EXIT_FAILED``), 4 (``EXIT_AT_ONCE``) or 5
-    (``EXIT_HALTED``). ``backend``: the event loop. See ``serve`` for the signals and ``Consumer`` for the other
-    arguments.
+    Blocks, and never returns. See ``serve`` for the signals.
+
+    Args:
+        source: Source of the messages.
+        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
+            function runs in threads; see ``Settings.sync_handlers``.
+        settings: Bounds, order, retries and times. ``None`` = the defaults.
+        dead_letters: Target for messages whose attempts are used up.
+        attempts: Store by which the next owner of a partition continues the attempts of its messages.
+        history: Directory that records every event, row by row.
+        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
+        decode: Plain function that returns ``Message.data`` before the handler is called.
+        on_event: Called with each ``GroupEvent``.
+        backend: The event loop.
+
+    Raises:
+        SystemExit: Always; with 0 (drained), 1 (failed), 4 (stopped at once) or 5 (halted).
     """
 
     async def job() -> int:

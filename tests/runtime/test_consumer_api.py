@@ -337,6 +337,6 @@ async def test_a_run_that_ends_while_another_thread_asks_about_it_fails_nobody(
         # It is there at the first look, and has ended by the next one.
         looks = iter([run.consumer._run])
         with monkeypatch.context() as patch:
-            patch.setattr(Consumer, "_at_work", property(lambda consumer: next(looks, None)))
+            patch.setattr(Consumer, "_active_run", property(lambda consumer: next(looks, None)))
             asked(run.consumer, name)
         assert await run.stop() is None

@@ -38,7 +38,7 @@ async def test_unblock_and_park_are_for_a_running_consumer() -> None:
 @pytest.mark.anyio
 async def test_to_park_without_dead_letters_is_refused() -> None:
     consumer = consumer_of(MemorySource(published("a")), fail, poison="block")
-    with pytest.raises(ConfigError, match="park needs dead letters, or the message is lost: pass dead_letters="):
+    with pytest.raises(ConfigError, match="park needs dead letters, or messages are lost: pass dead_letters="):
         consumer.park("a")
 
 

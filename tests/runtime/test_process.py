@@ -39,7 +39,7 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
     process = job("line")
     assert says(process) == "running"
     process.send_signal(number)
-    assert complains(process) == f"lanes: {number.name}: draining; once more to stop at once"
+    assert complains(process) == f"lanes: {number.name}: draining; a second signal stops at once"
     assert process.poll() is None
     # The handler that runs may end; the one behind it does not start.
     out, err = process.communicate("go on\n", timeout=TIMEOUT)
@@ -87,7 +87,7 @@ def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
     # Of all there is, where the handler failed, and nothing of how lanes came to say so.
-    assert before[:2] == ["the failure of the handler that ends the run", "Traceback (most recent call last):"]
+    assert before[:2] == ["this failure of the handler ends the run", "Traceback (most recent call last):"]
     assert before[-1] == "lanes.errors.Term: never"
     assert err.count("Traceback") == 1
 
