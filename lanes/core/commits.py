@@ -17,7 +17,7 @@ from lanes.core.policy import Policy
 from lanes.core.types import NEVER, Message, Partition, Settlement
 
 
-class Commits:
+class PartitionCommits:
     """The commits of one assignment.
 
     ``interval``: seconds a finished message waits for its commit at most; ``count``: so many do not wait.
@@ -87,7 +87,7 @@ class Commits:
 
     def __repr__(self) -> str:
         sending = "none" if self.sending is None else str(self.sending.floor)
-        return f"<Commits confirmed {self.confirmed}, sending {sending}, {self.changes} changes since>"
+        return f"<PartitionCommits confirmed {self.confirmed}, sending {sending}, {self.changes} changes since>"
 
 
 class Committer:
@@ -106,7 +106,7 @@ class Committer:
         """A partition of such a source, to be read from ``floor``."""
         ledger = OffsetLedger(floor, partition.completed)
         partition.ledger = ledger
-        partition.commits = Commits(floor, self._policy.commit_interval, self._policy.commit_count)
+        partition.commits = PartitionCommits(floor, self._policy.commit_interval, self._policy.commit_count)
         self.partitions[partition] = ledger
 
     def forget(self, partition: Partition) -> None:
@@ -175,7 +175,7 @@ class Committer:
         pending = ((p, ledger, _commits(p)) for p, ledger in self.partitions.items())
         return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=NEVER)
 
-    def _at(self, partition: Partition, ledger: OffsetLedger, commits: Commits) -> float:
+    def _at(self, partition: Partition, ledger: OffsetLedger, commits: PartitionCommits) -> float:
         # Where messages wait for the floor to be confirmed, it is confirmed at once.
         return commits.due_at(urgent=partition in self.ahead and ledger.floor() > commits.confirmed)
 
@@ -199,11 +199,11 @@ class Committer:
             self._effects.append(fx.AheadLeft(partition))
         return released
 
-    def _space(self, ledger: OffsetLedger, commits: Commits) -> int:
+    def _space(self, ledger: OffsetLedger, commits: PartitionCommits) -> int:
         return self._policy.max_ahead - (ledger.next_ordinal - commits.confirmed_ordinal)
 
 
-def _commits(partition: Partition) -> Commits:
+def _commits(partition: Partition) -> PartitionCommits:
     commits = partition.commits
-    assert isinstance(commits, Commits), "only a partition whose source commits has commits"
+    assert isinstance(commits, PartitionCommits), "only a partition whose source commits has commits"
     return commits

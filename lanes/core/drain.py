@@ -66,7 +66,7 @@ class Limits(NamedTuple):
     last: float
 
 
-class Drain:
+class PartitionDrain:
     """The drain of one partition that ``engine`` owns, in ``phase``. Times are seconds of any one monotonic clock.
 
     ``until``: when the phase is late; infinite for one that is not late by itself. ``abandoned``: what was given up
@@ -152,4 +152,4 @@ class Drain:
         self.phase = following
 
     def __repr__(self) -> str:
-        return f"<Drain of {self.partition.id}, {self.phase}>"
+        return f"<PartitionDrain of {self.partition.id}, {self.phase}>"

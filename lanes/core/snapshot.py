@@ -17,12 +17,22 @@ from collections.abc import Iterable
 from heapq import heapify
 from typing import Any, Final, NamedTuple
 
-from lanes.core.commits import Commits
+from lanes.core.commits import PartitionCommits
 from lanes.core.engine import Engine
 from lanes.core.lane import HELD, StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import CommitState, Failure, LaneId, Ledger, Message, Partition, PartitionId, Reader, Settlement
+from lanes.core.types import (
+    CommitProgress,
+    Failure,
+    LaneId,
+    Ledger,
+    Message,
+    Partition,
+    PartitionId,
+    Reader,
+    Settlement,
+)
 from lanes.errors import MessageError
 
 _NO_DATA: Final = object()
@@ -74,7 +84,7 @@ class OffsetLedgerState(NamedTuple):
 
 
 class CommitsState(NamedTuple):
-    """The ``Commits`` of an assignment. ``sending``: floor, completed set and ordinal of the commit on its way."""
+    """The commits of an assignment. ``sending``: floor, completed set and ordinal of the commit on its way."""
 
     not_before: float
     changes: int
@@ -270,10 +280,10 @@ def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
     )
 
 
-def _commits_state(commits: CommitState | None) -> CommitsState | None:
+def _commits_state(commits: CommitProgress | None) -> CommitsState | None:
     if commits is None:
         return None
-    assert isinstance(commits, Commits), f"no snapshot of a {type(commits).__name__} is known"
+    assert isinstance(commits, PartitionCommits), f"no snapshot of a {type(commits).__name__} is known"
     sending = commits.sending
     return CommitsState(
         not_before=commits._not_before,
@@ -293,7 +303,7 @@ def restore(state: EngineState) -> Engine:
     """A new engine in that state, with partitions and messages of its own. Its counters and peaks start anew.
 
     ``snapshot(restore(state)) == state``. What a shell had of the other engine, it finds in ``partitions`` and their
-    ledgers, ``chains.fenced`` and ``Commits.sending``.
+    ledgers, ``chains.fenced`` and ``PartitionCommits.sending``.
     """
     engine = Engine(state.policy)
     engine.latest_assignment, engine.running_handlers, engine.halted = (
@@ -399,7 +409,7 @@ def _restore_commits(engine: Engine, partition: Partition, state: CommitsState |
     if state is None:
         return
     policy = engine.policy
-    commits = Commits(state.confirmed, policy.commit_interval, policy.commit_count)
+    commits = PartitionCommits(state.confirmed, policy.commit_interval, policy.commit_count)
     commits._not_before, commits.changes, commits.since = state.not_before, state.changes, state.since
     commits.confirmed_ordinal, commits.over = state.confirmed_ordinal, state.over
     if state.sending is not None:

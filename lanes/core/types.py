@@ -121,7 +121,7 @@ class Ledger(Protocol):
         """The next position to read; every delivery below it is finished."""
 
 
-class CommitState(Protocol):
+class CommitProgress(Protocol):
     """How far the commits of an assignment are."""
 
     changes: int
@@ -162,7 +162,7 @@ class PartitionInternals:
         "unended",
     )
 
-    commits: CommitState | None
+    commits: CommitProgress | None
     dirty: bool
     draining: bool
     finished: list[Message]

@@ -10,7 +10,7 @@ import anyio
 from lanes.clock import Clock
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
-from lanes.core.drain import Drain, Limits
+from lanes.core.drain import Limits, PartitionDrain
 from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
@@ -33,7 +33,7 @@ class _Begun(NamedTuple):
     """A drain that has begun. ``ended``: nothing of it runs any more, or it is lost; ``wait``: in which its handlers
     may end."""
 
-    drain: Drain
+    drain: PartitionDrain
     ended: anyio.Event
     wait: anyio.CancelScope
 
@@ -80,7 +80,7 @@ class Handover:
             return False
         waiting = [lane.head.position for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
         limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
-        drain = Drain(self._engine, partition, limits, close_prefix=self._close_prefix)
+        drain = PartitionDrain(self._engine, partition, limits, close_prefix=self._close_prefix)
         drain.begin(anyio.current_time(), timeout)
         self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until))
         if waiting:
@@ -151,12 +151,12 @@ class Handover:
         del self._drains[partition]
         self._context.after()
 
-    async def _end(self, drain: Drain, ended: anyio.Event, wait: anyio.CancelScope) -> None:
+    async def _end(self, drain: PartitionDrain, ended: anyio.Event, wait: anyio.CancelScope) -> None:
         with wait:
             await ended.wait()
         drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
 
-    async def _settle(self, drain: Drain) -> None:
+    async def _settle(self, drain: PartitionDrain) -> None:
         """Settle what has finished of a fenced partition, and write what is kept of it, as far as that can be done in
         time; says what is left."""
         partition, within = drain.partition, drain.until - anyio.current_time()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, ParamSpec
 
 from lanes.core import effects as fx
-from lanes.core.drain import ENDING, HANDED_OVER, IDLE, RELEASING, SETTLING, UNRELEASED, Drain, Limits
+from lanes.core.drain import ENDING, HANDED_OVER, IDLE, RELEASING, SETTLING, UNRELEASED, Limits, PartitionDrain
 from lanes.core.engine import Engine
 from lanes.core.lane import RUNNING
 from lanes.core.snapshot import EngineState, MessageId, restore, snapshot
@@ -313,10 +313,10 @@ class _Actor:
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 
-    def _restored(self, assignment: int) -> Drain:
+    def _restored(self, assignment: int) -> PartitionDrain:
         shell = self._known[assignment]
         partition = self._partition(shell.number)
-        return Drain(self.engine, partition, _LIMITS, close_prefix=self._scope.close_prefix, phase=shell.drain)
+        return PartitionDrain(self.engine, partition, _LIMITS, close_prefix=self._scope.close_prefix, phase=shell.drain)
 
     def _tell(self, assignment: int, event: str) -> None:
         """Tell a drain what came of what it had performed, and perform what it asks for next."""

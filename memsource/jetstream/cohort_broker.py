@@ -14,7 +14,7 @@ from typing import Final
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.records import CohortConfig, drain_key, encode
-from lanes.core.cohort.records import Drain as Wish
+from lanes.core.cohort.records import DrainRequest as Wish
 from lanes.core.types import Partition, PartitionKey
 from memsource.jetstream.cohort_source import CohortMemberSource
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.core.cohort.plan import Plan, plan
+from lanes.core.cohort.plan import CohortPlan, plan
 
 NAMES = [f"m{number}" for number in range(8)]
 members = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1)
@@ -18,7 +18,7 @@ owners = st.lists(st.none() | st.sampled_from(NAMES), min_size=1, max_size=24)
 targets = st.none() | st.integers(1, 9)
 
 
-def moved(before: list[str | None], after: Plan, weights: dict[str, int]) -> int:
+def moved(before: list[str | None], after: CohortPlan, weights: dict[str, int]) -> int:
     """Partitions taken from a member that lives."""
     return sum(old in weights and old != new for old, new in zip(before, after.owners, strict=True))
 
@@ -100,33 +100,35 @@ def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
 
 def test_one_partition_makes_standbys() -> None:
     planned = plan(["b"], {"a": 9, "b": 1, "c": 1})
-    assert planned == Plan(("b",), ("b",), ("a", "c"), under_provisioned=False)
+    assert planned == CohortPlan(("b",), ("b",), ("a", "c"), under_provisioned=False)
     # The owner dies: one of them takes over.
-    assert plan(["b"], {"a": 1, "c": 1}) == Plan(("a",), ("a",), ("c",), under_provisioned=False)
+    assert plan(["b"], {"a": 1, "c": 1}) == CohortPlan(("a",), ("a",), ("c",), under_provisioned=False)
 
 
 def test_a_target_keeps_the_incumbents_and_makes_the_rest_standbys() -> None:
     before = ["d", "c"] * 4
     planned = plan(before, dict.fromkeys("abcd", 1), target=2)
-    assert planned == Plan(tuple(before), ("c", "d"), ("a", "b"), under_provisioned=False)
+    assert planned == CohortPlan(tuple(before), ("c", "d"), ("a", "b"), under_provisioned=False)
 
 
 def test_coverage_wins_over_a_target_that_cannot_be_reached() -> None:
     planned = plan([None] * 4, {"a": 1}, target=3)
-    assert planned == Plan(("a",) * 4, ("a",), (), under_provisioned=True)
+    assert planned == CohortPlan(("a",) * 4, ("a",), (), under_provisioned=True)
     # More are wished for than there are partitions, and they live: nothing is missing.
     assert not plan([None], dict.fromkeys("abc", 1), target=3).under_provisioned
 
 
 def test_without_members_nothing_is_owned() -> None:
-    assert plan(["a", None], {}) == Plan((None, None), (), (), under_provisioned=False)
+    assert plan(["a", None], {}) == CohortPlan((None, None), (), (), under_provisioned=False)
     assert plan(["a"], {}, target=1).under_provisioned
 
 
 def test_a_draining_member_gets_nothing_while_another_lives() -> None:
     planned = plan(["a", "a", "b"], {"a": 1, "b": 1}, draining={"a"})
-    assert planned == Plan(("b",) * 3, ("b",), (), under_provisioned=False)
-    assert plan(["a", None], {"a": 1}, draining={"a"}, target=1) == Plan(("a", "a"), ("a",), (), under_provisioned=True)
+    assert planned == CohortPlan(("b",) * 3, ("b",), (), under_provisioned=False)
+    assert plan(["a", None], {"a": 1}, draining={"a"}, target=1) == CohortPlan(
+        ("a", "a"), ("a",), (), under_provisioned=True
+    )
 
 
 def test_a_heavier_member_gets_its_proportion() -> None:

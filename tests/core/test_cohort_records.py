@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lanes.core.cohort import records
 from lanes.core.cohort.ledger import Done
-from lanes.core.cohort.records import CohortConfig, Drain, Heartbeat, Lease, PlanRecord, State, decode, encode
+from lanes.core.cohort.records import CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord, State, decode, encode
 
 CONFIG = CohortConfig(
     cohort="billing",
@@ -36,7 +36,7 @@ RECORDS: list[records.Record] = [
     Lease("a", "n1"),
     Lease("a", "n1", 12, released=True),
     State(1_700_000_000_001, Done(90, (3, 70))),
-    Drain(5),
+    DrainRequest(5),
 ]
 
 
@@ -56,8 +56,8 @@ def test_a_record_is_json_with_a_version() -> None:
 
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
-    value = json.dumps({**json.loads(encode(Drain(5))), "by": "an operator"}).encode()
-    assert decode(Drain, "drain.a", value) == Drain(5)
+    value = json.dumps({**json.loads(encode(DrainRequest(5))), "by": "an operator"}).encode()
+    assert decode(DrainRequest, "drain.a", value) == DrainRequest(5)
 
 
 def without(record: records.Record, **changes: Any) -> bytes:
@@ -105,7 +105,7 @@ CONTENTS = st.fixed_dictionaries({"version": st.just(1), "partitions": VALUES, "
 
 @given(st.binary(max_size=60) | CONTENTS.map(lambda content: json.dumps(content).encode()))
 def test_no_content_does_worse_than_a_refusal(value: bytes) -> None:
-    for kind in (CohortConfig, PlanRecord, Heartbeat, Lease, State, Drain):
+    for kind in (CohortConfig, PlanRecord, Heartbeat, Lease, State, DrainRequest):
         with pytest.raises(ValueError, match="the key 'k'"):
             decode(kind, "k", value)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lanes.core.commits import Commits
+from lanes.core.commits import PartitionCommits
 from lanes.core.types import Settlement
 from tests.core.builders import new_partition
 
 INTERVAL, COUNT = 5.0, 10
 
 
-def commits(floor: int = 3) -> Commits:
-    return Commits(floor, INTERVAL, COUNT)
+def commits(floor: int = 3) -> PartitionCommits:
+    return PartitionCommits(floor, INTERVAL, COUNT)
 
 
 def commit(floor: int, ordinal: int = 0) -> Settlement:
@@ -24,7 +24,7 @@ def commit(floor: int, ordinal: int = 0) -> Settlement:
 def test_nothing_is_pending_at_first() -> None:
     new = commits()
     assert (new.pending, new.confirmed, new.confirmed_ordinal) == (False, 3, 0)
-    assert repr(new) == "<Commits confirmed 3, sending none, 0 changes since>"
+    assert repr(new) == "<PartitionCommits confirmed 3, sending none, 0 changes since>"
 
 
 def test_a_change_waits_for_the_interval_from_the_first_on() -> None:
@@ -52,7 +52,7 @@ def test_one_is_on_its_way() -> None:
     assert (sending.pending, sending.changes) == (False, 0)
     sending.changed(1, 101.0)
     assert not sending.pending
-    assert repr(sending) == "<Commits confirmed 3, sending 7, 1 changes since>"
+    assert repr(sending) == "<PartitionCommits confirmed 3, sending 7, 1 changes since>"
     sending.confirm(first)
     assert (sending.pending, sending.confirmed, sending.confirmed_ordinal) == (True, 7, 4)
     assert sending.due_at(urgent=False) == 106.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lanes.core import drain as phases
 from lanes.core import effects as fx
-from lanes.core.drain import OVER, TRANSITIONS, Drain, IllegalEvent, Limits
+from lanes.core.drain import OVER, TRANSITIONS, IllegalEvent, Limits, PartitionDrain
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, NEVER, Partition
 from tests.core.builders import assigned, deliver, effects, new_engine, take, take_all
@@ -50,18 +50,20 @@ PHASES = ("idle", "ending", "cancelling", "settling", "keeping", "releasing", "u
 EVENTS = ("begun", "ended", "late", "settled", "kept", "released", "refused", "lost", "no such event")
 
 
-def drain_of(engine: Engine, partition: Partition, *, phase: str = phases.IDLE, close_prefix: bool = False) -> Drain:
-    return Drain(engine, partition, LIMITS, close_prefix=close_prefix, phase=phase)
+def drain_of(
+    engine: Engine, partition: Partition, *, phase: str = phases.IDLE, close_prefix: bool = False
+) -> PartitionDrain:
+    return PartitionDrain(engine, partition, LIMITS, close_prefix=close_prefix, phase=phase)
 
 
-def begun(engine: Engine, partition: Partition, *, close_prefix: bool = False, timeout: float = 10.0) -> Drain:
+def begun(engine: Engine, partition: Partition, *, close_prefix: bool = False, timeout: float = 10.0) -> PartitionDrain:
     """A drain that begins at 100."""
     drain = drain_of(engine, partition, close_prefix=close_prefix)
     drain.begin(100.0, timeout)
     return drain
 
 
-def positions(drain: Drain) -> tuple[list[int], list[int]]:
+def positions(drain: PartitionDrain) -> tuple[list[int], list[int]]:
     return [m.position for m in drain.abandoned], [m.position for m in drain.zombies]
 
 
@@ -98,7 +100,7 @@ def test_a_drain_begins_once() -> None:
 
 def test_it_shows_where_it_is() -> None:
     engine = new_engine()
-    assert repr(begun(engine, assigned(engine))) == "<Drain of S/0, ending>"
+    assert repr(begun(engine, assigned(engine))) == "<PartitionDrain of S/0, ending>"
 
 
 # --- what the engine does on the way
@@ -239,7 +241,7 @@ def test_what_has_finished_gets_what_is_left_to_be_settled_and_kept(timeout: flo
 
 def test_behind_a_cancellation_nothing_is_left_of_the_time() -> None:
     engine = new_engine()
-    drain = Drain(engine, assigned(engine), Limits(grace=20.0, settle=5.0, last=30.0), close_prefix=False)
+    drain = PartitionDrain(engine, assigned(engine), Limits(grace=20.0, settle=5.0, last=30.0), close_prefix=False)
     drain.begin(100.0, 0.0)
     drain.tell("late", 100.0)
     drain.tell("ended", 100.5)

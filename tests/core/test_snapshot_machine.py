@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from lanes.core.chains import Chains
-from lanes.core.commits import Commits, Committer
+from lanes.core.commits import Committer, PartitionCommits
 from lanes.core.flow import Flow
 from lanes.core.lane import StoppedLane, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
@@ -46,7 +46,7 @@ KNOWN = {
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts held highest",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
-    Commits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
+    PartitionCommits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
     StoppedLanes: "_heap _keeps _order by_head",

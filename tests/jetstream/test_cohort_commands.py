@@ -12,7 +12,7 @@ import pytest
 
 import lanes
 from lanes.cli import app as cli
-from lanes.core.cohort.records import Drain, drain_key, encode
+from lanes.core.cohort.records import DrainRequest, drain_key, encode
 from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.workload import until
@@ -134,7 +134,7 @@ async def test_a_wish_that_outlives_its_member_is_seen_and_taken_back(
         await settled(a, partitions=4)
         # As of a member that was killed: one that leaves takes its wish with it.
         subject = f"$KV.{bucket_name(stream.name, 'lanes')}.{drain_key('b')}"
-        await stream.client.request(subject, encode(Drain(5)), timeout=5)
+        await stream.client.request(subject, encode(DrainRequest(5)), timeout=5)
         b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
         status = json.loads((await command("status", stream.name, *where, "--json")).out)
         assert [(one["name"], one["live"], one["draining"]) for one in status["members"]] == [

@@ -18,7 +18,7 @@ from lanes.core.cohort.records import (
     MEMBER_PREFIX,
     PLAN_KEY,
     CohortConfig,
-    Drain,
+    DrainRequest,
     Heartbeat,
     Lease,
     PlanRecord,
@@ -42,7 +42,7 @@ from lanes_jetstream.wire.connection import (
 
 __all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
 
-_R = TypeVar("_R", CohortConfig, Drain, Heartbeat, Lease, PlanRecord)
+_R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
 
 _ASKED: Final = 16
@@ -171,9 +171,9 @@ class CohortView:
         found = await self._all(Lease, LEASE_PREFIX)
         return {int(number): lease for number, lease in found.items() if number.isdecimal() and not lease.released}
 
-    async def drains(self) -> dict[str, Drain]:
+    async def drains(self) -> dict[str, DrainRequest]:
         """The members that are to have nothing."""
-        return await self._all(Drain, DRAIN_PREFIX)
+        return await self._all(DrainRequest, DRAIN_PREFIX)
 
     async def durables(self) -> dict[int, DurableView]:
         """The newest durable of each cohort partition."""
@@ -249,7 +249,7 @@ class CohortView:
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
             names = ", ".join(sorted(await self.heartbeats())) or "nobody"
             raise ConfigError(f"{member!a} is no member that lives: name one that does, there is {names}")
-        return await self._wish(wish, encode(Drain(int(time.time() * 1000))))
+        return await self._wish(wish, encode(DrainRequest(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:
         """Take such a wish back, also that for a member that is not there; False = there is none.

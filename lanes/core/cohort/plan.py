@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Plan", "plan"]
+__all__ = ["CohortPlan", "plan"]
 
 
-class Plan(NamedTuple):
+class CohortPlan(NamedTuple):
     """``owners``: the member of each partition, None only where no member lives. ``active``: who owns some, sorted.
 
     ``standbys``: who lives and owns nothing, sorted. ``under_provisioned``: fewer members live than were wished for.
@@ -29,8 +29,8 @@ def plan(
     *,
     target: int | None = None,
     draining: Collection[str] = (),
-) -> Plan:
-    """Plan the partitions anew.
+) -> CohortPlan:
+    """Plan which member owns which partition.
 
     ``owners``: the present owner of each partition; one that is not among ``members`` counts as none. ``members``: the
     weight of each that lives, 1 or more; who gets some gets its proportion, rounded down or up, and one at least.
@@ -73,7 +73,7 @@ def plan(
             planned[partition] = member
     active = tuple(sorted(shares))
     standbys = tuple(sorted(set(willing).difference(active)))
-    return Plan(tuple(planned), active, standbys, under_provisioned)
+    return CohortPlan(tuple(planned), active, standbys, under_provisioned)
 
 
 def _shares(partitions: int, weights: Mapping[str, int], owned: Mapping[str, list[int]]) -> dict[str, int]:

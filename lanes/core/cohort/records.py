@@ -23,7 +23,7 @@ __all__ = [
     "PLAN_KEY",
     "STATE_PREFIX",
     "CohortConfig",
-    "Drain",
+    "DrainRequest",
     "Heartbeat",
     "Lease",
     "PlanRecord",
@@ -123,13 +123,13 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainRequest:
     """The wish that a member gets no partition while another lives. ``since``: milliseconds since 1970."""
 
     since: int
 
 
-Record = CohortConfig | PlanRecord | Heartbeat | Lease | State | Drain
+Record = CohortConfig | PlanRecord | Heartbeat | Lease | State | DrainRequest
 _R = TypeVar("_R", bound=Record)
 
 

@@ -10,7 +10,16 @@ import anyio.lowlevel
 import pytest
 
 from lanes.cohort.membership import CohortSettings
-from lanes.core.cohort.records import PLAN_KEY, Drain, Heartbeat, PlanRecord, decode, drain_key, encode, member_key
+from lanes.core.cohort.records import (
+    PLAN_KEY,
+    DrainRequest,
+    Heartbeat,
+    PlanRecord,
+    decode,
+    drain_key,
+    encode,
+    member_key,
+)
 from lanes.core.types import Partition, PartitionId
 from lanes.source import Source
 from memsource.contract.harness import numbered, opened, rising
@@ -82,7 +91,7 @@ class CohortHarness:
         # So much that nothing else moves, and nothing back.
         beat = encode(Heartbeat(nonce="x", weight=count, target=None, session=0))
         if count == len(owners):
-            bucket.write(drain_key(self._newest.member), encode(Drain(since=0)), self.now, revision=0)
+            bucket.write(drain_key(self._newest.member), encode(DrainRequest(since=0)), self.now, revision=0)
         bucket.write(key, beat, self.now, revision=bucket.read(key, self.now).revision, ttl=LEASE)
         value = encode(replace(plan, generation=plan.generation + 1, owners=owners))
         bucket.write(PLAN_KEY, value, self.now, revision=entry.revision)

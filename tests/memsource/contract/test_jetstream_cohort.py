@@ -13,7 +13,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from lanes.core.cohort.records import Drain, Heartbeat, Lease, Record, drain_key, encode, lease_key, member_key
+from lanes.core.cohort.records import DrainRequest, Heartbeat, Lease, Record, drain_key, encode, lease_key, member_key
 from lanes.core.types import Partition
 from lanes.source import Source
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
@@ -87,7 +87,7 @@ class CohortHarness:
 
     async def revoke(self, partition: Partition) -> None:
         """Another member lives, and this one is to be drained: it plans so itself."""
-        await self._write(drain_key(self._newest), Drain(since=0))
+        await self._write(drain_key(self._newest), DrainRequest(since=0))
         await self._write(member_key("another"), Heartbeat(nonce="x", weight=1, target=None, session=0))
 
     async def lose(self, partition: Partition) -> None:

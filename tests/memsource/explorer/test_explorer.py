@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lanes.core.chains import Chains
-from lanes.core.commits import Commits, Committer
-from lanes.core.drain import Drain
+from lanes.core.commits import Committer, PartitionCommits
+from lanes.core.drain import PartitionDrain
 from lanes.core.engine import Engine
 from lanes.core.lane import QUEUED
 from lanes.core.ledgers import AckLedger, OffsetLedger
@@ -113,11 +113,11 @@ def commits_behind_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commits_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Commits, "pending", property(lambda commits: commits.changes > 0))
+    monkeypatch.setattr(PartitionCommits, "pending", property(lambda commits: commits.changes > 0))
 
 
 def commits_count_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Commits, "unknown", lambda commits, again_at: commits.confirm(commits.sending))
+    monkeypatch.setattr(PartitionCommits, "unknown", lambda commits, again_at: commits.confirm(commits.sending))
 
 
 def commits_highest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,11 +197,12 @@ def closing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commits_behind_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Commits, "pending", property(lambda commits: commits.changes > 0 and commits.sending is None))
+    pending = property(lambda commits: commits.changes > 0 and commits.sending is None)
+    monkeypatch.setattr(PartitionCommits, "pending", pending)
 
 
 def drained_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drain, "left", property(lambda drain: False))
+    monkeypatch.setattr(PartitionDrain, "left", property(lambda drain: False))
 
 
 def every_message_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
