@@ -99,7 +99,6 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
     if len(data) <= _OVERHEAD or int.from_bytes(data[_BASE_AT:_SET_AT], "little") != floor:
         return None
     size = int.from_bytes(data[_SIZE_AT:_BASE_AT], "little")
-    # Compiled by mypyc, a slice of bytes that ends before it begins is an error.
     body = data[_SET_AT : max(size - _CHECK_BYTES, _SET_AT)]
     runs = _from_bitmap(floor, body) if data[_FORM_AT] == _BITMAP else _from_list(floor, body)
     if not runs or runs[-1][1] > min(floor + max_ahead, OFFSETS_END):

@@ -1,7 +1,7 @@
 """Planted faults: what the tests that prove the promises must be able to see.
 
 A mutant is one piece of a module's source, replaced when that module is imported. The code itself is never
-patched at run time: ``lanes.core`` may be compiled one day, and the mutant shows exactly what was changed. The table of
+patched at run time, so the mutant shows exactly what was changed. The table of
 them is in ``tests.mutants.table``; what looks for them, in ``campaigns``.
 """
 
