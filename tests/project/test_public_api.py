@@ -37,7 +37,7 @@ DECISION = (
 SHOWN = [
     *sorted((ROOT / "examples").rglob("*.py")),
     *(ROOT / "README.md", ROOT / "memsource" / "README.md"),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 """Where a user sees imports."""
 
