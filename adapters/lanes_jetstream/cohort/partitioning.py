@@ -124,7 +124,7 @@ class Partitioning:
         changed = f"stream {stream!r} was changed while the cohort used it"
         remedy = (
             "what is stored stays as it is, so a key may be in two partitions by now: change it back, and start again; "
-            'docs/jetstream.md has the steps to another division ("The partition count has to change")'
+            'docs/reference/jetstream.md has the steps to another division ("The partition count has to change")'
         )
         try:
             now = read_partitioning(stream, config)

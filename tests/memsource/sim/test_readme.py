@@ -1,30 +1,32 @@
-"""The failure that ``memsource/README.md`` shows is what its test prints today."""
+"""The failures that the pages on the simulator show are what their tests print today."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from memsource.sim.errors import SimulationFailed, TokenRefused
 from memsource.sim.plans.token import decode
 
-README = Path(__file__).resolve().parents[3] / "memsource" / "README.md"
-TOKEN = re.compile(r"lanes1-[A-Za-z0-9_-]+")
+DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
+TOKEN: Final = re.compile(r"lanes1-[A-Za-z0-9_-]+")
 
 
-def test_the_failure_is_what_is_printed_today() -> None:
-    text = README.read_text()
-    (source,) = re.findall(r"```python\n((?:(?!```).)*?async def test_totals.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "name"), [("start/simulation.md", "test_stock"), ("guides/testing.md", "test_totals")]
+)
+def test_the_failure_is_what_is_printed_today(page: str, name: str) -> None:
+    text = (DOCS / page).read_text()
+    source = re.findall(rf"```python\n((?:(?!```).)*?async def {name}.*?)```", text, re.DOTALL)[0]
     (shown,) = re.findall(r"```text\n(\d+ found, .*?)\n```", text, re.DOTALL)
-    definitions, call, _ = source.partition("\ntry:\n    test_totals()\n")
-    assert call
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(definitions, README.name, "exec", dont_inherit=True), names)
+    definitions, _, _ = source.partition(f"\ntry:\n    {name}()\n")
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(definitions, page, "exec", dont_inherit=True), names)
     with pytest.raises(SimulationFailed) as raised:
-        names["test_totals"]()
+        names[name]()
     printed = str(raised.value)
     (token,) = set(TOKEN.findall(text))
     (today,) = TOKEN.findall(printed)
