@@ -12,7 +12,7 @@ import griffe
 import pytest
 
 from tests.project.public_api import PUBLIC, ROOT, owners
-from tests.site.commands import command_page
+from tests.site.commands import helps
 from tests.site.fields import Fields
 from tests.site.hooks import linked, on_page_markdown
 
@@ -39,7 +39,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_no_summary_of_a_command_is_cut() -> None:
     """A list of commands has room for their first sentences, also in a terminal of 80 columns."""
-    _, text = command_page(columns=80)
+    text = "\n".join(text for _, text in helps(columns=80))
     assert re.findall(r"^  [a-z-]+  .*\.\.\.$", text, re.MULTILINE) == []
     assert text.count("\nCommands:\n") > 5
 
@@ -68,7 +68,7 @@ def test_the_site(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "targets"),
     [
-        ("docs/kafka.md", "[a](../examples/kafka/a.py), [b](b.md#c)", ["examples/kafka/a.py", "docs/b.md"]),
+        ("docs/b/kafka.md", "[a](../../examples/kafka/a.py), [b](b.md#c)", ["examples/kafka/a.py", "docs/b/b.md"]),
         ("README.md", "[a](docs/a.md) ![b](docs/b.svg)\n[c](#here)", ["docs/a.md", "docs/b.svg"]),
         ("docs/a.md", "[a](https://example.com/a.md) [b](mailto:a@example.com) [c](/etc/hosts) [d](../../b.md)", []),
     ],

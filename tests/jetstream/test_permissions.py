@@ -1,4 +1,4 @@
-"""The permissions that docs/jetstream.md lists are enough, on a real server that denies everything else."""
+"""The permissions that docs/reference/jetstream.md lists are enough, on a real server that denies everything else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.jetstream.workload import until
 
 pytestmark = pytest.mark.anyio
 
-PAGE = (Path(__file__).parents[2] / "docs" / "jetstream.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "jetstream.md").read_text()
 COHORT, DURABLE = re.findall(r"^```text\n(permissions: \{\n.*?^\})\n```", PAGE, re.MULTILINE | re.DOTALL)
 STREAM, PARTITIONS, ORDERS = "ORDERS", 4, 80
 

@@ -1,4 +1,4 @@
-"""Metrics equal the status, nothing of the user's is exported, and docs/observe.md says what is."""
+"""Metrics equal the status, nothing of the user's is exported, and docs/reference/telemetry.md says what is."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_the_page_lists_what_is_exported(sdk: Sdk) -> None:
         (name, kinds[type(metric.data).__name__], metric.unit, frozenset(metric.data.data_points[0].attributes or {}))
         for name, metric in sdk.metrics().items()
     }
-    page = (Path(__file__).parents[2] / "docs" / "observe.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "telemetry.md").read_text()
     short = {"consumer": CONSUMER_LABELS.keys(), "partition": LABELS.keys()}
     listed = set()
     for name, kind, unit, labels in re.findall(

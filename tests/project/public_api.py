@@ -23,7 +23,7 @@ PACKAGES: Final = ("lanes", "memsource", "lanes_jetstream", "lanes_kafka", "lane
 
 PUBLIC: Final = (
     "lanes",
-    # For those who write a backend: docs/adapters.md
+    # For those who write a backend: docs/guides/writing-a-source.md
     "lanes.source",
     "lanes.core.types",
     "lanes.clock",
@@ -39,7 +39,7 @@ PUBLIC: Final = (
     "memsource.contract.epochs",
     "memsource.contract.dead_letters",
     "memsource.contract.attempts",
-    # For those who go further: memsource/README.md, docs/checkers.md, docs/design.md
+    # For those who go further: docs/guides/testing.md, docs/checkers.md, docs/design.md
     "memsource.checkers",
     "memsource.explorer",
     "memsource.sim.runs.machine",

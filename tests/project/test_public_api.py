@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -94,7 +95,7 @@ def test_what_a_module_takes_is_what_the_other_one_lists() -> None:
 def test_users_are_shown_public_names_alone(path: Path) -> None:
     text = path.read_text()
     if path.suffix == ".md":
-        text = "\n".join(inspect.cleandoc(block) for block in re.findall(r"```python[^\n]*\n(.*?)```", text, re.DOTALL))
+        text = "\n".join(textwrap.dedent(block) for block in re.findall(r"```python[^\n]*\n(.*?)```", text, re.DOTALL))
     private = [
         ast.unparse(node)
         for node in ast.walk(ast.parse(text))

@@ -1,4 +1,4 @@
-"""The page of the command line: the help of every command, as the command itself prints it."""
+"""The reference of the command line: the help of every command, as the command itself prints it, in tables."""
 
 from __future__ import annotations
 
@@ -7,25 +7,72 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from typing import Final
 from unittest import mock
 
 from lanes.cli.app import app
 
-COMMAND = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
+PLACE: Final = "<!-- commands: the site shows the help of every command here -->"
+"""Where a page wants the reference."""
+
+_COMMAND: Final = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
+_SECTION: Final = re.compile(r"^(Options|Arguments|Commands):$\n((?:^  .*$\n?)+)", re.MULTILINE)
+_NOTE: Final = re.compile(r"\s*\[(?:default: (.*)|(required))\]$")
+_COLUMNS: Final = 100
 
 
-def command_page(columns: int = 100) -> tuple[str, str]:
-    """Path and text of the page; ``columns``: of the terminal that all is printed for."""
-    described = _described((), columns)
-    return "reference/cli.md", "".join(["# The command line\n\nNeeds the extra `cli`.\n", *described])
-
-
-def _described(command: tuple[str, ...], columns: int) -> Iterator[str]:
-    """What there is to say of a command, and of those below it."""
+def helps(columns: int, command: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each command and the help that it prints on a terminal of so many ``columns``, parents before children."""
     printed = io.StringIO()
     with redirect_stdout(printed), mock.patch.dict(os.environ, {"COLUMNS": str(columns)}):
         app()(args=[*command, "--help"], standalone_mode=False, prog_name="lanes")
     text = printed.getvalue().strip()
-    yield f"\n## {' '.join(['lanes', *command])}\n\n```text\n{text}\n```\n"
-    for name in COMMAND.findall(text.partition("\nCommands:\n")[2]):
-        yield from _described((*command, name), columns)
+    yield command, text
+    for name in _COMMAND.findall(text.partition("\nCommands:\n")[2]):
+        yield from helps(columns, (*command, name))
+
+
+def with_commands(markdown: str) -> str:
+    """The page with the reference in its place; every other page as it is."""
+    return markdown.replace(PLACE, command_reference()) if PLACE in markdown else markdown
+
+
+def command_reference() -> str:
+    """A section for each command: usage, description, and a table of each part of its help."""
+    return "\n".join(_section(command, text) for command, text in helps(_COLUMNS))
+
+
+def _section(command: tuple[str, ...], text: str) -> str:
+    usage, _, rest = text.partition("\n")
+    description = _SECTION.sub("", rest).strip()
+    paragraphs = "\n\n".join(" ".join(each.split()) for each in description.split("\n\n"))
+    tables = "\n".join(_table(title, body) for title, body in _SECTION.findall(text) if _rows(body))
+    return f"### {' '.join(['lanes', *command])}\n\n`{usage.removeprefix('Usage: ')}`\n\n{paragraphs}\n\n{tables}"
+
+
+def _table(title: str, body: str) -> str:
+    rows = _rows(body)
+    noted = any(note for _, note, _ in rows)
+    head = f"| {title} | default | meaning |\n|---|---|---|\n" if noted else f"| {title} | meaning |\n|---|---|\n"
+    lines = [
+        f"| `{name}` | {note} | {meaning} |" if noted else f"| `{name}` | {meaning} |" for name, note, meaning in rows
+    ]
+    return head + "\n".join(lines) + "\n"
+
+
+def _rows(body: str) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of each entry; a line that is indented further continues one. All have ``--help``."""
+    rows = []
+    for entry in re.split(r"^  (?=\S)", body, flags=re.MULTILINE)[1:]:
+        name, _, meaning = entry.strip().partition("  ")
+        meaning = " ".join(meaning.split()).replace("|", "\\|")
+        note = _NOTE.search(meaning)
+        if name != "--help":
+            rows.append((name.replace("|", "\\|"), "" if note is None else _said(note), _NOTE.sub("", meaning)))
+    return rows
+
+
+def _said(note: re.Match[str]) -> str:
+    """A default; the words in parentheses that stand for one are no value."""
+    value = note[1]
+    return "required" if value is None else value[1:-1] if value.startswith("(") else f"`{value}`"

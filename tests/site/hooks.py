@@ -17,7 +17,7 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-from tests.site.commands import command_page
+from tests.site.commands import with_commands
 from tests.site.reference import reference_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -54,19 +54,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         found[path] = _file(path, config)
         if path.endswith(".md"):
             wanted += linked(path, (ROOT / path).read_text())
-    made = [*reference_pages(), command_page()]
     return Files(
         [
             *(file for file in files if file.src_dir != config.docs_dir),
             *found.values(),
-            *(File.generated(config, path, content=text) for path, text in made),
+            *(File.generated(config, path, content=text) for path, text in reference_pages()),
         ]
     )
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Leave the language alone on a fence: the other words are for the tests, which execute the block."""
-    return FENCE.sub(r"\1", markdown)
+    """Show the commands where a page wants them, and leave only the language on a fence: the tests need the rest."""
+    return FENCE.sub(r"\1", with_commands(markdown))
 
 
 def linked(path: str, text: str) -> Iterator[str]:

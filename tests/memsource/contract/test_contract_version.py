@@ -94,12 +94,12 @@ def test_the_version_rises_with_what_is_asked_of_a_source() -> None:
     }
     assert asked == ASKED[CONTRACT_VERSION], (
         "The contract has changed. If a source that kept it may not keep it now, raise lanes.source.CONTRACT_VERSION "
-        "and tell of it in docs/adapters.md and CHANGELOG.md. In any case write down here what it asks now."
+        "and say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case write down here what it asks now."
     )
 
 
 def test_the_page_and_the_constant_tell_the_same_version() -> None:
-    page = (ROOT / "docs" / "adapters.md").read_text()
+    page = (ROOT / "docs" / "guides" / "writing-a-source.md").read_text()
     assert re.findall(r"`lanes\.source\.CONTRACT_VERSION` is (\d+)", page) == [str(CONTRACT_VERSION)]
     assert "CONTRACT_VERSION" in lanes.source.__all__
 

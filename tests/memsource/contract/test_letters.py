@@ -64,7 +64,7 @@ def test_the_version_rises_with_what_is_asked_of_dead_letters() -> None:
     }
     assert asked == ASKED[LETTER_CONTRACT_VERSION], (
         "The contract has changed. If dead letters that kept it may not keep it now, raise LETTER_CONTRACT_VERSION and "
-        "tell of it in docs/adapters.md and CHANGELOG.md. In any case write down here what it asks now."
+        "say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case write down here what it asks now."
     )
 
 

@@ -1,4 +1,4 @@
-"""The source over SQLite, an example of what ``docs/adapters.md`` tells: the contract, and what it adds to it."""
+"""The example source over SQLite keeps the contract of ``docs/guides/writing-a-source.md``, and adds to it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""The tables of docs/reference say what the code has: settings and their defaults, errors, log lines, exit statuses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import lanes
+from lanes import process
+from tests.site.commands import PLACE, with_commands
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+REFERENCE: Final = ROOT / "docs" / "reference"
+
+
+def rows(page: str) -> list[list[str]]:
+    """The rows of all tables of a page."""
+    lines = (REFERENCE / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("settings", [lanes.Settings, lanes.Retry])
+def test_every_field_is_listed_with_its_default(settings: type[lanes.Settings | lanes.Retry]) -> None:
+    listed = {row[0].strip("`"): row[1].strip('`"').replace(",", "") for row in rows("settings.md") if len(row) >= 4}
+    for field in fields(settings):
+        if field.default is not MISSING:
+            shown = listed[field.name]
+            assert shown == str(field.default) or float(shown) == field.default, field.name
+        else:
+            assert listed[field.name] == "Retry()"
+
+
+def test_every_error_is_listed() -> None:
+    listed = {name for row in rows("errors.md") for name in re.findall(r"`(?:lanes\.)?(\w+)", row[0])}
+    errors = {
+        name
+        for name in lanes.__all__
+        if isinstance(value := getattr(lanes, name), type) and issubclass(value, Exception)
+    }
+    assert errors - listed == set()
+
+
+def test_every_log_line_is_one_that_is_written() -> None:
+    said = " ".join((ROOT / "tests" / "messages.txt").read_text().split())
+    said = re.sub(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+", "…", said)
+    shown = [row[0].strip("`") for row in rows("errors.md") if len(row) == 4 and row[1] in ("error", "warning")]
+    assert len(shown) > 5
+    missing = [line for line in shown if not re.search(re.escape(line).replace("…", ".{1,120}"), said)]
+    assert missing == []
+
+
+def test_every_exit_status_is_listed() -> None:
+    listed = {int(row[0]) for row in rows("cli.md") if row[0].isdigit()}
+    assert {value for name, value in vars(process).items() if name.startswith("EXIT_")} <= listed
+
+
+def test_the_commands_are_shown_in_tables() -> None:
+    page = (REFERENCE / "cli.md").read_text()
+    assert PLACE in page
+    shown = with_commands(page)
+    assert "### lanes dead-letters replay\n" in shown
+    assert "| `--limit <int range>` | `100; x>=1` |" in shown
+    names = re.findall(r"^\| `([^`]+)` \|", shown.partition("### lanes\n")[2], re.MULTILINE)
+    assert [name for name in names if not re.match(r"(-{1,2}\w|[A-Z]{2,}|[a-z-]+$)", name)] == []
