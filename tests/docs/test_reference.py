@@ -45,7 +45,7 @@ def test_every_error_is_listed() -> None:
 
 
 def test_every_log_line_is_one_that_is_written() -> None:
-    said = " ".join((ROOT / "tests" / "messages.txt").read_text().split())
+    said = " ".join((ROOT / "tests" / "project" / "messages.txt").read_text().split())
     said = re.sub(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+", "…", said)
     shown = [row[0].strip("`") for row in rows("errors.md") if len(row) == 4 and row[1] in ("error", "warning")]
     assert len(shown) > 5
