@@ -13,11 +13,11 @@ from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.source import CohortSource
-from lanes_jetstream.durable.consumer import LEAST_ACK_WAIT, Durable
+from lanes_jetstream.durable.consumer import LEAST_ACK_WAIT, DurableConsumer
 from lanes_jetstream.durable.source import DurableSource
-from lanes_jetstream.durable.takeover import Mode
+from lanes_jetstream.durable.takeover import TakeoverMode
 from lanes_jetstream.wire.acks import AckMode
-from lanes_jetstream.wire.connection import Connection, Where
+from lanes_jetstream.wire.connection import Connection, Server
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
 
@@ -80,7 +80,7 @@ class JetStreamSource:
 
     def __init__(
         self,
-        where: Where,
+        server: Server,
         *,
         stream: str,
         durable: str | None = None,
@@ -90,7 +90,7 @@ class JetStreamSource:
         ack_wait: float | None = None,
         max_ack_pending: int = DEFAULT_MAX_ACK_PENDING,
         start: Start = "beginning",
-        takeover: Mode = "auto",
+        takeover: TakeoverMode = "auto",
         acks: AckMode = "confirmed-at-drain",
         out_of_range: OutOfRange = "fail",
         shared: bool = False,
@@ -108,11 +108,11 @@ class JetStreamSource:
             check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
         check_whole("max_ack_pending", max_ack_pending, 1)
         check_seconds("start_timeout", start_timeout, 0.0)
-        check_one_of("takeover", takeover, get_args(Mode))
+        check_one_of("takeover", takeover, get_args(TakeoverMode))
         check_one_of("acks", acks, get_args(AckMode))
         check_one_of("out_of_range", out_of_range, get_args(OutOfRange))
         begin = start_fields(start)
-        connection = Connection(where)
+        connection = Connection(server)
         self._source: DurableSource | CohortSource
         if cohort is not None:
             for setting, given in (
@@ -137,7 +137,7 @@ class JetStreamSource:
             return
         assert durable is not None, "one of both is given"
         _check_name("durable", durable)
-        consumer = Durable(
+        consumer = DurableConsumer(
             connection,
             stream,
             durable,

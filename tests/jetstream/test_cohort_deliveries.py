@@ -172,7 +172,7 @@ async def test_statuses_of_a_consumer() -> None:
     await side.say(second, Status="503")
     assert second.check() is None
     await side.deliver("d", 4, 1)
-    assert second.taken == 0
+    assert second.reserved == 0
 
 
 # --- events

@@ -34,10 +34,10 @@ def test_what_is_requested_fits_into_the_room(
     side = Side([f"c{number}" for number in range(owned)])
     for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
         each._outstanding = taken
-    before = sum(each.taken for each in side.pulls)
+    before = sum(each.reserved for each in side.pulls)
     room = Room(messages, LARGE)
     at_once(pull_in_turns(side.pulls, {side.pulls[n] for n in busy if n < owned}, room, owned + elsewhere, 0.0))
-    assert sum(each.taken for each in side.pulls) <= max(messages, before)
+    assert sum(each.reserved for each in side.pulls) <= max(messages, before)
 
 
 @given(st.integers(1, 64), st.integers(0, 64), st.integers(0, 63))
@@ -52,14 +52,14 @@ def test_a_partition_that_comes_finds_room(owned: int, elsewhere: int, busy: int
     for _ in range(3):
         at_once(pull_in_turns(pulling, set(pulling[: busy + 1]), room, partitions, 0.0))
     at_once(pull_in_turns(side.pulls, set(pulling[: busy + 1]), room, partitions, 0.0))
-    assert all(each.taken for each in side.pulls)
+    assert all(each.reserved for each in side.pulls)
 
 
 def test_one_busy_partition_gets_most_of_the_room() -> None:
     side = Side([f"c{number}" for number in range(64)])
     at_once(pull_in_turns(side.pulls, set(), Room(2_000, LARGE), 64, 0.0))
     at_once(pull_in_turns(side.pulls, {side.pulls[5]}, Room(2_000, LARGE), 64, 0.0))
-    assert side.pulls[5].taken > 1_500
+    assert side.pulls[5].reserved > 1_500
 
 
 @given(st.integers(1, 64), st.integers(1, 400), st.data())
@@ -69,16 +69,16 @@ def test_none_is_without_a_request_where_there_is_room_for_all(owned: int, messa
     for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
         each._outstanding = taken
     busy = {each for each in side.pulls if data.draw(st.booleans())}
-    enough = messages - sum(each.taken for each in side.pulls) >= sum(not each.taken for each in side.pulls)
+    enough = messages - sum(each.reserved for each in side.pulls) >= sum(not each.reserved for each in side.pulls)
     at_once(pull_in_turns(side.pulls, busy, Room(messages, LARGE), owned, 0.0))
-    assert all(each.taken for each in side.pulls) or not enough
+    assert all(each.reserved for each in side.pulls) or not enough
 
 
 def test_what_is_left_of_the_room_is_shared_among_those_without_a_request() -> None:
     side = Side([f"c{number}" for number in range(10)])
     side.pulls[0]._outstanding = 388
     at_once(pull_in_turns(side.pulls, set(), Room(400, LARGE), 10, 0.0))
-    assert all(each.taken for each in side.pulls)
+    assert all(each.reserved for each in side.pulls)
 
 
 class Clocked(Side):
@@ -109,10 +109,10 @@ class Clocked(Side):
             self.now += 0.005
 
     async def _ask(self, room: Room) -> None:
-        before = {each: each.taken for each in self.pulls}
+        before = {each: each.reserved for each in self.pulls}
         await pull_in_turns(self.pulls, set(self._backlog), room, len(self.pulls), self.now)
         for each in self.pulls:
-            asked = each.taken - before[each]
+            asked = each.reserved - before[each]
             if not asked:
                 continue
             self.longest[each] = max(self.longest[each], self.now - self.served[each])

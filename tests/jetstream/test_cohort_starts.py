@@ -103,7 +103,7 @@ async def test_a_close_that_is_cancelled_leaves_no_member_behind(
     source = cohort_stream.source("a", where=cohort_stream.client)
     await source.open()
     inner: Any = source._source
-    membership = inner._running
+    membership = inner._membership_task
 
     leaving = anyio.Event()
 

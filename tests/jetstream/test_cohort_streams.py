@@ -23,7 +23,7 @@ SCARCE = lanes.Settings(max_in_flight=4, concurrency=4, drain_timeout=0.2, grace
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds between two looks tell nothing that a tenth of one does not."""
-    monkeypatch.setattr("lanes_jetstream.cohort.watch.LOOK", 0.1)
+    monkeypatch.setattr("lanes_jetstream.cohort.watch.CHECK_INTERVAL", 0.1)
 
 
 @asynccontextmanager

@@ -185,7 +185,7 @@ class Looked:
         self.info = {"delivered": {"consumer_seq": 2}, "num_pending": 0}
         self.first = first
         for _ in range(3):
-            await self.watch._look()
+            await self.watch._check()
 
 
 async def test_what_was_dropped_from_the_beginning_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ async def test_what_was_dropped_is_gone_on_without_where_that_is_asked_for(
 ) -> None:
     looked = Looked(monkeypatch, "earliest")
     await looked.dropped(10)
-    await looked.watch._look()
+    await looked.watch._check()
     assert looked.watch.failure is None
     assert caplog.text.count("dropped before they were delivered") == 1
 
@@ -242,16 +242,16 @@ async def test_only_a_durable_that_says_nothing_by_itself_is_asked(monkeypatch: 
     assert pulls is not None
     for delivery in (1, 2, 3):
         backlog.delivered(delivery, 4 - delivery, 8)
-        await looked.watch._look()
+        await looked.watch._check()
     assert looked.asked == []
     # It has delivered nothing since, and has nothing to deliver: a request is open.
     backlog.delivered(4, 0, 9)
     pulls._outstanding = 1
     for _ in range(3):
-        await looked.watch._look()
+        await looked.watch._check()
     assert looked.asked == []
     pulls._outstanding = 0
-    await looked.watch._look()
+    await looked.watch._check()
     assert looked.asked == ["CONSUMER.INFO.S.c-p3-e7-0"]
 
 
@@ -264,7 +264,7 @@ async def test_only_a_durable_that_says_nothing_by_itself_is_asked(monkeypatch: 
 async def test_a_look_that_is_not_answered_is_one_that_was_not_made(
     monkeypatch: pytest.MonkeyPatch, error: Exception, who: str
 ) -> None:
-    monkeypatch.setattr(cohort_watch, "LOOK", 0.0)
+    monkeypatch.setattr(cohort_watch, "CHECK_INTERVAL", 0.0)
     looked = Looked(monkeypatch)
     looked.held.side.inbox.wake.clear()
     looked.tenancy.backlog.delivered(2, 9, 8)
@@ -298,7 +298,7 @@ async def test_a_look_that_is_not_answered_is_one_that_was_not_made(
 async def test_only_a_consumer_that_is_not_found_is_gone(
     monkeypatch: pytest.MonkeyPatch, errors: list[Exception], told: str
 ) -> None:
-    monkeypatch.setattr(cohort_watch, "_ASK", 0.0)
+    monkeypatch.setattr(cohort_watch, "_RETRY_DELAY", 0.0)
     looked = Looked(monkeypatch)
     answers = list(errors)
 
@@ -309,6 +309,6 @@ async def test_only_a_consumer_that_is_not_found_is_gone(
         return {}
 
     monkeypatch.setattr(looked.watch._connection, "api", api)
-    await looked.watch._ask_for(looked.tenancy, "c-p3-e7")
+    await looked.watch._resolve(looked.tenancy, "c-p3-e7")
     assert [(what, number) for what, number, _ in looked.held.stub.told] == [(told, 3)]
     assert answers == []

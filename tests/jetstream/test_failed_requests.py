@@ -13,7 +13,7 @@ import lanes
 from lanes.cohort.leases import UnknownResult
 from lanes_jetstream import Cohort, JetStreamDeadLetters, JetStreamSource, whole_subject
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
-from lanes_jetstream.cohort.setup import find_place
+from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.wire.connection import (
@@ -23,7 +23,7 @@ from lanes_jetstream.wire.connection import (
     NoAnswer,
     NoJetStream,
     NotPermitted,
-    fields_of,
+    json_object,
 )
 from tests.components import NatsServer
 from tests.jetstream.workload import Stream
@@ -55,7 +55,7 @@ ASKED: Final[dict[str, tuple[Callable[[Connection], Awaitable[object]], str]]] =
     "durables": (lambda connection: _view(connection).durables(), "stream 'orders'"),
     "namespaces": (lambda connection: read_namespaces(connection, "orders"), "the buckets of stream 'orders'"),
     "place": (
-        lambda connection: find_place(connection, "orders", Cohort("c"), key=whole_subject, start="beginning"),
+        lambda connection: find_cohort(connection, "orders", Cohort("c"), key=whole_subject, start="beginning"),
         "stream 'orders'",
     ),
     "durable": (
@@ -138,7 +138,7 @@ async def test_a_leader_that_is_missing_while_others_are_looked_for_is_waited_fo
 async def test_an_answer_that_is_no_object_is_told_with_what_was_asked(data: bytes) -> None:
     answer: Any = SimpleNamespace(data=data)
     with pytest.raises(lanes.SourceError, match=r"^bucket 'b': read of 'k': the answer is no JSON object: see that it"):
-        fields_of(answer, "bucket 'b': read of 'k'")
+        json_object(answer, "bucket 'b': read of 'k'")
 
 
 async def test_no_answer_says_what_to_look_at(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ async def test_what_is_on_its_way_to_a_paused_durable_waits_and_is_kept_alive(st
             # For longer than the server waits for an acknowledgement.
             assert await source.receive(paused) == []
         # There is room for more, and nothing of it has come again.
-        assert len(inner(source)._pulls.waiting) == 5
+        assert len(inner(source)._pulls.arrived) == 5
         assert [message.position for message in messages_of(await source.receive(Room(10, LARGE)))] == [3, 4, 5, 6, 7]
     finally:
         await source.aclose()

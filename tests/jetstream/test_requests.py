@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.pull_requests import HEARTBEAT, Requests
+from lanes_jetstream.wire.pull_requests import HEARTBEAT, PullRequests
 from tests.jetstream.stub_pulls import StubClient
 
 
-def begun() -> tuple[Requests, Any]:
+def begun() -> tuple[PullRequests, Any]:
     client: Any = StubClient()
-    requests = Requests(client, "$JS.API.CONSUMER.MSG.NEXT.S.c", "test", wake=asyncio.Event())
-    requests.begin("_INBOX.x")
+    requests = PullRequests(client, "$JS.API.CONSUMER.MSG.NEXT.S.c", "test", wake=asyncio.Event())
+    requests.restart("_INBOX.x")
     return requests, client
 
 
-def say(requests: Requests, status: str, text: str = "", **headers: str) -> None:
+def say(requests: PullRequests, status: str, text: str = "", **headers: str) -> None:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     said: Any = Msg(None, "_INBOX.x.1", "", b"", {"Status": status, "Description": text, **named})  # type: ignore[arg-type]
-    requests.said(said)
+    requests.on_status(said)
 
 
-def kind(requests: Requests) -> str | None:
+def kind(requests: PullRequests) -> str | None:
     broken = requests.check()
     return None if broken is None else broken.kind
 
@@ -74,7 +74,7 @@ def test_what_ends_them_for_good(status: str, text: str, deleted: bool) -> None:
 
 def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = StubClient()
-    assert kind(Requests(client, "", "test", wake=asyncio.Event())) == "new"
+    assert kind(PullRequests(client, "", "test", wake=asyncio.Event())) == "new"
     requests, client = begun()
     client.is_connected = False
     assert kind(requests) == "connection"
@@ -84,7 +84,7 @@ def test_the_kind_of_what_happens_to_the_connection(monkeypatch: pytest.MonkeyPa
     requests, client = begun()
     now = 100.0
     monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)
-    asyncio.run(requests.ask_exactly(1))
+    asyncio.run(requests.request_exactly(1))
     while now < 100.0 + 4 * HEARTBEAT:
         assert kind(requests) is None or now > 100.0 + 3 * HEARTBEAT
         now += HEARTBEAT / 4
@@ -95,19 +95,19 @@ def test_what_comes_behind_what_waits_is_a_sign_of_life(monkeypatch: pytest.Monk
     requests, _ = begun()
     now = 100.0
     monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)
-    asyncio.run(requests.ask_exactly(100))
+    asyncio.run(requests.request_exactly(100))
     # Nothing is taken meanwhile, as of a partition that is paused, and the server has no need of heartbeats.
     while now < 100.0 + 6 * HEARTBEAT:
-        requests.came(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
+        requests.on_message(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
         assert kind(requests) is None
         now += HEARTBEAT / 4
 
 
 def test_a_request_that_is_over_gives_back_what_it_did_not_bring() -> None:
     requests, _ = begun()
-    asyncio.run(requests.ask_exactly(10))
+    asyncio.run(requests.request_exactly(10))
     assert (requests.outstanding, requests.open_requests) == (10, 1)
-    requests.came(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
-    assert (requests.outstanding, requests.taken) == (9, 10)
+    requests.on_message(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
+    assert (requests.outstanding, requests.reserved) == (9, 10)
     say(requests, "408", "Request Timeout", Nats_Pending_Messages="9", Nats_Pending_Bytes="0")
-    assert (requests.outstanding, requests.taken, requests.open_requests) == (0, 1, 0)
+    assert (requests.outstanding, requests.reserved, requests.open_requests) == (0, 1, 0)

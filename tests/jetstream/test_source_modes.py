@@ -243,7 +243,7 @@ async def test_shared_durable_keeps_no_order(stream: Stream, order: Any) -> None
 
 
 async def test_lag_is_what_is_not_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.durable.watch.LOOK", 0.05)
+    monkeypatch.setattr("lanes_jetstream.durable.watch.CHECK_INTERVAL", 0.05)
     await stream.publish(30, keys=30)
     release = anyio.Event()
 

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 import lanes
-from lanes_jetstream.durable.consumer import Durable, Pending
-from lanes_jetstream.durable.watch import Watch
+from lanes_jetstream.durable.consumer import ConsumerState, DurableConsumer
+from lanes_jetstream.durable.watch import DurableWatch
 from lanes_jetstream.wire.connection import ApiError, Connection
 from lanes_jetstream.wire.stream import StreamState
 from tests.components import NatsServer
@@ -31,7 +31,7 @@ SECOND = 1_000_000_000
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second between two looks tells nothing that a tenth of it does not."""
-    monkeypatch.setattr("lanes_jetstream.durable.watch.LOOK", 0.1)
+    monkeypatch.setattr("lanes_jetstream.durable.watch.CHECK_INTERVAL", 0.1)
 
 
 @asynccontextmanager
@@ -101,9 +101,13 @@ async def test_stream_recreated_behind_a_full_consumer(stream: Stream) -> None:
 def test_a_consumer_that_went_with_its_stream_is_told_as_that() -> None:
     """It may go between a look at the stream and one at the consumer."""
     fields: Any = dict.fromkeys(("filter_subject", "ack_wait", "max_ack_pending"), 1)
-    durable = Durable(Connection("nats://x"), "S", "d", **fields, start={}, modify=False, hold_back=False)
-    assert durable.gone(ApiError(10059, "stream not found", 404)).startswith("stream 'S' was deleted while it was read")
-    assert durable.gone(ApiError(10014, "consumer not found", 404)).startswith("consumer S/d was deleted: stop whoever")
+    durable = DurableConsumer(Connection("nats://x"), "S", "d", **fields, start={}, modify=False, hold_back=False)
+    assert durable.failure_text(ApiError(10059, "stream not found", 404)).startswith(
+        "stream 'S' was deleted while it was read"
+    )
+    assert durable.failure_text(ApiError(10014, "consumer not found", 404)).startswith(
+        "consumer S/d was deleted: stop whoever"
+    )
 
 
 async def test_stream_deleted(stream: Stream) -> None:
@@ -169,15 +173,17 @@ async def test_limits_that_overtook_a_stopped_consumer(stream: Stream) -> None:
     ],
 )
 def test_what_a_killed_server_has_forgotten_is_not_lost(retention: str, highest: int, lost: str | None) -> None:
-    stream = StreamState("now", first=11, last=20, retention=retention, thins=False, forgets=True)
-    pending = Pending(0, 0, highest=5, deliveries=5, settled_above_floor=False, left=15, paused=False)
+    stream = StreamState(
+        "now", first=11, last=20, retention=retention, drops_single_messages=False, loses_last_acks=True
+    )
+    pending = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, left=15, paused=False)
     consumer: Any = SimpleNamespace(config={})
-    watch = Watch(consumer, consumer, "jetstream S/d", out_of_range="fail", alone=True)
+    watch = DurableWatch(consumer, consumer, "jetstream S/d", out_of_range="fail", alone=True)
     if lost is None:
-        watch.judge(stream, pending, highest)
+        watch.check_dropped(stream, pending, highest)
     else:
         with pytest.raises(lanes.SourceError, match=lost):
-            watch.judge(stream, pending, highest)
+            watch.check_dropped(stream, pending, highest)
 
 
 async def test_purge_of_what_is_finished_is_nothing(stream: Stream) -> None:

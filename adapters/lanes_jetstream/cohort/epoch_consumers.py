@@ -27,8 +27,8 @@ from lanes_jetstream.wire.connection import (
     Connection,
     NoAnswer,
     NotPermitted,
-    pages,
-    seconds_of,
+    read_pages,
+    unix_seconds,
 )
 
 __all__ = ["DEFAULT_ACK_WAIT", "EpochName", "JetStreamEpochConsumers", "floor_of", "mark_of"]
@@ -325,7 +325,7 @@ class JetStreamEpochConsumers:
             return await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
 
         try:
-            found = await pages(ask, lambda page: page.get("consumers") or [])
+            found = await read_pages(ask, lambda page: page.get("consumers") or [])
         except ApiError as error:
             raise self._connection.failed(f"stream {self._stream!r}", error) from None
         for name in found:
@@ -386,4 +386,4 @@ def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
 
 def _milliseconds(stamp: object) -> int:
     """A server's time stamp as milliseconds since 1970."""
-    return int(seconds_of(stamp) * 1000)
+    return int(unix_seconds(stamp) * 1000)

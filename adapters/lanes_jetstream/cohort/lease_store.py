@@ -35,8 +35,8 @@ from lanes_jetstream.wire.connection import (
     NoAnswer,
     NoJetStream,
     NotPermitted,
-    fields_of,
-    pages,
+    json_object,
+    read_pages,
 )
 
 __all__ = ["JetStreamLeaseStore", "bucket_name", "namespace_of"]
@@ -52,7 +52,7 @@ MARKER_SECONDS: Final = 60
 _READS: Final = 32
 """Reads under way at once while many keys are read."""
 
-_LOOK: Final = 0.05
+_POLL_INTERVAL: Final = 0.05
 """Seconds between two looks at a connection that is lost."""
 
 _CLOSED: Final = "the connection is closed and does not come back: start again"
@@ -242,7 +242,7 @@ class JetStreamLeaseStore:
                 while not client.is_connected:
                     if client.is_closed:
                         raise SourceError(f"{self._connection.servers}: {_CLOSED}")
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_INTERVAL)
                 answer = await client.request(subject, body, timeout=self._timeout, headers=headers)
         except nats.errors.NoRespondersError:
             raise _NobodyThere(f"bucket {self._bucket!r}: {what}: nobody answers for it at the moment") from None
@@ -253,7 +253,7 @@ class JetStreamLeaseStore:
             if denied is not None:
                 raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
             raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
-        return fields_of(answer, f"bucket {self._bucket!r}: {what}")
+        return json_object(answer, f"bucket {self._bucket!r}: {what}")
 
     def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
         try:
@@ -286,7 +286,7 @@ class JetStreamLeaseStore:
             await self._make_anew()
             return {}
 
-        found = await pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
+        found = await read_pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
         return [subject.removeprefix(self._subjects) for subject in found]
 
     def _refused(self, what: str, refusal: Mapping[str, object]) -> UnknownResult | SourceError:

@@ -61,23 +61,23 @@ def partition_of(tokens: Iterable[str], partitions: int) -> int:
 class Rule:
     """One transform with one ``partition()``: subjects of the pattern ``source`` are stored as ``destination``.
 
-    ``partitions``: how many. ``place``: which token of what is stored, counted from 0, is the partition. ``hashed``:
-    which tokens of what is stored are those that ``partition()`` was given; None = the whole subject. ``length``: how
-    many tokens it has; None = any number.
+    ``partitions``: their number. ``partition_token``: index of the stored subject's token that holds the partition.
+    ``hashed``: indices of the tokens that ``partition()`` hashes; None = the whole subject. ``length``: tokens;
+    None = any number.
     """
 
     source: str
     destination: str
     partitions: int
-    place: int
+    partition_token: int
     hashed: tuple[int, ...] | None
     length: int | None
 
     def filter(self, partition: int) -> str:
         """The subjects of one partition."""
         tokens = _DOTS.split(self.destination)
-        before = ["*" if _reference(token) is not None else token for token in tokens[: self.place]]
-        return ".".join([*before, str(partition), *([">"] if len(tokens) > self.place + 1 else [])])
+        before = ["*" if _reference(token) is not None else token for token in tokens[: self.partition_token]]
+        return ".".join([*before, str(partition), *([">"] if len(tokens) > self.partition_token + 1 else [])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from lanes.core.types import Room
 from lanes_jetstream.wire.connection import Connection
-from lanes_jetstream.wire.pull_requests import Requests
+from lanes_jetstream.wire.pull_requests import PullRequests
 
 __all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
 
@@ -68,7 +68,7 @@ class Inbox:
         if subscription is not None and not self.client.is_closed:
             await subscription.unsubscribe()
 
-    def join(self, pulls: ConsumerPulls) -> str:
+    def add(self, pulls: ConsumerPulls) -> str:
         """The subject, without its last token, where statuses of these pulls come from now on."""
         self._numbers += 1
         subject = f"{self.subject}.{self._numbers}"
@@ -76,7 +76,7 @@ class Inbox:
         self._by_consumer[pulls.consumer] = pulls
         return subject
 
-    def leave(self, pulls: ConsumerPulls, subject: str) -> None:
+    def remove(self, pulls: ConsumerPulls, subject: str) -> None:
         """Pass over what still comes of these pulls. Idempotent."""
         self._by_subject.pop(subject, None)
         if self._by_consumer.get(pulls.consumer) is pulls:
@@ -87,17 +87,17 @@ class Inbox:
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:
-                pulls.said(message)
+                pulls.on_status(message)
             return
         tokens = message.reply.split(".")
         # Or behind a domain and an account, see ``transport.sequences``; any other is nobody's.
         place = 3 if len(tokens) == 9 else 5
         pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
         if pulls is not None:
-            pulls.came(message)
+            pulls.on_message(message)
 
 
-class ConsumerPulls(Requests):
+class ConsumerPulls(PullRequests):
     """The requests of one consumer over a shared inbox. asyncio only; one caller.
 
     ``sent``: the number of its last delivery, as it says while it is idle. ``confirmation``: where it confirms an
@@ -114,36 +114,36 @@ class ConsumerPulls(Requests):
             expires=EXPIRES,
         )
         self.consumer = consumer
-        self.sent = 0
+        self.last_delivery = 0
         self.confirmation = ""
-        self.asked = -math.inf
+        self.asked_at = -math.inf
         self._shared = inbox
 
     def start(self) -> None:
         """Begin, once. Nothing is requested yet."""
-        inbox = self._shared.join(self)
+        inbox = self._shared.add(self)
         self.confirmation = f"{inbox}.{_CONFIRMATION}"
-        self.begin(inbox)
+        self.restart(inbox)
 
     def end(self) -> None:
         """Pass over whatever still comes. Idempotent."""
-        self._shared.leave(self, self._inbox)
+        self._shared.remove(self, self._inbox)
 
-    def brought(self, token: str) -> bool:
+    def delivered_by(self, token: str) -> bool:
         """Whether a delivery is of this consumer, and not of one before it."""
         return f".{self.consumer}." in token
 
-    def said(self, message: Msg) -> None:
+    def on_status(self, message: Msg) -> None:
         """A status, or the confirmation of an acknowledgement."""
         headers = message.headers or {}
         if message.subject != self.confirmation:
-            super().said(message)
+            super().on_status(message)
             last = headers.get("Nats-Last-Consumer", "")
             if self.caught_up and last.isascii() and last.isdigit() and len(last) <= 20:
-                self.sent = int(last)
+                self.last_delivery = int(last)
         elif headers.get("Status") == "503":
-            if self.broken is None:
-                self.breaks("unanswered", "no responders")
+            if self.interruption is None:
+                self.interrupt("unanswered", "no responders")
             self._shared.wake.set()
 
 
@@ -186,15 +186,15 @@ async def pull_in_turns(
     every ``AGAIN`` seconds. So a message is asked for that long after it came, and ``BRIEF`` seconds more for each time
     that the idle ones are as many as the messages that there is room for.
     """
-    left = room.messages - sum(each.taken for each in pulls)
-    without = sum(not each.taken for each in pulls)
+    left = room.messages - sum(each.reserved for each in pulls)
+    without = sum(not each.reserved for each in pulls)
     size = max(1, room.bytes // max(1, len(pulls)))
-    turns = sorted(pulls, key=lambda each: (each.taken > 0, each.asked))
+    turns = sorted(pulls, key=lambda each: (each.reserved > 0, each.asked_at))
     if left < without:
         share = max(1, left // (2 * max(1, len(busy))))
         for each in turns:
-            if left > 0 and (each in busy or (not each.taken and now - each.asked >= AGAIN)):
-                part = min(share, each.taken + left) if each in busy else 1
+            if left > 0 and (each in busy or (not each.reserved and now - each.asked_at >= AGAIN)):
+                part = min(share, each.reserved + left) if each in busy else 1
                 left -= await _pull(each, room._replace(messages=part, bytes=size), BRIEF, now)
         return
     small = room.messages
@@ -202,9 +202,9 @@ async def pull_in_turns(
         small = max(1, min(room.messages // (_IDLE_SHARE * partitions), left // max(1, without)))
     elsewhere = min(small * (partitions - len(pulls)), room.messages // 4)
     large = max(small, (room.messages - elsewhere - small * (len(pulls) - len(busy))) // max(1, len(busy)))
-    aside = elsewhere + sum(max(0, small - each.taken) for each in pulls)
+    aside = elsewhere + sum(max(0, small - each.reserved) for each in pulls)
     for each in turns:
-        taken = each.taken
+        taken = each.reserved
         own = max(0, small - taken)
         share = (
             min(large, taken + max(min(own, left), left - aside + own)) if each in busy else min(small, taken + left)
@@ -217,10 +217,10 @@ async def pull_in_turns(
 
 async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
     """Request what fits into the room, and say how many messages that was."""
-    taken = pulls.taken
+    taken = pulls.reserved
     pulls.expires = expires
     await pulls.pull(room)
-    asked = pulls.taken - taken
+    asked = pulls.reserved - taken
     if asked:
-        pulls.asked = now
+        pulls.asked_at = now
     return asked

@@ -24,23 +24,23 @@ from lanes_jetstream.wire.connection import (
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
 from lanes_jetstream.wire.stream import Start, start_fields
 
-__all__ = ["FoundPlace", "find_place"]
+__all__ = ["CohortSetup", "find_cohort"]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPlace:
+class CohortSetup:
     """What ``find_place`` has found. ``watched``: each key has to be seen in one partition. ``start``: a sequence."""
 
     partitioning: Partitioning
     config: CohortConfig
     store: JetStreamLeaseStore
     start: int | None
-    watched: bool
+    watch_keys: bool
 
 
-async def find_place(
+async def find_cohort(
     connection: Connection, stream: str, cohort: Cohort, *, key: KeyFunction | None, start: Start
-) -> FoundPlace:
+) -> CohortSetup:
     """Find the stream and the bucket, or create them, and check that they fit.
 
     Raises ``ConfigError`` for what does not, and ``SourceError`` where nothing answers.
@@ -49,7 +49,7 @@ async def find_place(
         partitioning, info = await ensure_stream(
             connection, stream, cohort.create, cohort.partitions or DEFAULT_PARTITIONS
         )
-        watched = partitioning.check_key(key, refines=cohort.key_refines_partition)
+        watch_keys = partitioning.check_key(key, refines=cohort.key_refines_partition)
         _check_count(stream, cohort, partitioning, info["config"])
         _check_start(stream, start, info["config"])
         await _check_first_message(connection, stream, partitioning, info)
@@ -75,7 +75,7 @@ async def find_place(
         stream=stream,
         namespace=cohort.namespace,
     )
-    return FoundPlace(partitioning, config, store, sequence, watched)
+    return CohortSetup(partitioning, config, store, sequence, watch_keys)
 
 
 async def ensure_stream(
@@ -172,7 +172,7 @@ async def _check_first_message(
             raise
         return  # It went meanwhile.
     tokens = str(answer["message"]["subject"]).split(".")
-    places = {rule.place for rule in partitioning.rules}
+    places = {rule.partition_token for rule in partitioning.rules}
     if not any(_is_partition(tokens, place, partitioning.partitions) for place in places):
         raise ConfigError(
             f"stream {stream!r}: the message at sequence {state['first_seq']} has no partition in its subject, so it "

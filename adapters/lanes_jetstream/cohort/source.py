@@ -28,10 +28,10 @@ from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
 from lanes_jetstream.cohort.settings import Cohort
-from lanes_jetstream.cohort.setup import find_place
+from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.tenancy import PulledTenancy
 from lanes_jetstream.cohort.watch import CohortWatch
-from lanes_jetstream.wire.acks import ACK, keep_alive, send_all, sending
+from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
@@ -41,7 +41,7 @@ __all__ = ["CohortSource"]
 
 log = logging.getLogger("lanes.jetstream")
 
-_LOOK: Final = 0.25
+_POLL_INTERVAL: Final = 0.25
 """Seconds between two looks at the connection while nothing arrives."""
 
 _BUSY: Final = 1.0
@@ -85,16 +85,16 @@ class CohortSource:
         self._max_ack_pending = max_ack_pending
         self._out_of_range: OutOfRange = out_of_range
         self._name = f"jetstream {stream}/{cohort.namespace}, member {cohort.member_id}"
-        self._watch: KeyWatch | None = None
+        self._key_watch: KeyWatch | None = None
         self._store: JetStreamLeaseStore
         self._consumers: JetStreamEpochConsumers
         self._inbox: Inbox
-        self._running: asyncio.Task[None] | None = None
+        self._membership_task: asyncio.Task[None] | None = None
         self._opened = AsyncExitStack()
         self._bucket = bucket_name(stream, cohort.namespace)
         self._holdings: Holdings[PulledTenancy]
         self._turns: Turns
-        self._looks: CohortWatch
+        self._cohort_watch: CohortWatch
         self._denials: Denials
 
     def __repr__(self) -> str:
@@ -106,16 +106,16 @@ class CohortSource:
         """Connect, find the stream, and join the cohort; see ``lanes.source.Source.open``."""
         connection, stream, cohort = self._connection, self._stream, self._cohort
         await connection.open()
-        found = await find_place(connection, stream, cohort, key=self._key, start=self._start)
+        found = await find_cohort(connection, stream, cohort, key=self._key, start=self._start)
         client = connection.client
-        self._watch = KeyWatch() if found.watched else None
+        self._key_watch = KeyWatch() if found.watch_keys else None
         self._turns = Turns(self._name, found.partitioning.partitions)
         self._inbox = Inbox(client)
         self._denials = Denials(client, self._is_needed)
-        self._opened.push_async_callback(self._closed, self._inbox.close)
+        self._opened.push_async_callback(self._close, self._inbox.close)
         await self._inbox.open()
         self._store = found.store
-        self._opened.push_async_callback(self._closed, self._store.aclose)
+        self._opened.push_async_callback(self._close, self._store.aclose)
         self._consumers = JetStreamEpochConsumers(
             connection,
             stream,
@@ -145,7 +145,7 @@ class CohortSource:
             follow=self._follow,
             wake=self._inbox.wake.set,
         )
-        self._looks = CohortWatch(
+        self._cohort_watch = CohortWatch(
             connection,
             stream,
             self._name,
@@ -155,12 +155,12 @@ class CohortSource:
         )
         membership = self._holdings.membership
         await self._store.watch(membership.hint)
-        self._opened.push_async_callback(self._looks.stop)
-        self._running = asyncio.create_task(membership.run())
-        self._opened.push_async_callback(self._end, self._running)
-        self._running.add_done_callback(lambda _: self._inbox.wake.set())
+        self._opened.push_async_callback(self._cohort_watch.stop)
+        self._membership_task = asyncio.create_task(membership.run())
+        self._opened.push_async_callback(self._stop_membership, self._membership_task)
+        self._membership_task.add_done_callback(lambda _: self._inbox.wake.set())
         await self._until_joined(membership)
-        self._looks.start()
+        self._cohort_watch.start()
         return SourceTraits(
             name=self._name,
             system="nats",
@@ -180,8 +180,8 @@ class CohortSource:
             self._inbox.wake.clear()
             holdings.step()
             for tenancy in list(holdings.tenancies.values()):
-                self._look(tenancy)
-            events = holdings.next_events() or self._take(room)
+                self._check(tenancy)
+            events = holdings.next_events() or self._take_arrived(room)
             if events:
                 return events
             try:
@@ -190,7 +190,7 @@ class CohortSource:
             except (nats.errors.Error, OSError) as error:
                 log.debug("%s: nothing requested: %s", self._name, type(error).__name__)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK):
+                async with asyncio.timeout(_POLL_INTERVAL):
                     await self._inbox.wake.wait()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -206,12 +206,12 @@ class CohortSource:
             if tenancy is None:
                 continue
             tokens += [str(message.token) for message in settlement.messages]
-            if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.brought(tokens[-1]):
+            if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.delivered_by(tokens[-1]):
                 tenancy.confirm_at = now + _CONFIRM
                 confirmed.append((tokens.pop(), tenancy.pulls.confirmation))
         if not client.is_connected:
             return
-        with sending(self._name):
+        with ack_errors(self._name):
             await send_all(client, tokens, ACK)
             for token, reply in confirmed:
                 await client.publish(token, ACK, reply=reply)
@@ -259,12 +259,12 @@ class CohortSource:
         with suppress(SourceError):
             await self._connection.flush(_FLUSH)
 
-    async def _closed(self, close: Callable[[], Awaitable[None]]) -> None:
+    async def _close(self, close: Callable[[], Awaitable[None]]) -> None:
         # The user's own client may have been closed, or be away: there is nothing to end then.
         with suppress(nats.errors.Error, OSError):
             await close()
 
-    async def _end(self, running: asyncio.Task[None]) -> None:
+    async def _stop_membership(self, running: asyncio.Task[None]) -> None:
         """Leave, or be gone as after a crash."""
         self._holdings.membership.stop()
         try:
@@ -285,7 +285,7 @@ class CohortSource:
             await self._inbox.wake.wait()
 
     async def _until_joined(self, membership: Membership) -> None:
-        running, joined = self._running, asyncio.ensure_future(membership.joined.wait())
+        running, joined = self._membership_task, asyncio.ensure_future(membership.joined.wait())
         assert running is not None, "it joins once it runs"
         await asyncio.wait(
             [running, joined], timeout=self._cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED
@@ -301,12 +301,12 @@ class CohortSource:
             )
 
     def _raise_failure(self) -> None:
-        running = self._running
+        running = self._membership_task
         if running is not None and running.done() and not running.cancelled():
             error = running.exception()
             if error is not None:
                 raise error
-        failure = self._holdings.failure or self._looks.failure
+        failure = self._holdings.failure or self._cohort_watch.failure
         if failure is not None:
             raise failure
         denied = self._denials.new()
@@ -321,7 +321,7 @@ class CohortSource:
 
     # --- messages
 
-    def _look(self, tenancy: PulledTenancy) -> None:
+    def _check(self, tenancy: PulledTenancy) -> None:
         """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
         pulls = tenancy.pulls
         if pulls is None:
@@ -337,12 +337,12 @@ class CohortSource:
         if broken.kind == "unanswered":
             # No leader now, or no consumer any more: the server knows.
             tenancy.rest()
-            self._looks.ask_for(tenancy, pulls.consumer)
+            self._cohort_watch.resolve(tenancy, pulls.consumer)
             return
         log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
         self._holdings.take_over(tenancy)
 
-    def _take(self, room: Room) -> list[SourceEvent]:
+    def _take_arrived(self, room: Room) -> list[SourceEvent]:
         """What has arrived and is not paused.
 
         Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
@@ -350,7 +350,7 @@ class CohortSource:
         events: list[SourceEvent] = []
         for tenancy in self._holdings.tenancies.values():
             if tenancy.partition not in room.paused:
-                delivered = tenancy.take(self._key, self._watch)
+                delivered = tenancy.take(self._key, self._key_watch)
                 if delivered is not None:
                     events.append(delivered)
         return events

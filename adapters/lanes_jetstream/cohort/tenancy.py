@@ -62,7 +62,7 @@ class PulledTenancy(Tenancy):
         for raw in pulls.take():
             position, delivery = sequences(raw.reply)
             if not follows(delivery):
-                pulls.breaks("gap", f"delivery {self.expected} missing, got {delivery}")
+                pulls.interrupt("gap", f"delivery {self.expected} missing, got {delivery}")
                 break
             last = raw.reply
             if not ledger.delivered(position):
@@ -73,15 +73,15 @@ class PulledTenancy(Tenancy):
                 watch.see(message.key, number)
             run.append(message)
             size += message.size
-        if pulls.sent >= self.expected and pulls.caught_up and pulls.broken is None:
+        if pulls.last_delivery >= self.expected and pulls.caught_up and pulls.interruption is None:
             # Its last delivery never came, and there may be none behind it to show that.
-            pulls.breaks("gap", f"delivery {pulls.sent} missing")
+            pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
             self.seen = monotonic()
             self.backlog.delivered(self.expected - 1, pending(last), ledger.highest)
         if not run:
             return None
-        pulls.learn(len(run), size)
+        pulls.learn_sizes(len(run), size)
         return Delivered(partition, run, size)
 
     @property
@@ -89,7 +89,7 @@ class PulledTenancy(Tenancy):
         """How many messages are not finished, delivered or not; None while that is not known."""
         if self.pulls is not None and self.pulls.caught_up:
             # What has come and is not taken, of a partition that is paused, is in no ledger yet.
-            return len(self.ledger) + len(self.pulls.waiting)
+            return len(self.ledger) + len(self.pulls.arrived)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
 

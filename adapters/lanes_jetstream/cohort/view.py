@@ -36,8 +36,8 @@ from lanes_jetstream.wire.connection import (
     ApiError,
     Connection,
     NoAnswer,
-    pages,
-    seconds_of,
+    read_pages,
+    unix_seconds,
 )
 
 __all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
@@ -182,7 +182,7 @@ class CohortView:
         async def ask(offset: int) -> dict[str, Any]:
             return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
 
-        for info in await pages(ask, lambda page: page.get("consumers") or []):
+        for info in await read_pages(ask, lambda page: page.get("consumers") or []):
             name = EpochName.parse(self._namespace, info.get("name"))
             if name is None:
                 continue
@@ -295,7 +295,7 @@ class CohortView:
             answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         except ApiError:
             return None
-        return max(0.0, time.time() - seconds_of((answer.get("message") or {}).get("time")))
+        return max(0.0, time.time() - unix_seconds((answer.get("message") or {}).get("time")))
 
     async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
         """One request. Raises ``ApiError`` for a message that is not there, and for nothing else."""
@@ -322,7 +322,7 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
         return await connection.api("STREAM.NAMES", {"offset": offset})
 
     try:
-        names = await pages(ask, lambda page: page.get("streams") or [])
+        names = await read_pages(ask, lambda page: page.get("streams") or [])
     except (ApiError, NoAnswer) as error:
         raise connection.failed(f"the buckets of stream {stream!r}", error) from None
     buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))

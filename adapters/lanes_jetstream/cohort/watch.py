@@ -22,10 +22,10 @@ __all__ = ["CohortWatch"]
 
 log = logging.getLogger("lanes.jetstream")
 
-LOOK: Final = 2.0
+CHECK_INTERVAL: Final = 2.0
 """Seconds between two looks."""
 
-_ASK: Final = 0.25
+_RETRY_DELAY: Final = 0.25
 """Seconds until a durable is asked for again that has no leader."""
 
 
@@ -52,7 +52,7 @@ class CohortWatch:
         self._holdings = holdings
         self._out_of_range = out_of_range
         self._wake = wake
-        self._looked: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
+        self._seen: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: SourceError | None = None
 
@@ -70,53 +70,53 @@ class CohortWatch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
+    def resolve(self, tenancy: PulledTenancy, consumer: str) -> None:
         """Nobody answers for its consumer: give the partition up, or take it over. Does not block."""
-        self._spawn(self._ask_for(tenancy, consumer))
+        self._spawn(self._resolve(tenancy, consumer))
 
     # --- what was dropped
 
     async def _run(self) -> None:
         while self.failure is None:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_INTERVAL)
             try:
-                await self._look()
+                await self._check()
             except (LanesError, NoAnswer, nats.errors.Error, OSError, KeyError, TypeError, ValueError) as error:
                 # Whether the stream is there, may be asked, and answers as it should, the membership finds out.
                 log.debug("%s: not looked at: %s", self._name, error)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         for tenancy in list(self._holdings.tenancies.values()):
             try:
-                await self._look_at(tenancy)
+                await self._check_partition(tenancy)
             except ApiError as error:
                 # It has gone, or has no leader: the others have.
                 log.debug("%s: partition %d not looked at: %s", self._name, tenancy.number, error)
         missed = [tenancy for tenancy in self._holdings.tenancies.values() if tenancy.backlog.missed]
         if missed:
-            await self._judge(missed)
+            await self._check_dropped(missed)
 
-    async def _look_at(self, tenancy: PulledTenancy) -> None:
+    async def _check_partition(self, tenancy: PulledTenancy) -> None:
         """Ask a durable for its backlog that does not tell by what it delivers."""
         pulls, backlog = tenancy.pulls, tenancy.backlog
         if pulls is None:
             return
         known = pulls.consumer, backlog.delivery
-        before, self._looked[tenancy.number] = self._looked.get(tenancy.number), known
+        before, self._seen[tenancy.number] = self._seen.get(tenancy.number), known
         # One that had nothing left and has a request open would have delivered what came.
-        if before != known or (backlog.left == 0 and pulls.taken and not backlog.doubted):
+        if before != known or (backlog.left == 0 and pulls.reserved and not backlog.doubted):
             return
         highest = tenancy.ledger.highest
         info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{pulls.consumer}")
         if tenancy.pulls is pulls:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
-    async def _judge(self, tenancies: list[PulledTenancy]) -> None:
+    async def _check_dropped(self, tenancies: list[PulledTenancy]) -> None:
         """Whether what was not delivered was dropped from the stream's beginning, and what to do then."""
         state = await read_stream(self._connection, self._stream)
         for tenancy in tenancies:
             missed, tenancy.backlog.missed = tenancy.backlog.missed, 0
-            if state.thins:
+            if state.drops_single_messages:
                 continue
             what = f"{missed} messages of cohort partition {tenancy.number} were"
             if state.first <= tenancy.backlog.reached + 1:
@@ -139,16 +139,16 @@ class CohortWatch:
 
     # --- nobody answers
 
-    async def _ask_for(self, tenancy: PulledTenancy, consumer: str) -> None:
+    async def _resolve(self, tenancy: PulledTenancy, consumer: str) -> None:
         while self._holdings.tenancies.get(tenancy.number) is tenancy:
             try:
                 await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
             except NoAnswer:
-                await asyncio.sleep(_ASK)
+                await asyncio.sleep(_RETRY_DELAY)
                 continue
             except ApiError as error:
                 if error.temporary:
-                    await asyncio.sleep(_ASK)
+                    await asyncio.sleep(_RETRY_DELAY)
                     continue
                 if error.err_code == CONSUMER_NOT_FOUND:
                     self._holdings.lose(tenancy, f"consumer {consumer}: {error}")

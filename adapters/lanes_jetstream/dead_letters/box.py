@@ -13,7 +13,7 @@ from lanes.dead_letters.box import Disposition, Found, Parked
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
 from lanes_jetstream.dead_letters.writer import dead_letter_subject, publish
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Where
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Server
 
 _NOTHING_THERE: Final = (10037, 10043)
 """Error codes of a request for a message that does not exist."""
@@ -63,9 +63,9 @@ class JetStreamDeadLetterBox:
 
     remembers = False
 
-    def __init__(self, where: Where, subject: str) -> None:
+    def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
-        self._connection = Connection(where)
+        self._connection = Connection(server)
         self.strangers = 0
         self._stream = ""
         self._next = 1

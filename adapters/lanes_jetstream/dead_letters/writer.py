@@ -12,7 +12,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import fitting
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
-from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Where
+from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Server
 
 __all__ = ["JetStreamDeadLetters", "dead_letter_subject", "publish"]
 
@@ -31,17 +31,17 @@ class JetStreamDeadLetters:
     Needs asyncio.
 
     Args:
-        where: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
             is passed in is never closed.
         subject: Subject to publish to, without wildcards.
 
     Raises:
-        ConfigError: ``where`` is no NATS connection, or ``subject`` has blanks or wildcards.
+        ConfigError: ``server`` is no NATS connection, or ``subject`` has blanks or wildcards.
     """
 
-    def __init__(self, where: Where, subject: str) -> None:
+    def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
-        self._connection = Connection(where)
+        self._connection = Connection(server)
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetters to {self._subject}>"

@@ -48,7 +48,7 @@ SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 SHRINK_SECONDS: Final = 0.4
 """How long ack_wait stays shrunk. The server looks at its timers again 0.1 s after the change."""
 
-_LOOK: Final = 0.05
+_POLL_INTERVAL: Final = 0.05
 """Seconds between two looks at whether an update is in force."""
 
 KEEPS_CREATED: Final = (2, 12)
@@ -99,7 +99,7 @@ def filtered(config: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Pending:
+class ConsumerState:
     """What a consumer had delivered and not seen acknowledged.
 
     ``deliveries``: how many there were, repeated ones included. ``settled_above_floor``: whether something above the
@@ -117,15 +117,15 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Look:
+class ConsumerSnapshot:
     """A consumer at one moment, and the stream a moment before."""
 
     stream: StreamState
     config: Mapping[str, Any]
-    pending: Pending
+    pending: ConsumerState
 
 
-class Durable:
+class DurableConsumer:
     """One durable pull consumer. Every method raises ``NoAnswer`` when the server does not answer in time.
 
     ``start``: the fields of ``start_fields``, for one that is made here. ``modify``: its timers may be changed whoever
@@ -203,9 +203,9 @@ class Durable:
         return self.state.retention == "workqueue"
 
     @property
-    def forgets(self) -> bool:
+    def loses_last_acks(self) -> bool:
         """Whether a server that is killed forgets the last acknowledgements: one copy."""
-        return self.state.forgets or int(self.config.get("num_replicas", 0)) == 1
+        return self.state.loses_last_acks or int(self.config.get("num_replicas", 0)) == 1
 
     @property
     def _metadata(self) -> dict[str, str]:
@@ -249,17 +249,17 @@ class Durable:
         """What of a configuration does not fit, each with the remedy; empty when it fits."""
         return "; ".join(misfits(config, filter_subject=self._filter_subject, may_modify=self._modify))
 
-    async def refresh(self) -> Pending:
+    async def refresh(self) -> ConsumerState:
         """Read configuration and state anew. Raises ``ApiError`` too."""
         self.config, pending = await self._info()
         return pending
 
-    async def look(self, highest: int) -> Look:
+    async def inspect(self, highest: int) -> ConsumerSnapshot:
         """Check the stream, read the consumer, change nothing here. Raises like ``check_stream`` and ``refresh``."""
         # The stream first: what it has lost by then and the consumer has not delivered later was not delivered.
         stream = await self.check_stream(highest)
         config, pending = await self._info()
-        return Look(stream, config, pending)
+        return ConsumerSnapshot(stream, config, pending)
 
     async def check_stream(self, highest: int) -> StreamState:
         """Raise ``SourceError`` when the stream is not the one this source started on, or has lost its end.
@@ -286,7 +286,7 @@ class Durable:
     def _stream_gone(self) -> str:
         return f"stream {self._stream!r} was deleted while it was read: make it again, then start again"
 
-    def gone(self, error: ApiError) -> str:
+    def failure_text(self, error: ApiError) -> str:
         """What to say of a consumer that the server does not have any more, or does not give out."""
         if error.err_code == STREAM_NOT_FOUND:
             return self._stream_gone
@@ -329,7 +329,7 @@ class Durable:
         """
         await self._connection.api(f"CONSUMER.RESET.{self._stream}.{self._name}", {})
 
-    async def _info(self) -> tuple[dict[str, Any], Pending]:
+    async def _info(self) -> tuple[dict[str, Any], ConsumerState]:
         info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
         self._created = self._created or str(info["created"])
         if self._created != str(info["created"]) and self._connection.server_version >= KEEPS_CREATED:
@@ -339,7 +339,7 @@ class Durable:
             )
         delivered, floor = info.get("delivered") or {}, info.get("ack_floor") or {}
         count, deliveries = int(info.get("num_ack_pending", 0)), int(delivered.get("consumer_seq", 0))
-        return dict(info["config"]), Pending(
+        return dict(info["config"]), ConsumerState(
             count=count,
             waiting_pulls=int(info.get("num_waiting", 0)),
             highest=int(delivered.get("stream_seq", 0)),
@@ -364,7 +364,7 @@ class Durable:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise NoAnswer(f"consumer {self}: the server accepted a new ack_wait and does not show it")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     async def _create(self) -> None:
         request = {"stream_name": self._stream, "config": self._wanted, "action": "create"}

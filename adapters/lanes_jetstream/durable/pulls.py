@@ -9,12 +9,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from lanes_jetstream.wire.pull_requests import Requests
+from lanes_jetstream.wire.pull_requests import PullRequests
 
 __all__ = ["Pulls"]
 
 
-class Pulls(Requests):
+class Pulls(PullRequests):
     """The open requests of one consumer, each time on a fresh inbox. asyncio only; one caller."""
 
     def __init__(self, client: Client, next_subject: str, name: str) -> None:
@@ -40,7 +40,7 @@ class Pulls(Requests):
         self._subscription = await self._client.subscribe(
             f"{inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
-        self.begin(inbox)
+        self.restart(inbox)
 
     async def close(self) -> None:
         """End the subscription; the server drops the pull requests with it. Idempotent."""
@@ -61,6 +61,6 @@ class Pulls(Requests):
 
     async def _receive(self, message: Msg) -> None:
         if message.subject.startswith(self._inbox):
-            self.said(message)
+            self.on_status(message)
         else:
-            self.came(message)
+            self.on_message(message)

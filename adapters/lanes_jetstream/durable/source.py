@@ -15,11 +15,11 @@ from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
-from lanes_jetstream.durable.consumer import Durable
+from lanes_jetstream.durable.consumer import DurableConsumer
 from lanes_jetstream.durable.pulls import Pulls
 from lanes_jetstream.durable.takeover import Takeover
-from lanes_jetstream.durable.watch import Reading, Watch
-from lanes_jetstream.wire.acks import AckMode, Acks, keep_alive, sending
+from lanes_jetstream.durable.watch import DurableWatch, ReadState
+from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, keep_alive
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER, message_of, sequences
@@ -28,10 +28,10 @@ from lanes_jetstream.wire.stream import OutOfRange
 
 log = logging.getLogger("lanes.jetstream")
 
-_LOOK: Final = 0.25
+_POLL_INTERVAL: Final = 0.25
 """Seconds between two looks at the connection while nothing arrives."""
 
-_RETRY: Final = 0.5
+_RETRY_DELAY: Final = 0.5
 """Seconds before a start that found no leader is tried again."""
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
@@ -45,7 +45,7 @@ class DurableSource:
     def __init__(
         self,
         connection: Connection,
-        durable: Durable,
+        durable: DurableConsumer,
         next_subject: str,
         *,
         stream: str,
@@ -64,7 +64,7 @@ class DurableSource:
         self._ack_mode: AckMode = acks
         self._shared = shared
         self._start_timeout = start_timeout
-        self._watch = Watch(connection, durable, self._name, out_of_range=out_of_range, alone=not shared)
+        self._watch = DurableWatch(connection, durable, self._name, out_of_range=out_of_range, alone=not shared)
         self._takeover: Takeover
         self._pulls: Pulls
         self._acks: Acks
@@ -73,7 +73,7 @@ class DurableSource:
         self._expected: int | None = None
         self._highest = 0
         self._extend_at = 0.0
-        self._waited = False
+        self._warned_of_puller = False
         self._taken_over = False
         self._opened = AsyncExitStack()
 
@@ -86,7 +86,7 @@ class DurableSource:
         """Connect, find or make the consumer, and check it; see ``lanes.source.Source.open``."""
         await self._connection.open()
         self._connection.check_server()
-        await self._find()
+        await self._find_consumer()
         client = self._connection.client
         self._pulls = Pulls(client, self._next_subject, self._name)
         self._acks = Acks(client, self._ack_mode, self._name, lambda: self._takeover.count)
@@ -96,7 +96,7 @@ class DurableSource:
             self._pulls,
             self._name,
             self._acks.resend,
-            self._watch.judge,
+            self._watch.check_dropped,
             shared=self._shared,
         )
         self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.state.incarnation)
@@ -124,7 +124,7 @@ class DurableSource:
             if self._watch.failure is not None or self._pulls.failure is not None:
                 raise await self._failure()
             if partition in room.paused:
-                await self._rest()
+                await self._idle()
                 continue
             if not self._taken_over or self._pulls.check() is not None:
                 # A state of its own: a cancelled takeover is started again, whatever the connection says then.
@@ -145,8 +145,8 @@ class DurableSource:
             try:
                 await self._pulls.pull(room)
             except (nats.errors.Error, OSError) as error:
-                self._pulls.breaks("unsent", f"pull not sent ({type(error).__name__})")
-            await self._pulls.wait(_LOOK)
+                self._pulls.interrupt("unsent", f"pull not sent ({type(error).__name__})")
+            await self._pulls.wait(_POLL_INTERVAL)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``.
@@ -154,7 +154,7 @@ class DurableSource:
         One that is lost on the way makes the server deliver the message again, and the engine settles it again without
         running it.
         """
-        with sending(self._name):
+        with ack_errors(self._name):
             for settlement in settlements:
                 await self._acks.send([str(message.token) for message in settlement.messages])
 
@@ -169,7 +169,7 @@ class DurableSource:
             await self._pulls.close()
             await self._acks.resend()
             await self._connection.flush()
-            await self._acks.finish(forgets=self._durable.forgets)
+            await self._acks.finish(loses_last_acks=self._durable.loses_last_acks)
         except (nats.errors.Error, OSError) as error:
             raise SourceError(f"{self._name}: not flushed: {type(error).__name__}", retryable=True) from error
 
@@ -194,15 +194,15 @@ class DurableSource:
             except (nats.errors.Error, OSError) as error:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
-    async def _rest(self) -> None:
+    async def _idle(self) -> None:
         """Ask for nothing, begin no takeover, and keep what still comes alive until it may be delivered."""
         self._takeover.check_connection()
         now = monotonic()
-        if now >= self._extend_at and self._pulls.waiting and self._pulls.check() is None:
+        if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
             shortest, _ = self._durable.ack_waits
             self._extend_at = now + shortest / 3
-            await keep_alive(self._connection.client, [raw.reply for raw in self._pulls.waiting], self._name)
-        await asyncio.sleep(_LOOK)
+            await keep_alive(self._connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
+        await asyncio.sleep(_POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
         """One run of messages, up to the first sign that a delivery was lost on the way.
@@ -219,7 +219,7 @@ class DurableSource:
                 if expected is not None and delivery != expected:
                     # Something the server counts as delivered did not arrive and will come back behind newer ones.
                     # Everything from here on is dropped: the takeover brings it back in order.
-                    self._pulls.breaks("gap", f"delivery {expected} missing, got {delivery}")
+                    self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 expected = delivery + 1
             message = message_of(partition, raw, position, key)
@@ -232,11 +232,11 @@ class DurableSource:
             self._expected = expected
         if not run:
             return []
-        self._pulls.learn(len(run), size)
+        self._pulls.learn_sizes(len(run), size)
         return [Delivered(partition, run, size)]
 
-    def _reading(self) -> Reading:
-        return Reading(
+    def _reading(self) -> ReadState:
+        return ReadState(
             active=self._taken_over,
             takeovers=self._takeover.count,
             highest=self._highest,
@@ -268,7 +268,7 @@ class DurableSource:
 
     # --- start
 
-    async def _find(self) -> None:
+    async def _find_consumer(self) -> None:
         """Find or make the consumer, and see that nobody else has it. Waits for a leader, for so long."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._start_timeout
@@ -285,7 +285,7 @@ class DurableSource:
             if not failure.retryable or loop.time() > give_up:
                 raise failure
             log.warning("%s: %s; waiting for it", self._name, failure)
-            await asyncio.sleep(_RETRY)
+            await asyncio.sleep(_RETRY_DELAY)
 
     async def _refuse_other_pullers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -296,9 +296,9 @@ class DurableSource:
                     f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
                     'other one, use a durable of its own, or give the order up: shared=True and order="none"'
                 )
-            if not self._waited:
-                self._waited = True
+            if not self._warned_of_puller:
+                self._warned_of_puller = True
                 log.warning(
                     "%s: somebody pulls already; waiting up to %.0f s for that to end", self._name, _OTHER_PULLER_WAIT
                 )
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)

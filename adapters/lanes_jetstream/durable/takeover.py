@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
-from lanes_jetstream.durable.consumer import Durable, Pending
+from lanes_jetstream.durable.consumer import ConsumerState, DurableConsumer
 from lanes_jetstream.durable.pulls import Pulls
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NotPermitted
 from lanes_jetstream.wire.messages import sequences
@@ -26,15 +26,15 @@ from lanes_jetstream.wire.stream import StreamState
 
 log = logging.getLogger("lanes.jetstream")
 
-Mode = Literal["auto", "modify", "hold-back"]
+TakeoverMode = Literal["auto", "modify", "hold-back"]
 
 RESET_SINCE: Final = (2, 14)
 """The first nats-server that can have a consumer begin again."""
 
-_LOOK: Final = 0.25
+_POLL_INTERVAL: Final = 0.25
 """Seconds between two looks at a connection that is lost."""
 
-_RETRY: Final = 0.5
+_RETRY_DELAY: Final = 0.5
 """Seconds before a takeover that could not be finished is tried again."""
 
 _UNANSWERED: Final = 3
@@ -54,11 +54,11 @@ class Takeover:
     def __init__(
         self,
         connection: Connection,
-        durable: Durable,
+        durable: DurableConsumer,
         pulls: Pulls,
         name: str,
         resend: Callable[[], Awaitable[None]],
-        judge: Callable[[StreamState, Pending, int], None],
+        check_dropped: Callable[[StreamState, ConsumerState, int], None],
         *,
         shared: bool,
     ) -> None:
@@ -67,15 +67,15 @@ class Takeover:
         self._pulls = pulls
         self._name = name
         self._resend = resend
-        self._judge = judge
+        self._check_dropped = check_dropped
         self._shared = shared
         self.count = 0
-        self._again = False
-        self._said = ""
+        self._ran_before = False
+        self._last_failure = ""
         self._unanswered = 0
         self._capacity = 0
         self._lost_at = -1
-        self._shaken = float("-inf")
+        self._interrupted_at = float("-inf")
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
         """Start on a fresh inbox so that what is unacknowledged comes before anything new.
@@ -84,17 +84,17 @@ class Takeover:
         long as it takes; raises ``SourceError`` only when they cannot come back. ``highest``: the highest sequence
         handed over so far. To be called again from the start when it was cancelled.
         """
-        reason = self._pulls.broken
+        reason = self._pulls.interruption
         kind = None if reason is None else reason.kind
         self.count += 1
-        if self._again and kind != "gap":
-            self._shaken = monotonic()
-        if self._again:
+        if self._ran_before and kind != "gap":
+            self._interrupted_at = monotonic()
+        if self._ran_before:
             why = reason or "the last takeover was not finished"
             log.warning("%s: pulling again from a fresh inbox: %s", self._name, why)
         if kind == "crowded":
             # The others that pull have to be given time, or this would be nothing but requests.
-            await asyncio.sleep(_RETRY)
+            await asyncio.sleep(_RETRY_DELAY)
         while True:
             try:
                 await self._until_connected()
@@ -104,7 +104,7 @@ class Takeover:
                 await self._connection.flush()
                 state = await self._durable.check_stream(highest)
                 pending = await self._durable.refresh()
-                self._judge(state, pending, highest)
+                self._check_dropped(state, pending, highest)
                 if kind == "gap" and self._is_shared(pending):
                     raise SourceError(
                         f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop "
@@ -122,20 +122,20 @@ class Takeover:
                 self._unfinished(str(error))
             except ApiError as error:
                 if not error.temporary:
-                    raise SourceError(self._durable.gone(error)) from None
+                    raise SourceError(self._durable.failure_text(error)) from None
                 self._unfinished(str(error))
             else:
                 if self._pulls.check() is None:
-                    self._again = True
-                    self._said = ""
+                    self._ran_before = True
+                    self._last_failure = ""
                     return collected
-            await asyncio.sleep(_RETRY)
+            await asyncio.sleep(_RETRY_DELAY)
 
     def _unfinished(self, why: str) -> None:
         # Once, not every half second of an outage.
-        level = logging.WARNING if why != self._said else logging.DEBUG
-        log.log(level, "%s: takeover not finished (%s), again every %g s", self._name, why, _RETRY)
-        self._said = why
+        level = logging.WARNING if why != self._last_failure else logging.DEBUG
+        log.log(level, "%s: takeover not finished (%s), again every %g s", self._name, why, _RETRY_DELAY)
+        self._last_failure = why
 
     async def _restore(self) -> None:
         try:
@@ -148,28 +148,28 @@ class Takeover:
                 "that begins with lanes-original"
             ) from None
 
-    async def _barrier(self, pending: Pending, room: Room) -> list[Msg]:
+    async def _barrier(self, pending: ConsumerState, room: Room) -> list[Msg]:
         """Have what is unacknowledged delivered before anything new; returns what had to be collected."""
         if self._shared:
-            self._say("none, several processes take from the consumer", pending.count)
+            self._log_barrier("none, several processes take from the consumer", pending.count)
         elif not pending.count:
-            self._say("none needed", 0)
+            self._log_barrier("none needed", 0)
         elif pending.paused:
             raise NoAnswer(f"consumer {self._durable} is paused: resume it")
-        elif not await self._begin_again(pending):
+        elif not await self._reset(pending):
             return await self._requeue(pending, room)
         return []
 
-    def _say(self, barrier: str, count: int) -> None:
+    def _log_barrier(self, barrier: str, count: int) -> None:
         log.info("%s: start barrier: %s; %d unacknowledged messages", self._name, barrier, count)
 
-    async def _begin_again(self, pending: Pending) -> bool:
+    async def _reset(self, pending: ConsumerState) -> bool:
         """Have the server deliver in the order of the stream again, where that repeats nothing that is finished.
 
         At a start only: of what this process holds the old deliveries could not be acknowledged until it comes again.
         """
         repeats = pending.settled_above_floor and not self._durable.drops_acknowledged
-        if self._again or repeats or not self._durable.modifiable:
+        if self._ran_before or repeats or not self._durable.modifiable:
             return False
         if self._connection.server_version < RESET_SINCE:
             return False
@@ -180,24 +180,24 @@ class Takeover:
                 raise
             log.info("%s: the consumer cannot be reset (%s)", self._name, error)
             return False
-        self._say("RESET", pending.count)
+        self._log_barrier("RESET", pending.count)
         return True
 
-    def _is_shared(self, pending: Pending) -> bool:
+    def _is_shared(self, pending: ConsumerState) -> bool:
         """Whether a delivery that did not arrive went to another process.
 
         It did when requests wait although ours are gone with their inbox, or when it is the second one to get lost
         while the connection held: a connection loses nothing by itself. But as long as requests of an earlier
         connection may be open, whose end the server has not noticed, it may have gone there.
         """
-        if monotonic() - self._shaken <= PULL_EXPIRES:
+        if monotonic() - self._interrupted_at <= PULL_EXPIRES:
             return False
         reconnects = self._pulls.reconnects
         again = reconnects == self._lost_at
         self._lost_at = reconnects
         return again or pending.waiting_pulls > 0
 
-    async def _requeue(self, pending: Pending, room: Room) -> list[Msg]:
+    async def _requeue(self, pending: ConsumerState, room: Room) -> list[Msg]:
         """Have the unacknowledged messages delivered before anything new, and put them in order.
 
         The server queues what expires batch behind batch, and keeps what an earlier takeover had queued in front:
@@ -209,7 +209,7 @@ class Takeover:
         if not shrunk:
             await self._hold_back()
         # Without a shrink what this process holds stays alive and does not come: new messages would instead.
-        only_lost = self._again and not shrunk
+        only_lost = self._ran_before and not shrunk
         wanted = min(pending.count, room.messages) if only_lost else pending.count
         collected: dict[int, Msg] = {}
         while wanted > len(collected):
@@ -246,12 +246,12 @@ class Takeover:
 
         Also done when a message above ``highest`` comes: new ones come only after everything that was queued.
         """
-        await self._pulls.ask_exactly(count - len(collected))
+        await self._pulls.request_exactly(count - len(collected))
         while len(collected) < count:
-            await self._pulls.wait(_RETRY)
+            await self._pulls.wait(_RETRY_DELAY)
             arrived = self._pulls.take()
             if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
+                raise NoAnswer(f"{self._name}: {self._pulls.interruption}")
             if not arrived:
                 return False
             for raw in arrived:
@@ -279,7 +279,7 @@ class Takeover:
             log.warning("%s: %s: holding back instead", self._name, error)
             return False
         self._unanswered = 0
-        self._say("ack_wait shrink", pending)
+        self._log_barrier("ack_wait shrink", pending)
         return True
 
     async def _hold_back(self) -> None:
@@ -294,11 +294,11 @@ class Takeover:
         )
         deadline = loop.time() + wait
         while loop.time() < deadline:
-            await asyncio.sleep(min(_RETRY, max(0.0, deadline - loop.time())))
+            await asyncio.sleep(min(_RETRY_DELAY, max(0.0, deadline - loop.time())))
             if not (await self._durable.refresh()).count:
                 return
             if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.broken}")
+                raise NoAnswer(f"{self._name}: {self._pulls.interruption}")
 
     def check_connection(self) -> None:
         """Raise ``SourceError`` for a connection that is closed for good."""
@@ -310,4 +310,4 @@ class Takeover:
     async def _until_connected(self) -> None:
         while not self._connection.client.is_connected:
             self.check_connection()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)

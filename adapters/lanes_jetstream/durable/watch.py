@@ -16,14 +16,20 @@ import nats.errors
 
 from lanes.clock import monotonic
 from lanes.errors import SourceError
-from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, Durable, Look, Pending, filtered
+from lanes_jetstream.durable.consumer import (
+    ORIGINAL_ACK_WAIT,
+    ConsumerSnapshot,
+    ConsumerState,
+    DurableConsumer,
+    filtered,
+)
 from lanes_jetstream.wire.connection import ApiError, Connection, Denials, NoAnswer, NotPermitted
 from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
 from lanes_jetstream.wire.stream import OutOfRange, StreamState
 
 log = logging.getLogger("lanes.jetstream")
 
-LOOK: Final = 2.0
+CHECK_INTERVAL: Final = 2.0
 """Seconds between two looks."""
 
 SUSPICION: Final = PULL_EXPIRES + 1.0
@@ -31,7 +37,7 @@ SUSPICION: Final = PULL_EXPIRES + 1.0
 server has not noticed yet are over by then."""
 
 
-class Reading(NamedTuple):
+class ReadState(NamedTuple):
     """What the source knows of its own reading at one moment.
 
     ``active``: no takeover is under way. ``takeovers``: how many have begun. ``highest``: the highest sequence it got.
@@ -46,14 +52,14 @@ class Reading(NamedTuple):
     open_requests: int
 
 
-class Watch:
+class DurableWatch:
     """The looks of one source. ``alone``: it has the consumer to itself. asyncio only.
 
     ``failure``: why the source cannot go on. ``lag``: what is not acknowledged or not delivered yet; None = not known.
     """
 
     def __init__(
-        self, connection: Connection, durable: Durable, name: str, *, out_of_range: OutOfRange, alone: bool
+        self, connection: Connection, durable: DurableConsumer, name: str, *, out_of_range: OutOfRange, alone: bool
     ) -> None:
         self._connection = connection
         self._durable = durable
@@ -61,7 +67,7 @@ class Watch:
         self._out_of_range = out_of_range
         self._alone = alone
         self._suspected: float | None = None
-        self._before: Pending | None = None
+        self._before: ConsumerState | None = None
         self._takeovers = -1
         self._base = 0
         self._denials: Denials
@@ -70,7 +76,7 @@ class Watch:
         self.failure: SourceError | None = None
         self.lag: int | None = None
 
-    def start(self, read: Callable[[], Reading], ours: Callable[[str], bool]) -> None:
+    def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
         """Begin to look; ``read`` is asked at each. ``ours``: of a subject that is denied, whether nothing goes on
         without it. Does not block."""
         self._denials = Denials(self._connection.client, ours)
@@ -84,27 +90,27 @@ class Watch:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def judge(self, state: StreamState, pending: Pending, highest: int) -> None:
+    def check_dropped(self, state: StreamState, pending: ConsumerState, highest: int) -> None:
         """Raise ``SourceError`` for a stream that has dropped messages before they were delivered, or say so.
 
         For a takeover: of what was delivered and is not among ``highest`` and below, nothing is on its way.
         """
         self._base = pending.deliveries
-        self._judge_first(state, pending, highest)
+        self._check_first(state, pending, highest)
 
-    def _judge_first(self, state: StreamState, pending: Pending, highest: int) -> None:
+    def _check_first(self, state: StreamState, pending: ConsumerState, highest: int) -> None:
         # A purge moves the server's own cursor behind what it has dropped; what came here it does not move.
         known = self._alone and highest > 0
         if not known and state.retention != "limits":
             # A server that was killed may have a cursor of before; what is gone behind that was acknowledged.
             return
         reached = highest if known else pending.highest
-        if state.first > reached + 1 and not state.thins and not filtered(self._durable.config):
-            self._missed(f"sequences {reached + 1} to {state.first - 1}", state.first)
+        if state.first > reached + 1 and not state.drops_single_messages and not filtered(self._durable.config):
+            self._report_dropped(f"sequences {reached + 1} to {state.first - 1}", state.first)
 
-    async def _run(self, read: Callable[[], Reading]) -> None:
+    async def _run(self, read: Callable[[], ReadState]) -> None:
         while self.failure is None:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_INTERVAL)
             denied = self._denials.new()
             if denied is not None:
                 self.failure = SourceError(f"{self._name}: {denied}, then start again")
@@ -112,16 +118,16 @@ class Watch:
             if not before.active:
                 continue
             try:
-                look = await self._durable.look(before.highest)
+                look = await self._durable.inspect(before.highest)
                 now = read()
                 if now.active and now.takeovers == before.takeovers:
                     # Else what was seen may be what the takeover was doing.
-                    self._consider(look, before, now)
+                    self._check(look, before, now)
             except NotPermitted as error:
                 self.failure = SourceError(f"{self._name}: {error}, then start again")
             except ApiError as error:
                 if not error.temporary:
-                    self.failure = SourceError(self._durable.gone(error))
+                    self.failure = SourceError(self._durable.failure_text(error))
             except SourceError as error:
                 if not error.retryable:
                     self.failure = error
@@ -129,7 +135,7 @@ class Watch:
                 # Whether the connection still works is for the pulls to find out.
                 log.debug("%s: not looked at: %s", self._name, error)
 
-    def _consider(self, look: Look, before: Reading, now: Reading) -> None:
+    def _check(self, look: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
         pending = look.pending
         if self._alone and self._is_shared(look, before, now):
             raise SourceError(
@@ -140,11 +146,11 @@ class Watch:
         if wrong:
             raise SourceError(f"consumer {self._durable} was changed while it was read and does not fit now: {wrong}")
         if pending.deliveries == (self._base if now.delivery is None else now.delivery):
-            self._judge_first(look.stream, pending, now.highest)
-        self._judge_left(look, before.takeovers)
+            self._check_first(look.stream, pending, now.highest)
+        self._check_backlog(look, before.takeovers)
         self.lag = pending.count + pending.left
 
-    def _is_shared(self, look: Look, before: Reading, now: Reading) -> bool:
+    def _is_shared(self, look: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
         """Whether somebody else takes from the consumer, or is about to."""
         if ORIGINAL_ACK_WAIT in _metadata(look):
             # Somebody's takeover, and none of ours.
@@ -160,18 +166,18 @@ class Watch:
             self._suspected = monotonic()
         return monotonic() - self._suspected > SUSPICION
 
-    def _judge_left(self, look: Look, takeovers: int) -> None:
+    def _check_backlog(self, look: ConsumerSnapshot, takeovers: int) -> None:
         """Whether fewer messages are left than were delivered since the last look, of a filtered consumer too."""
         before, self._before = self._before, look.pending
         same, self._takeovers = takeovers == self._takeovers, takeovers
-        if before is None or not same or look.stream.thins:
+        if before is None or not same or look.stream.drops_single_messages:
             # Of another consumer's life: a takeover may have begun the numbers of deliveries anew.
             return
         lost = before.left - look.pending.left - (look.pending.deliveries - before.deliveries)
         if lost > 0 and look.stream.first > before.highest + 1:
-            self._missed(f"{lost} messages", look.stream.first)
+            self._report_dropped(f"{lost} messages", look.stream.first)
 
-    def _missed(self, what: str, first: int) -> None:
+    def _report_dropped(self, what: str, first: int) -> None:
         where = f"stream {self._durable} begins at sequence {first}: {what} were dropped before they were delivered"
         why = "it was purged, or its limits are below what is left to do"
         if self._out_of_range == "fail":
@@ -183,5 +189,5 @@ class Watch:
             log.warning("%s: %s: %s; going on with what there is", self._name, where, why)
 
 
-def _metadata(look: Look) -> dict[str, str]:
+def _metadata(look: ConsumerSnapshot) -> dict[str, str]:
     return look.config.get("metadata") or {}

@@ -32,7 +32,7 @@ IN_PROGRESS: Final = b"+WPI"
 CONFIRM_TIMEOUT: Final = 5.0
 """Seconds for the confirmations of one settlement; those that do not come are asked for again."""
 
-FORGOTTEN: Final = 0.25
+SYNC_DELAY: Final = 0.25
 """Seconds until a server with one copy has written down what it was told: it does so every 0.1 s, and what it was told
 since is lost when it is killed."""
 
@@ -60,7 +60,7 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
 
 
 @contextmanager
-def sending(name: str) -> Iterator[None]:
+def ack_errors(name: str) -> Iterator[None]:
     """Raise what the client raises while acknowledgements of ``name`` are sent as ``SourceError``."""
     try:
         yield
@@ -122,7 +122,7 @@ class Acks:
             self._reconnects = reconnects
             self._last_sent = monotonic()
 
-    async def finish(self, *, forgets: bool) -> None:
+    async def finish(self, *, loses_last_acks: bool) -> None:
         """Return when the server has acted on every acknowledgement that was sent, and will not forget one.
 
         ``forgets``: it has one copy, and writes what it is told a moment later. Nothing to do in the mode
@@ -139,8 +139,8 @@ class Acks:
                 "has not read is delivered again",
                 retryable=True,
             ) from None
-        if forgets:
-            await asyncio.sleep(max(0.0, self._last_sent + FORGOTTEN - monotonic()))
+        if loses_last_acks:
+            await asyncio.sleep(max(0.0, self._last_sent + SYNC_DELAY - monotonic()))
 
     async def close(self) -> None:
         """End the subscription of the confirmations. Idempotent."""

@@ -20,7 +20,7 @@ from lanes.errors import ConfigError, SourceError
 
 log = logging.getLogger("lanes.jetstream")
 
-Where = str | Client | JetStreamContext
+Server = str | Client | JetStreamContext
 """A URL (or several, separated by commas), a connected client, or its JetStream context."""
 
 CONNECT_TIMEOUT: Final = 10.0
@@ -55,7 +55,7 @@ WRONG_REVISION: Final = frozenset({10071, 10164})
 NO_JETSTREAM: Final = frozenset({10039, 10076})
 """There is none on the server or for the account, with the same status as what is over in a moment."""
 
-_DENIED_LOOK: Final = 0.1
+_DENIAL_POLL_INTERVAL: Final = 0.1
 """Seconds between two looks at whether the server has refused a request for want of a permission: it says so, but not
 as the answer."""
 
@@ -131,22 +131,22 @@ class Denials:
 class Connection:
     """One client and the API prefix of its JetStream context; asyncio only."""
 
-    def __init__(self, where: Where) -> None:
-        if not isinstance(where, str | Client | JetStreamContext) or where == "":
+    def __init__(self, server: Server) -> None:
+        if not isinstance(server, str | Client | JetStreamContext) or server == "":
             raise ConfigError(
                 # Not its repr: a list of URLs has credentials in it.
-                f"a {type(where).__name__} is no NATS connection: pass a URL (or several with commas), a connected "
+                f"a {type(server).__name__} is no NATS connection: pass a URL (or several with commas), a connected "
                 "nats client, or its jetstream()"
             )
         self._flushes: set[asyncio.Task[None]] = set()
         self._reopening = asyncio.Lock()
-        self._url = where if isinstance(where, str) else None
-        self._client = where if isinstance(where, Client) else None
+        self._url = server if isinstance(server, str) else None
+        self._client = server if isinstance(server, Client) else None
         self._prefix = "$JS.API"
-        if isinstance(where, JetStreamContext):
+        if isinstance(server, JetStreamContext):
             # nats-py has no public name for either; a domain or an account prefix must not be lost.
-            self._prefix = where._prefix
-            self._client = where._nc
+            self._prefix = server._prefix
+            self._client = server._nc
 
     @property
     def client(self) -> Client:
@@ -317,7 +317,7 @@ class Connection:
                 f"{self.servers}: no answer to {subject} ({type(error).__name__}): see that the server is up and the "
                 f"stream has a leader, and that this client may publish to {self.api_subject(subject)}"
             ) from None
-        fields = fields_of(answer, f"{self.servers}: {subject}")
+        fields = json_object(answer, f"{self.servers}: {subject}")
         refusal = fields.get("error")
         if refusal:
             raise ApiError(
@@ -342,7 +342,7 @@ class Connection:
         request = asyncio.create_task(self.client.request(subject, body, timeout=API_TIMEOUT))
         try:
             while not request.done():
-                await asyncio.wait([request], timeout=_DENIED_LOOK)
+                await asyncio.wait([request], timeout=_DENIAL_POLL_INTERVAL)
                 denied = denials.new()
                 if denied is not None and not request.done():
                     raise NotPermitted(f"{self.servers}: {denied}")
@@ -359,7 +359,7 @@ class Connection:
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
 
 
-def fields_of(answer: Msg, what: str) -> dict[str, Any]:
+def json_object(answer: Msg, what: str) -> dict[str, Any]:
     """The object that an answer is. Raises ``SourceError`` for what is none; ``what`` was asked."""
     try:
         fields = json.loads(answer.data)
@@ -370,7 +370,7 @@ def fields_of(answer: Msg, what: str) -> dict[str, Any]:
     return fields
 
 
-async def pages(
+async def read_pages(
     ask: Callable[[int], Awaitable[dict[str, Any]]], found: Callable[[dict[str, Any]], Iterable[Any]]
 ) -> list[Any]:
     """All that a listing of the API has. ``ask`` is called with how many to pass over; ``found``: those of a page."""
@@ -384,7 +384,7 @@ async def pages(
     return listed
 
 
-def seconds_of(stamp: object) -> float:
+def unix_seconds(stamp: object) -> float:
     """A server's time stamp, in seconds since 1970. Raises ``SourceError`` for what is none."""
     try:
         return datetime.fromisoformat(str(stamp)).timestamp()

@@ -19,7 +19,7 @@ from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
 
-__all__ = ["PULL_EXPIRES", "Broken", "Requests"]
+__all__ = ["PULL_EXPIRES", "Interruption", "PullRequests"]
 
 PULL_EXPIRES: Final = 30.0
 """Seconds after which the server ends a pull request that was not filled."""
@@ -41,7 +41,7 @@ _FATAL: Final = {
 }
 
 
-class Broken(NamedTuple):
+class Interruption(NamedTuple):
     """Why requests are to begin anew. ``kind`` is what to go by, ``text`` what to say.
 
     ``"new"``: there were none yet. ``"connection"``: it is lost, or another one. ``"unsent"``. ``"silence"``: no
@@ -56,7 +56,7 @@ class Broken(NamedTuple):
         return self.text
 
 
-class Requests:
+class PullRequests:
     """Of one consumer, by requests to ``next_subject``. asyncio only; one caller.
 
     ``wake`` is set whenever something has arrived; several may share one. ``expires``: seconds after which the server
@@ -86,10 +86,10 @@ class Requests:
         self.expires = expires
         self.caught_up = False
         self.deleted = False
-        self.broken: Broken | None = Broken("new", "not started")
+        self.interruption: Interruption | None = Interruption("new", "not started")
         self.failure: SourceError | None = None
 
-    def begin(self, inbox: str) -> None:
+    def restart(self, inbox: str) -> None:
         """Forget what was requested before. What comes belongs to ``inbox`` from now on; nothing is requested yet."""
         self._arrived = []
         self._outstanding = 0
@@ -98,7 +98,7 @@ class Requests:
         self.caught_up = False
         self._reconnects = self._client.stats["reconnects"]
         self._inbox = inbox
-        self.broken = None
+        self.interruption = None
 
     # --- what is asked for
 
@@ -108,7 +108,7 @@ class Requests:
         return self._outstanding
 
     @property
-    def taken(self) -> int:
+    def reserved(self) -> int:
         """How many messages have arrived, or may yet."""
         return self._outstanding + len(self._arrived)
 
@@ -131,7 +131,7 @@ class Requests:
             # What is still to come from other requests takes its share of the bytes too.
             await self._ask(free, max(1, room.bytes - int(self._outstanding * self._average_size)))
 
-    async def ask_exactly(self, count: int) -> None:
+    async def request_exactly(self, count: int) -> None:
         """Request ``count`` messages whatever their size."""
         await self._ask(count, None)
 
@@ -157,7 +157,7 @@ class Requests:
 
     # --- what has come
 
-    def came(self, message: Msg) -> None:
+    def on_message(self, message: Msg) -> None:
         """A message of the consumer. Called for every one: what can be done once for many is done elsewhere."""
         # Also behind others that wait: while nothing of a paused partition is taken, it is the only sign of life.
         self._heard = True
@@ -167,7 +167,7 @@ class Requests:
         self._arrived.append(message)
         self._outstanding -= 1
 
-    def said(self, message: Msg) -> None:
+    def on_status(self, message: Msg) -> None:
         """A status of the requests."""
         self._heard = True
         self._wake.set()
@@ -178,7 +178,7 @@ class Requests:
         if self.caught_up:
             return
         if status == "503":
-            self.breaks("unanswered", "no responders")
+            self.interrupt("unanswered", "no responders")
             return
         # The request is over: give back what it did not bring.
         self._open = max(0, self._open - 1)
@@ -192,10 +192,10 @@ class Requests:
             self.deleted = text.startswith(_DELETED)
         elif status == "409" and not text.startswith("Batch Completed"):
             # Server Shutdown, Leadership Change and the like: the request is gone, the consumer is not.
-            self.breaks("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
+            self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
     @property
-    def waiting(self) -> Sequence[Msg]:
+    def arrived(self) -> Sequence[Msg]:
         """What has arrived and was not taken."""
         return self._arrived
 
@@ -206,27 +206,27 @@ class Requests:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def learn(self, count: int, size: int) -> None:
+    def learn_sizes(self, count: int, size: int) -> None:
         """So many messages, one or more, had so many bytes together: what is asked for is bounded by their average."""
         # As if each one had moved it by a twentieth towards its size.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
     # --- whether they still count
 
-    def breaks(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
+    def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
         """They are to begin anew: the count of what may come is worth nothing. The last reason counts."""
-        self.broken = Broken(kind, text)
+        self.interruption = Interruption(kind, text)
 
-    def check(self) -> Broken | None:
+    def check(self) -> Interruption | None:
         """Why they have to begin anew, or None."""
-        if self.broken is None:
+        if self.interruption is None:
             if not self._client.is_connected:
-                self.broken = Broken("connection", "disconnected")
+                self.interruption = Interruption("connection", "disconnected")
             elif self._client.stats["reconnects"] != self._reconnects:
-                self.broken = Broken("connection", "reconnected")
+                self.interruption = Interruption("connection", "reconnected")
             else:
                 self._check_heartbeat(monotonic())
-        return self.broken
+        return self.interruption
 
     def _check_heartbeat(self, now: float) -> None:
         if self._heard or now - self._last_look > HEARTBEAT / 2:
@@ -234,7 +234,7 @@ class Requests:
             self._heard = False
             self._last_sign = now
         elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
-            self.broken = Broken("silence", "no heartbeat from the server")
+            self.interruption = Interruption("silence", "no heartbeat from the server")
         self._last_look = now
 
 

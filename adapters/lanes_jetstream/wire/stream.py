@@ -30,8 +30,8 @@ class StreamState:
     first: int
     last: int
     retention: str
-    thins: bool
-    forgets: bool
+    drops_single_messages: bool
+    loses_last_acks: bool
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
@@ -50,9 +50,9 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
         first=int(state["first_seq"]),
         last=int(state["last_seq"]),
         retention=str(config.get("retention", "limits")),
-        thins=any(config.get(name) for name in ("allow_rollup_hdrs", "allow_msg_ttl"))
+        drops_single_messages=any(config.get(name) for name in ("allow_rollup_hdrs", "allow_msg_ttl"))
         or int(config.get("max_msgs_per_subject", -1)) > 0,
-        forgets=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
+        loses_last_acks=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
     )
 
 
