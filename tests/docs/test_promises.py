@@ -34,7 +34,7 @@ class Promise(NamedTuple):
 
 def listed(text: str, label: str) -> list[str]:
     """The code words of the item of a list that begins so."""
-    item = re.search(rf"^- \*\*{label}[^*]*\*\*:? (.*?)(?=^- |^$|\Z)", text, re.MULTILINE | re.DOTALL)
+    item = re.search(rf"^- \*\*{label}[^*]*\*\*:?\s(.*?)(?=^- |^$|\Z)", text, re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`]+)`", item[1]) if item is not None else []
 
 
@@ -68,12 +68,16 @@ def found_in(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     return {function.name: function for function in functions if function.name.startswith("test_")}
 
 
-def is_slow(place: str) -> bool:
-    """Whether `make test` leaves it out."""
+def target_of(place: str) -> str:
+    """The target of the Makefile that runs it: that of its mark, when all of it has one."""
     file, _, name = place.partition("::")
     marked = found_in(ROOT / file)
     wanted = [marked[name]] if name else list(marked.values())
-    return all("pytest.mark.slow" in map(ast.unparse, function.decorator_list) for function in wanted)
+    marks = {"pytest.mark.slow": "test-slow", "pytest.mark.campaign": "campaign"}
+    for mark, target in marks.items():
+        if all(mark in map(ast.unparse, function.decorator_list) for function in wanted):
+            return target
+    return "test"
 
 
 def faults_of(place: str) -> list[str]:
@@ -104,7 +108,11 @@ def test_the_command_runs_the_place(name: str) -> None:
     file, _, test = promise.place.partition("::")
     (command,) = promise.commands
     words = shlex.split(command)
-    assert words[:2] == ["make", "test-slow" if is_slow(promise.place) else "test"]
+    target = target_of(promise.place)
+    assert words[:2] == ["make", target]
+    if target == "campaign":
+        assert words[2:] == [] and f"-m campaign {file} " in (ROOT / "Makefile").read_text()
+        return
     (arguments,) = (shlex.split(word.removeprefix("ARGS=")) for word in words[2:])
     assert arguments[0] in (file, promise.place)
     assert arguments[1:] == [] or (arguments[1] == "-k" and arguments[2] in test)
