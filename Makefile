@@ -8,8 +8,8 @@ BROKER ?= jetstream
 PROTOCOL ?= classic
 PROCESSES ?= 3
 FAST := $(addprefix tests/,cohort core dead_letters history memsource observe runtime workers)
-DEMO_jetstream := run nats -- .venv/bin/lanes demo --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
-DEMO_kafka := run kafka -- .venv/bin/lanes demo --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
+DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
+DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
 SOAK := tests.soak.$(if $(filter-out file,$(origin BROKER)),$(BROKER),simulation)
 # Its makers' word on their next version, three times a build, is not about this site.
@@ -36,7 +36,7 @@ run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a rea
 run-spark: environment-run-spark  ## a replay on Spark with fenced effects, killed twice on the way, and its audit [ARGS="--events 5000"]
 	@jars=$$(.venv/bin/python -m tests.components.spark_connector) && \
 	exec .venv/bin/python -m tests.components run kafka postgres -- \
-	  .venv/bin/lanes spark demo --kafka {kafka} --postgres {postgres} --jars "$$jars" $(DATA) $(ARGS)
+	  .venv/bin/python -m demo spark --kafka {kafka} --postgres {postgres} --jars "$$jars" $(DATA) $(ARGS)
 
 broker: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka]
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))

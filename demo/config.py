@@ -10,19 +10,15 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from demo.broker import BrokerName
 from demo.child import told
 from demo.errors import DemoError
 from demo.faults import Faults
 from demo.progress import Progress
 from lanes.config import Retry, Settings
 from lanes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from demo.members import Members
 
 ATTEMPTS: Final = 5
 BACKOFF: Final = 0.05
@@ -34,8 +30,11 @@ HOOK_EVERY: Final = 0.05
 Hook = Callable[[Progress], Awaitable[None]]
 """Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
 
-Script = Callable[["Members"], Awaitable[None]]
-"""What is done to a group while it runs: it publishes all events, and returns when it is through."""
+Script = Callable[[Any], Awaitable[None]]
+"""A scenario: it is called with the ``Members`` of a run, publishes all events, and returns at its end."""
+
+BrokerName = Literal["jetstream", "kafka"]
+"""The broker that the demo runs on."""
 
 Protocol = Literal["classic", "cooperative", "consumer"]
 """How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
@@ -93,7 +92,7 @@ class DemoConfig:
     keep: Path | None = None
     name: str | None = None
     faults: Faults = field(default_factory=Faults)
-    worker_command: Sequence[str] = (sys.executable, "-m", "demo.worker")
+    worker_command: Sequence[str] = (sys.executable, "-m", "demo.workers.worker")
     on_progress: Hook | None = None
     broker: BrokerName = "jetstream"
     members: int | None = None
@@ -200,7 +199,7 @@ class WorkerConfig:
     @staticmethod
     def load() -> WorkerConfig:
         """Back from the environment. Raises ``DemoError`` when it is not there."""
-        return told(WorkerConfig, VARIABLE, "worker", "lanes demo")
+        return told(WorkerConfig, VARIABLE, "worker", "python -m demo run")
 
 
 def settings(concurrency: int, max_in_flight: int) -> Settings:

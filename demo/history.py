@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.group_findings import Fault, GroupFindings, Knowledge, findings
+from demo.group.findings import Fault, GroupFindings, Knowledge, findings
 from demo.membership import Snapshot
 from lanes.errors import LanesError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from demo.group_findings import EXCUSED, GroupFindings
+from demo.group.findings import EXCUSED, GroupFindings
 from demo.history import Verdict
 from demo.ledger import Step
 from demo.membership import Moves

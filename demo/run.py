@@ -15,22 +15,23 @@ from typing import Final, TypeVar
 
 import anyio
 
-from demo.backends import broker_of
-from demo.broker import Broker, GroupBroker
+from demo.brokers.backends import broker_of
+from demo.brokers.broker import Broker, GroupBroker
 from demo.config import DemoConfig
 from demo.errors import DemoError, NoAnswer
 from demo.events import Event, load
 from demo.faults import POISON
-from demo.feed import Feed
+from demo.group.feed import Feed
+from demo.group.members import Members
+from demo.group.scenario import scenario
 from demo.history import Seen, examine
 from demo.ledger import Ledger, Step
-from demo.members import Members
 from demo.places import Places, places
 from demo.progress import Progress
 from demo.report import Report
-from demo.sample import measure
 from demo.under_lanes import UnderLanes
 from demo.view import View
+from demo.workers.sample import measure
 from lanes.clock import monotonic
 
 _ANSWER_WITHIN: Final = 60.0
@@ -102,7 +103,7 @@ def _main_part(
 ) -> UnderLanes | Members:
     if not isinstance(broker, GroupBroker):
         return UnderLanes(config, broker, ledger, where, progress)
-    return Members(config, broker, ledger, where, progress, feed)
+    return Members(config, broker, ledger, where, progress, feed, config.script or scenario)
 
 
 async def _report(

@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import anyio
 
-from demo.broker import Broker, Left
+from demo.brokers.broker import Broker, Left
 from demo.config import HOOK_EVERY, DemoConfig
 from demo.errors import NoAnswer
 from demo.ledger import Ledger
-from demo.pace import Pace
 from demo.places import Places
 from demo.progress import Progress
-from demo.sample import worker_config
-from demo.service import Service
 from demo.supervise import Child
+from demo.workers.pace import Pace
+from demo.workers.sample import worker_config
+from demo.workers.service import Service
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
 _POLL: Final = 0.25

@@ -135,4 +135,4 @@ class ReplayConfig:
     @staticmethod
     def load() -> ReplayConfig:
         """Back from the environment. Raises ``DemoError`` when it is not there."""
-        return told(ReplayConfig, VARIABLE, "driver", "lanes spark demo")
+        return told(ReplayConfig, VARIABLE, "driver", "python -m demo spark")

@@ -87,7 +87,7 @@ def _session(config: ReplayConfig) -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local[{config.cores},{ATTEMPTS}]").appName("lanes spark demo")
+    builder = SparkSession.builder.master(f"local[{config.cores},{ATTEMPTS}]").appName("lanes demo on Spark")
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -18,11 +18,11 @@ from psycopg import AsyncConnection
 from demo.config import HOOK_EVERY
 from demo.places import Places
 from demo.progress import Progress
-from demo.service import Service
 from demo.spark import checkpoint
 from demo.spark.config import ReplayConfig, SparkConfig
 from demo.spark.tables import Tables
 from demo.supervise import Child
+from demo.workers.service import Service
 from lanes.clock import monotonic
 
 _SETTLE: Final = 0.2

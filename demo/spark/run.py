@@ -11,21 +11,21 @@ from typing import Any, Final
 
 import anyio
 
+from demo.brokers.kafka import KafkaBroker
 from demo.errors import DemoError, NoAnswer
 from demo.events import Event, load
 from demo.faults import POISON
 from demo.history import Verdict
-from demo.kafka import KafkaBroker
 from demo.ledger import Step
 from demo.places import Places, places
 from demo.progress import Progress
-from demo.service import Service
 from demo.spark.config import ReplayConfig, SparkConfig
 from demo.spark.drivers import Drivers
 from demo.spark.judge import judge
 from demo.spark.report import AUDIT, NO_AUDIT, SparkReport
 from demo.spark.tables import Tables
 from demo.view import View
+from demo.workers.service import Service
 from lanes.clock import monotonic
 from lanes.history.journal import Journal, files_of, recorder
 

@@ -14,11 +14,11 @@ from psycopg_pool import AsyncConnectionPool
 from pyspark import TaskContext
 
 from demo.child import peak_rss_mb
-from demo.client import Client
 from demo.faults import Faults
-from demo.handler import Approve
 from demo.spark.config import ReplayConfig
 from demo.spark.tables import Tables
+from demo.workers.client import Client
+from demo.workers.handler import Approve
 from lanes.core.types import Message
 from lanes.source import DeadLetters
 

@@ -49,7 +49,7 @@ def test_version(lanes: Command) -> None:
     assert lanes("--version") == (0, f"lanes {version('lanes-runtime')}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["demo", "--help"], ["check", "--help"], ["ring", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["ring", "--help"]])
 def test_help(lanes: Command, arguments: list[str]) -> None:
     said = lanes(*arguments)
     assert (said.status, said.err) == (0, "")
@@ -60,17 +60,7 @@ def test_help(lanes: Command, arguments: list[str]) -> None:
     ("arguments", "status", "words"),
     [
         (["nonsense"], 64, "'nonsense'"),
-        (["demo", "--nonsense"], 64, "--nonsense"),
-        (["demo", *SERVER, "--events", "many"], 64, "--events"),
         (["check"], 64, "FILE"),
-        (["demo"], 3, "needs --server URL"),
-        (["demo", *SERVER, "--latency", "10"], 3, "--latency '10': must be a number with a unit"),
-        (["demo", *SERVER, "--sample", "-1s"], 3, "--sample '-1s'"),
-        (["demo", *SERVER, "--kill-at", "half"], 3, "--kill-at 'half': must be fractions"),
-        (["demo", *SERVER, "--kill-at", "2"], 3, "kill_at=[2.0]: must be rising fractions"),
-        (["demo", *SERVER, "--events", "0"], 3, "events=0"),
-        (["demo", *SERVER, "--members", "65"], 3, "members=65: must be 1 to 64"),
-        (["demo", *SERVER, "--data", "/no/such/file"], 3, "/no/such/file: no such file"),
         (["check", "/no/such/file"], 3, "/no/such/file"),
         (["ring"], 64, "KEY"),
         (["ring", "--lanes", "few", "a"], 64, "--lanes"),
@@ -92,14 +82,11 @@ def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("typer", "cli"), ("nats", "cli,jetstream")])
-def test_what_is_not_installed_is_one_line_with_the_remedy(
-    lanes: Command, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
-) -> None:
-    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
-    said = lanes("demo", *SERVER)
+def test_without_typer_the_command_line_says_what_to_install(lanes: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "typer" else find_spec(name))
+    said = lanes("ring", "a")
     assert said.status == 3
-    assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
+    assert "needs typer: pip install 'lanes-runtime[cli]'" in said.err
     assert said.err.count("\n") == 1
 
 

@@ -26,7 +26,7 @@ MUTANTS: Final = {mutant.name: mutant for mutant in (*RUNTIME, *COHORT)}
 def main() -> int:
     """Install the mutant named first, then run the worker."""
     install(MUTANTS[sys.argv[1]])
-    from demo.worker import main as work
+    from demo.workers.worker import main as work
 
     return work()
 

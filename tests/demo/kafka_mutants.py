@@ -54,7 +54,7 @@ def main() -> int:
     """Install the mutant named first, then run the worker."""
     name = sys.argv[1]
     install(MUTANTS.get(name) or table.MUTANTS[name])
-    from demo.worker import main as work
+    from demo.workers.worker import main as work
 
     return work()
 

@@ -11,7 +11,7 @@ import pytest
 
 from demo import DemoConfig, run
 from demo.config import Retention
-from demo.members import Members
+from demo.group.members import Members
 from tests.components import NatsServer
 
 LEASE = 5.0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from demo import DemoConfig, Report, run
-from demo.members import Members
+from demo.group.members import Members
 from tests.components import NatsServer
 
 pytestmark = [
@@ -60,7 +60,7 @@ async def demo(server: NatsServer, *command: str) -> Report:
 
 
 async def test_without_a_fault_every_promise_is_kept(nats_server: NatsServer) -> None:
-    report = await demo(nats_server, "demo.worker")
+    report = await demo(nats_server, "demo.workers.worker")
     assert report.broken == []
     assert (report.done, report.kills, report.workers) == (_EVENTS, 1, 4)
     assert report.group is not None and report.group.duplicates["kill"] > 0

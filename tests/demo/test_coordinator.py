@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from demo import coordinator
-from demo.coordinator import Coordinator
+from demo.brokers import coordinator
+from demo.brokers.coordinator import Coordinator
 from demo.errors import NoAnswer
 from demo.membership import Member
 from tests.components import KafkaServer

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from demo.group_findings import Fault, FaultKind, Knowledge, findings
+from demo.group.findings import Fault, FaultKind, Knowledge, findings
 from demo.membership import Snapshot
 from tests.demo.test_membership import look
 from tests.memsource.checkers.rows import (

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from demo import DemoConfig, run
 from demo.config import Protocol
-from demo.members import Members
+from demo.group.members import Members
 from lanes.clock import monotonic
 from tests.components import KafkaServer, wait_until
 from tests.conftest import KafkaFactory, Spawn, first_line, is_gone
@@ -135,7 +135,7 @@ async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> Non
     before = topics(kafka)
     arguments = ["--broker", "kafka", "--server", kafka.url, "--sample", "0s", "--events", "20000"]
     with subprocess.Popen(
-        [sys.executable, "-c", "from lanes.cli.app import main; main()", "demo", *arguments],
+        [sys.executable, "-m", "demo", "run", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from demo import DemoConfig, Faults, Report, run
-from demo.members import Members
+from demo.group.members import Members
 from tests.components import KafkaServer
 from tests.demo.kafka_mutants import KAFKA
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 _EVENTS = 5_000
-_WORKER = (sys.executable, "-m", "demo.worker")
+_WORKER = (sys.executable, "-m", "demo.workers.worker")
 
 
 async def fed(group: Members, until: float) -> None:

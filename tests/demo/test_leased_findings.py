@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.group_findings import Fault, FaultKind, Knowledge, findings
+from demo.group.findings import Fault, FaultKind, Knowledge, findings
 from demo.history import Seen, examine
 from demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report

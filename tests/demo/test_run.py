@@ -184,7 +184,7 @@ async def test_a_frozen_worker_goes_on_where_it_was(nats_server: NatsServer) -> 
 
 def command(server: NatsServer, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from lanes.cli.app import main; main()", "demo", "--server", server.url, *arguments],
+        [sys.executable, "-m", "demo", "run", "--server", server.url, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

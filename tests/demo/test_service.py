@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from demo import DemoError, Faults
-from demo.client import Client, ServiceGone
-from demo.handler import Approve, Declined
 from demo.ledger import Ledger
-from demo.service import Service
+from demo.workers.client import Client, ServiceGone
+from demo.workers.handler import Approve, Declined
+from demo.workers.service import Service
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -124,7 +124,7 @@ async def test_a_broken_connection_fails_what_is_open_and_is_made_again(tmp_path
 
 
 async def test_a_request_waits_only_so_long_for_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("demo.client._CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr("demo.workers.client._CONNECT_TIMEOUT", 0.05)
     async with world(tmp_path, latency=60.0) as (made, client):
         waiting = asyncio.create_task(client.approve("a", 0))
         await client.apply("b", 0, 1)

@@ -51,7 +51,7 @@ def test_a_worker_and_the_driver_die_and_nothing_is_lost_or_doubled(
     before = topics(kafka)
     done = subprocess.run(
         [
-            *(sys.executable, "-c", "from lanes.cli.app import main; main()", "spark", "demo", "--kafka", kafka.url),
+            *(sys.executable, "-m", "demo", "spark", "--kafka", kafka.url),
             *("--jars", jars, "--events", str(EVENTS), "--keep", str(kept), "--patience", "10m"),
         ],
         env={**os.environ, "POSTGRES_URL": postgres.url, "TMPDIR": str(temporary)},

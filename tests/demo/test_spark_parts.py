@@ -13,16 +13,16 @@ from typing import Any, cast
 import pytest
 
 from demo import DemoError
+from demo.__main__ import main
 from demo.history import Verdict
 from demo.places import places
 from demo.progress import Progress
-from demo.service import Service
 from demo.spark import SparkConfig, SparkReport, checkpoint
 from demo.spark.config import VARIABLE, ReplayConfig
 from demo.spark.drivers import Drivers
 from demo.spark.judge import Judgement
 from demo.spark.tables import Tables
-from lanes.cli import app as cli
+from demo.workers.service import Service
 from tests.components import PostgresServer
 
 KAFKA, POSTGRES = "127.0.0.1:9092", "postgresql://me:secret@127.0.0.1:5432/test"
@@ -168,7 +168,7 @@ def test_no_repr_shows_where_the_servers_are() -> None:
 
 def test_a_driver_that_was_told_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(DemoError, match="start `lanes spark demo`"):
+    with pytest.raises(DemoError, match="start `python -m demo spark`"):
         ReplayConfig.load()
 
 
@@ -183,8 +183,8 @@ def test_batches_are_told_apart_by_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "`lanes spark demo` needs --kafka HOST:PORT"),
-        (["--kafka", KAFKA], "`lanes spark demo` needs --postgres URL"),
+        ([], "the demo on Spark needs --kafka HOST:PORT"),
+        (["--kafka", KAFKA], "the demo on Spark needs --postgres URL"),
         (["--kafka", KAFKA, "--postgres", "x"], "--postgres: must be the URL"),
         (["--kafka", KAFKA, "--postgres", POSTGRES, "--jars", "/no.jar"], "--jars: /no.jar: no such file"),
         (["--kafka", KAFKA, "--postgres", POSTGRES, "--data", "/no"], "/no: no such file"),
@@ -195,9 +195,9 @@ def test_the_command_says_what_it_needs(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("POSTGRES_URL", raising=False)
-    monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo", *arguments])
+    monkeypatch.setattr("sys.argv", ["demo", "spark", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (3, "")
     assert said.err.startswith("lanes: ")
@@ -218,11 +218,11 @@ def test_a_missing_package_is_one_clear_line(
     module: str, install: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
-    for asks in ("lanes.cli.kit", "lanes_spark.cli.demo"):
+    for asks in ("lanes.cli.kit", "demo.__main__"):
         monkeypatch.setattr(f"{asks}.find_spec", lambda name: None if name == module else find(name))
-    monkeypatch.setattr("sys.argv", ["lanes", "spark", "demo"])
+    monkeypatch.setattr("sys.argv", ["demo", "spark"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     said = capsys.readouterr()
     assert ended.value.code == 3
     assert f"needs {module}: pip install {install}\n" in said.err
@@ -234,8 +234,9 @@ _DRIVER = """
 import asyncio, json, os, sys
 from pathlib import Path
 from lanes.clock import monotonic
+from demo.__main__ import main
 from demo.child import end_with_parent
-from demo.client import Client
+from demo.workers.client import Client
 from demo.spark.config import ReplayConfig
 end_with_parent()
 config = ReplayConfig.load()
@@ -282,7 +283,7 @@ async def _work(attempt: int, ends: bool) -> None:
     import os
     import uuid
 
-    from demo.client import Client
+    from demo.workers.client import Client
 
     config = ReplayConfig.load()
     client = Client(config.service, config.token)

@@ -15,11 +15,11 @@ import lanes
 from demo.config import settings
 from demo.events import Event, load
 from demo.faults import POISON, Faults
-from demo.service import Service
 from demo.spark import tasks
 from demo.spark.config import ReplayConfig
 from demo.spark.judge import judge
 from demo.spark.tables import Tables
+from demo.workers.service import Service
 from lanes_spark import TaskJob, run_task
 from tests.components import PostgresServer
 from tests.demo.test_spark_parts import told

@@ -11,7 +11,7 @@ from tests.mutants.table import MUTANTS
 def main() -> int:
     """Install the mutant named first, then run the worker."""
     install(MUTANTS[sys.argv[1]])
-    from demo.worker import main as work
+    from demo.workers.worker import main as work
 
     return work()
 

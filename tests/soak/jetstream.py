@@ -21,7 +21,7 @@ from typing import Final, cast, get_args
 
 from demo import DemoConfig, Report
 from demo.config import Retention
-from demo.members import Members
+from demo.group.members import Members
 from lanes.clock import monotonic
 from tests.components import NatsServer
 from tests.jetstream.wire import Wire

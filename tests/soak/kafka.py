@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from demo import DemoConfig, Report
-from demo.backends import SESSION
+from demo.brokers.backends import SESSION
 from demo.config import Protocol
 from tests.components import KafkaServer
 from tests.soak.storm import EVENTS, Storm, play, soak

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from demo import DemoConfig, Report
 from demo import run as run_demo
-from demo.members import Members, Process
+from demo.group.members import Members, Process
 from lanes.clock import monotonic
 
 EVENTS: Final = 20_000

@@ -1,5 +1,5 @@
 """The Spark commands of ``lanes``.
 
-Reading order: ``commands``, ``options``, ``audit``, ``demo``, ``doctor``, ``doctor_command``, ``stream``,
+Reading order: ``commands``, ``options``, ``audit``, ``doctor``, ``doctor_command``, ``stream``,
 ``machine``, ``connector``, ``progress_bar``.
 """

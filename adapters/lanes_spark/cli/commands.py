@@ -18,7 +18,6 @@ from lanes.cli.views import printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.process import EXIT_HALTED
 from lanes_spark.cli.audit import audit_journals
-from lanes_spark.cli.demo import demo
 from lanes_spark.cli.options import (
     EffectsName,
     FirstPosition,
@@ -125,7 +124,6 @@ def replay(
 
 
 spark.command()(stream)
-spark.command()(demo)
 spark.command("audit")(audit_journals)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from demo.broker import Broker
+from demo.brokers.broker import Broker
 from demo.config import HOOK_EVERY, DemoConfig
 from demo.events import Event
 from demo.places import Places

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from demo.members import Members
+from demo.group.members import Members
 
 _INTO: Final = 0.1
 """How much of an act's part is done when the act begins: the members then have hundreds of messages in flight."""
 
 
-async def acts(group: Members) -> None:
+async def scenario(group: Members) -> None:
     """Nothing; kill one; add one; freeze one until it has lost what it had; stop one in order."""
     await _begin(group, "settling", 0.0)
     await group.until(group.settled)

@@ -11,19 +11,19 @@ from typing import Any, Final
 
 import anyio
 
-from demo.broker import GroupBroker, Left
-from demo.config import HOOK_EVERY, DemoConfig
+from demo.brokers.broker import GroupBroker, Left
+from demo.config import HOOK_EVERY, DemoConfig, Script
 from demo.errors import NoAnswer
-from demo.feed import Feed
-from demo.group_findings import Fault, FaultKind
+from demo.group.feed import Feed
+from demo.group.findings import Fault, FaultKind
 from demo.ledger import Ledger
 from demo.membership import NONE, Snapshot
-from demo.pace import Pace
 from demo.places import Places
 from demo.progress import Progress
-from demo.sample import worker_config
-from demo.service import Service
 from demo.supervise import Child
+from demo.workers.pace import Pace
+from demo.workers.sample import worker_config
+from demo.workers.service import Service
 from lanes.clock import monotonic
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
@@ -59,7 +59,7 @@ class Process:
 class Members:
     """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
 
-    A script (``DemoConfig.script``) publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and
+    ``script`` publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and
     ``stop``, and waits by ``until``. Afterwards: ``seconds`` from the first start to the last event done, ``kills`` and
     ``workers`` counted, the highest ``peak_in_flight`` and ``rss_mb`` a member reported, ``failure``: why the run ended
     before its time, or None; ``faults`` and ``snapshots``, for the report.
@@ -73,8 +73,10 @@ class Members:
         places: Places,
         progress: Progress,
         feed: Feed,
+        script: Script,
     ) -> None:
         self._config = config
+        self._script = script
         self._broker = broker
         self._ledger = ledger
         self._places = places
@@ -121,7 +123,6 @@ class Members:
 
     async def run(self) -> None:
         """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
-        from demo.acts import acts
 
         await self._service.start(self._places.sockets)
         self._pace.begin()
@@ -131,7 +132,7 @@ class Members:
         try:
             for _ in range(self._config.processes):
                 await self.join(fault=False)
-            script = asyncio.create_task(self._play(self._config.script or acts))
+            script = asyncio.create_task(self._play(self._script))
             while not self._finished(script):
                 await self._tick([*lookers, script])
             if self.failure is None:

@@ -13,7 +13,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from demo.broker import Left, Published
+from demo.brokers.broker import Left, Published
 from demo.config import Retention
 from demo.errors import DemoError, NoAnswer
 from demo.events import Event

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from demo.events import Event
 from demo.ledger import Step
 from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
-
-BrokerName = Literal["jetstream", "kafka"]
 
 Published = Callable[[int], Awaitable[None]]
 """Told again and again how many events of a call are confirmed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import lanes
-from demo.broker import Broker
+from demo.brokers.broker import Broker
 from demo.config import DemoConfig, WorkerConfig
 
 SESSION: Final = 6.0
@@ -24,14 +24,14 @@ _STRATEGY: Final = {"classic": "range", "cooperative": "cooperative-sticky"}
 def broker_of(config: DemoConfig, name: str) -> Broker:
     """The parent's side of the broker; ``name`` is a part of all names on it. Connects to nothing yet."""
     if config.broker == "kafka":
-        from demo.kafka import KafkaBroker
+        from demo.brokers.kafka import KafkaBroker
 
         return KafkaBroker(config.server, name, config.shared)
     if config.in_group:
-        from demo.cohort import CohortBroker
+        from demo.brokers.cohort import CohortBroker
 
         return CohortBroker(config.server, name, config.shared, config.retention)
-    from demo.jetstream import JetStreamBroker
+    from demo.brokers.jetstream import JetStreamBroker
 
     return JetStreamBroker(config.server, name)
 

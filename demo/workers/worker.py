@@ -1,6 +1,6 @@
 """A worker of the demo: one consumer under ``lanes.serve``, as its own process.
 
-``python -m demo.worker``, told by ``WorkerConfig`` in its environment; started by the demo's parent, and gone
+``python -m demo.workers.worker``, told by ``WorkerConfig`` in its environment; started by the demo's parent, and gone
 with it: the parent holds the other end of stdin.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Final
 from blake3 import blake3
 
 import lanes
-from demo.backends import dead_letters_of, source_of
+from demo.brokers.backends import dead_letters_of, source_of
 from demo.child import end_with_parent, peak_rss_mb
-from demo.client import Client
 from demo.config import WorkerConfig, settings
-from demo.handler import Approve
+from demo.workers.client import Client
+from demo.workers.handler import Approve
 from lanes.process import EXIT_FAILED
 
 REPORT_EVERY: Final = 0.2

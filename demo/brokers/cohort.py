@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from demo.broker import Left
+from demo.brokers.broker import Left
+from demo.brokers.jetstream import JetStreamBroker
 from demo.config import Retention
 from demo.errors import DemoError, NoAnswer
-from demo.jetstream import JetStreamBroker
 from demo.membership import NONE, Member, Snapshot
 from lanes.clock import monotonic
 from lanes.core.cohort.records import Heartbeat, Lease, PlanRecord

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from demo.broker import Left, Published
-from demo.coordinator import Coordinator
+from demo.brokers.broker import Left, Published
+from demo.brokers.coordinator import Coordinator
 from demo.errors import DemoError, NoAnswer
 from demo.events import Event
 from demo.ledger import Step

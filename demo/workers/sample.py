@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import anyio
 
-from demo.broker import Broker
+from demo.brokers.broker import Broker
 from demo.config import DemoConfig, WorkerConfig
 from demo.errors import DemoError
 from demo.ledger import Ledger
 from demo.places import Places
-from demo.service import Service
 from demo.supervise import Child
+from demo.workers.service import Service
 
-COMMAND: Final = (sys.executable, "-m", "demo.serial")
+COMMAND: Final = (sys.executable, "-m", "demo.workers.serial")
 
 _MARGIN: Final = 30.0
 """Seconds beyond its own that the loop may take before it counts as stuck."""

@@ -22,7 +22,7 @@ class ServiceGone(ConnectionError):
 
 
 class Client:
-    """A client of ``demo.service``. asyncio only; call everything from one event loop.
+    """A client of ``demo.workers.service``. asyncio only; call everything from one event loop.
 
     Requests of one turn of the loop leave by one write. A connection that breaks fails the requests open on it
     and is made again.
@@ -45,7 +45,7 @@ class Client:
         try:
             await self._connect()
         except OSError as error:
-            raise DemoError(f"no approval service at {self._address} ({error}): `lanes demo` runs it") from None
+            raise DemoError(f"no approval service at {self._address} ({error}): start `python -m demo run`") from None
 
     async def approve(self, case: str, step: int) -> None:
         """Wait for the approval of a step. Raises ``ServiceGone``."""

@@ -1,6 +1,6 @@
 """One at a time: the ordinary loop over a plain consumer, with the same handler, to compare with.
 
-``python -m demo.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
+``python -m demo.workers.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
 events it handled in how many seconds.
 """
 
@@ -15,9 +15,9 @@ from contextlib import aclosing
 from typing import Final
 
 from demo.child import end_with_parent
-from demo.client import Client
 from demo.config import ATTEMPTS, WorkerConfig
-from demo.handler import Approve, Declined
+from demo.workers.client import Client
+from demo.workers.handler import Approve, Declined
 
 _BATCH: Final = 50
 _FETCH_TIMEOUT: Final = 2.0

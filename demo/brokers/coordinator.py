@@ -19,7 +19,7 @@ from demo.membership import Member, Snapshot
 from demo.supervise import Child
 from lanes.clock import monotonic
 
-COMMAND: Final = (sys.executable, "-m", "demo.coordinator")
+COMMAND: Final = (sys.executable, "-m", "demo.brokers.coordinator")
 
 _WITHIN: Final = 5.0
 """Seconds that the coordinator may take."""

@@ -1,0 +1,167 @@
+"""The demo on the command line: ``python -m demo run`` and ``python -m demo spark``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lanes.cli.kit import EXIT_USAGE, choice, command_group, fractions, require, seconds, stop
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["app", "main"]
+
+
+def main() -> int:
+    """Run a command and return its exit status."""
+    require("the demo", "cli")
+    try:
+        return int(app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="python -m demo") or 0)
+    except Exception as error:
+        # The class of a parser's error depends on the version of typer; all of them format their message.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        stop(f"{message().rstrip('.')}; run `python -m demo --help` for the options", EXIT_USAGE)
+
+
+def app() -> typer.Typer:
+    """Make the commands of the demo."""
+    import typer
+
+    commands = command_group("Run a real log through real servers, with crashes, and check every promise.")
+
+    @commands.command()
+    def run(
+        server: str = typer.Option("", help="NATS URL, or HOST:PORT of a Kafka broker.", metavar="ADDRESS"),
+        broker: str = typer.Option("jetstream", help="Kind of broker: jetstream or kafka."),
+        members: int | None = typer.Option(
+            None,
+            help="Number of processes in the group or cohort.",
+            show_default="Kafka 3, JetStream 1",
+        ),
+        protocol: str = typer.Option("classic", help="Kafka protocol: classic, cooperative or consumer."),
+        data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
+        events: int | None = typer.Option(None, help="Number of events to publish.", show_default="all"),
+        latency: str = typer.Option("10ms", help="Mean time of an approval."),
+        concurrency: int = typer.Option(500, help="Maximum number of running handlers."),
+        max_in_flight: int = typer.Option(2_000, help="Bound on delivered, unsettled messages."),
+        kill_at: str = typer.Option("0.5", help="JetStream: kill the worker at these fractions."),
+        sample: str = typer.Option("3.5s", help="Time to measure one at a time; 0s skips it."),
+        seed: int = typer.Option(1, help="Seed of the generated log."),
+        name: str | None = typer.Option(None, help="Name of the streams or topics.", show_default="random"),
+        keep: Path | None = typer.Option(None, help="Keep ledger, history and log in this folder.", metavar="DIR"),
+    ) -> None:
+        """Run the log under lanes on a real broker.
+
+        In a Kafka group or a JetStream cohort, one member is killed, one joins, one freezes past its lease, one stops.
+        """
+        if broker == "kafka":
+            require("the demo with --broker kafka", "cli", "kafka")
+        else:
+            require("the demo", "cli", "jetstream")
+        if not server:
+            stop(
+                "the demo needs --server HOST:PORT of a Kafka broker, such as 127.0.0.1:9092"
+                if broker == "kafka"
+                else "the demo needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
+                "`nats-server -js` starts one there"
+            )
+        from demo import DemoConfig, DemoError
+        from demo.config import BrokerName, Protocol
+        from demo.terminal import main as show
+
+        try:
+            config = DemoConfig(
+                server=server,
+                data=data,
+                events=events,
+                seed=seed,
+                latency=seconds("--latency", latency),
+                concurrency=concurrency,
+                max_in_flight=max_in_flight,
+                kill_at=fractions("--kill-at", kill_at),
+                serial_seconds=seconds("--sample", sample),
+                name=name,
+                keep=keep,
+                broker=choice("--broker", broker, BrokerName),
+                members=members,
+                protocol=choice("--protocol", protocol, Protocol),
+            )
+        except DemoError as error:
+            stop(str(error))
+        raise typer.Exit(show(config))
+
+    @commands.command()
+    def spark(
+        kafka: str = typer.Option("", help="HOST:PORT of a running Kafka broker.", metavar="ADDRESS"),
+        postgres: str = typer.Option(
+            "",
+            help="PostgreSQL URL; the default is POSTGRES_URL.",
+            metavar="URL",
+        ),
+        jars: str = typer.Option(
+            "",
+            help="Paths of the connector's jars, with commas.",
+            metavar="PATHS",
+        ),
+        data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
+        events: int | None = typer.Option(None, help="Number of events to publish.", show_default="all"),
+        latency: str = typer.Option("10ms", help="Mean time of an approval."),
+        concurrency: int = typer.Option(500, help="Maximum number of running handlers in a task."),
+        connections: int = typer.Option(12, help="Number of PostgreSQL connections in a task."),
+        cores: int = typer.Option(2, help="Number of concurrent tasks."),
+        seed: int = typer.Option(1, help="Seed of the generated log."),
+        name: str | None = typer.Option(None, help="Name of the topics and the schema.", show_default="random"),
+        patience: str = typer.Option("5m", help="Time without progress that ends the run."),
+        keep: Path | None = typer.Option(None, help="Keep journal and log in this folder.", metavar="DIR"),
+    ) -> None:
+        """Replay the log on Spark into PostgreSQL, and audit it.
+
+        A worker and the driver are killed. Exit 0: every promise kept, 1: one broken, 3: not possible.
+        """
+        what = "the demo on Spark"
+        require(what, "cli", "kafka", "postgres", "spark")
+        if find_spec("psycopg_pool") is None:
+            # No extra has it: an application with its own connections needs no pool.
+            stop(f"{what} needs psycopg_pool: pip install psycopg-pool")
+        if not kafka:
+            stop(f"{what} needs --kafka HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
+        url = postgres or os.environ.get("POSTGRES_URL", "")
+        if not url:
+            stop(f"{what} needs --postgres URL of a server, such as postgresql://me@127.0.0.1:5432/test")
+        from demo import DemoError
+        from demo.spark import SparkConfig
+        from demo.spark import run as replayed
+        from demo.terminal import show
+
+        try:
+            config = SparkConfig(
+                kafka=kafka,
+                postgres=url,
+                jars=[jar for jar in jars.split(",") if jar],
+                data=data,
+                events=events,
+                seed=seed,
+                latency=seconds("--latency", latency),
+                concurrency=concurrency,
+                connections=connections,
+                cores=cores,
+                name=name,
+                stall_timeout=seconds("--patience", patience),
+                keep=keep,
+            )
+        except DemoError as error:
+            stop(str(error))
+        raise typer.Exit(show(partial(replayed, config)))
+
+    return commands
+
+
+if __name__ == "__main__":
+    sys.exit(main())
