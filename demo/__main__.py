@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lanes.cli.kit import EXIT_USAGE, choice, command_group, fractions, require, seconds, stop
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 
-def main() -> int:
-    """Run a command and return its exit status."""
+def main() -> NoReturn:
+    """Run a command and exit with its status."""
     require("the demo", "cli")
     try:
-        return int(app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="python -m demo") or 0)
+        status = app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="python -m demo")
     except Exception as error:
         # The class of a parser's error depends on the version of typer; all of them format their message.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
         stop(f"{message().rstrip('.')}; run `python -m demo --help` for the options", EXIT_USAGE)
+    sys.exit(status)
 
 
 def app() -> typer.Typer:
@@ -164,4 +165,4 @@ def app() -> typer.Typer:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,7 +4,8 @@ A parent process owns what must survive: the tables, the approval service, the t
 Spark runs in, with its JVM; its workers run the handler of the demo. A worker and a driver are killed with -9, and the
 outcome is judged by SQL against the log, and by an audit of the journal.
 
-Reading order: ``run``, ``config``, ``drivers``, ``driver``, ``tasks``, ``tables``, ``checkpoint``, ``judge``, ``report``.
+Reading order: ``run``, ``config``, ``drivers``, ``driver``, ``tasks``, ``tables``, ``checkpoint``, ``judge``,
+``report``.
 """
 
 from __future__ import annotations

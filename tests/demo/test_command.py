@@ -31,11 +31,9 @@ def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr("sys.argv", ["demo", *arguments])
-        try:
-            status = main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        return Said(status, *capsys.readouterr())
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Said(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
 
