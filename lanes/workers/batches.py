@@ -1,10 +1,13 @@
-"""Workers for a handler of batches: one call of it is one execution of every lane in the batch.
+"""Workers for a handler of batches: one call is one execution of every lane in the batch.
 
-A batch is taken when it can be full, or when its first message has waited for ``linger`` seconds.
+A batch is taken when it can be full, or after its first message has waited for ``linger`` seconds.
 
-In the history the messages of a lane follow each other: the first has its ``started`` row before the call, and what
-follows it in the batch when the call has ended, each behind the end of the one before. What does not count because one
-before it failed has no rows of this call.
+The history shows the messages of a lane one after the other. The first one has its ``started`` row before the call. The
+others get their rows when the call has ended, each after the end of its predecessor. A message that does not count,
+because a predecessor failed, has no rows of this call.
+
+A plain handler runs in threads: a thread makes one call, and a task of the event loop waits for its end. A call that
+has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ class _Worker:
 class BatchWorkers:
     """The workers of one consumer whose handler takes up to ``size`` messages.
 
-    A plain function runs in a thread, or on the event loop with ``inline``. Cancelling a partition cancels the calls
-    that any of its messages is in: what of them belongs to other partitions was interrupted, and drains these. Calls in
-    threads go on. ``timeout`` and ``grace`` (seconds): see ``Settings``.
+    A plain function runs in a thread, or on the event loop with ``inline``. Cancelling a partition cancels every call
+    with one of its messages; messages of other partitions in such a call go back to their lanes. Calls in threads
+    continue. ``linger``, ``timeout`` and ``grace`` (seconds): see ``Settings``.
     """
 
     def __init__(
@@ -90,17 +93,17 @@ class BatchWorkers:
             tasks.start_soon(self._work, worker)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Something is ready. ``taking`` changes nothing: a batch takes what there is."""
+        """Wake the workers. ``taking`` has no effect: a batch takes every ready message it has room for."""
         self._wake.set()
 
     def cancel(self, partition: Partition) -> None:
-        """Cancel the calls that messages of a partition are in."""
+        """Cancel the calls with messages of a partition."""
         for worker in self._workers:
             if any(message.partition is partition for message in worker.batch):
                 worker.scope.cancel()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The first message of each call that runs in a thread for ``timeout`` seconds or longer."""
+        """The first message of each call that has run in a thread for ``timeout`` seconds or longer."""
         return [] if self._threads is None else self._threads.stuck(now, timeout)
 
     async def _work(self, worker: _Worker) -> None:
@@ -145,7 +148,7 @@ class BatchWorkers:
                 for message in batch:
                     if message in heads and not given_up_before(message):
                         tap.history.started(message, now)
-                # In the file before the handler is called, as a whole.
+                # The rows are in the file before the handler is called.
                 tap.history.flush()
             if handling is None:
                 outcomes = await self._outcomes(batch)
@@ -153,7 +156,7 @@ class BatchWorkers:
                 with handling:
                     outcomes = await self._outcomes(batch)
         except LeaseExpired:
-            # Without its batch it is not cancelled itself, here where it has ended.
+            # The call has ended: without its batch, the worker is not cancelled by the loss.
             worker.batch = []
             self._lose_overdue(batch)
             worker.batch = batch
@@ -162,7 +165,7 @@ class BatchWorkers:
             cancelled = anyio.current_effective_deadline() == float("-inf")
             cancellation = cancellation_of(error) if cancelled else None
             if cancellation is not None:
-                # Of a partition that goes on, what was in the call with another one's goes back to its lane.
+                # Messages of a partition that is not given up go back to their lanes.
                 given_up = not all(m.partition.steady for m in batch)
                 outcomes = [RETURN if m.partition.steady and given_up else ABANDON for m in batch]
                 self._finish(worker, outcomes, "cancelled", error, handling)
@@ -176,12 +179,12 @@ class BatchWorkers:
             if isinstance(error, GeneratorExit):
                 raise
         else:
-            # Before the rows: what follows the heads has its own ones only now, and none when it does not count.
+            # Before the rows are written: a message of a lost partition does not count, and gets none.
             self._lose_overdue(batch)
             self._finish(worker, outcomes, "ok", None, handling)
 
     async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
-        """Call the handler with what can be read."""
+        """Call the handler with the messages that can be read."""
         if self._threads is not None:
             return await self._threads.call(batch)
         sound, outcomes = self._read(batch)
@@ -207,14 +210,14 @@ class BatchWorkers:
                 self._context.overdue(partition)
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
-        """What can be read, and the outcomes of the rest. Behind a message of a lane that cannot, that lane waits."""
+        """The messages that can be read, and the outcomes of the others. An unreadable message stops its lane."""
         unreadable: set[_Lane] = set()
         outcomes: dict[Message, Outcome] = {}
         sound = []
         for message in batch:
             lane = (message.partition, message.lane)
             if message.lane is not None and lane in unreadable:
-                outcomes[message] = ABANDON  # Behind one that is no ack: the engine gives it back to its lane.
+                outcomes[message] = ABANDON  # After a failure in its lane: the engine gives it back to the lane.
                 continue
             try:
                 if message.broken is not None:
@@ -268,7 +271,7 @@ class BatchWorkers:
         error: BaseException | None,
         now: float,
     ) -> None:
-        """The rows of a call that ended, lane by lane as far as its outcomes count."""
+        """Write the rows of a call that has ended, for each outcome that counts."""
         heads = _heads(batch)
         over: set[_Lane] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
@@ -291,7 +294,7 @@ class BatchWorkers:
 
 
 def _overdue(batch: list[Message], now: float) -> bool:
-    """Whether the lease of any of them has run out."""
+    """Whether the lease of any message has run out."""
     return any(now >= message.partition.deadline for message in batch)
 
 
@@ -299,7 +302,7 @@ _Lane = tuple[Partition, LaneId]
 
 
 def _heads(batch: list[Message]) -> set[Message]:
-    """The first message of each lane; one that is in no lane is its own."""
+    """The first message of each lane, and every message without a lane."""
     lanes: dict[_Lane, Message] = {}
     for message in batch:
         lanes.setdefault((message.partition, message.lane), message)
@@ -307,7 +310,7 @@ def _heads(batch: list[Message]) -> set[Message]:
 
 
 class _Call:
-    """One call: ``done`` is set when it has ended, or nobody waits for it any longer."""
+    """One call. ``done`` is set when it has ended or was abandoned."""
 
     __slots__ = ("batch", "context", "done", "error", "outcomes")
 
@@ -320,11 +323,11 @@ class _Call:
 
 
 class _BatchThreads:
-    """The threads of one consumer, as many as calls run at once, started as calls come up.
+    """The threads of one consumer, one for each concurrent call, started on demand.
 
     ``handle`` runs in them: it calls the handler with a batch and returns one outcome for each message.
-    ``timeout``: seconds after which a running call is reported, once, in the log; None = never. ``grace``: seconds
-    that running calls get to end when the task group is cancelled.
+    ``timeout``: seconds after which a running call is reported once in the log; ``None`` = never. ``grace``: seconds
+    that running calls get when the task group is cancelled.
     """
 
     def __init__(
@@ -343,23 +346,23 @@ class _BatchThreads:
         self._pool: Pool[_Call, _Call] = Pool(self._run, lambda call: call.batch[0], concurrency, clock)
 
     def start(self, tasks: TaskGroup) -> None:
-        """Wait for calls, until the task group is cancelled; then end the threads. Starts no thread yet."""
+        """Serve calls until the task group is cancelled; then end the threads. Starts no thread yet."""
         self._pool.open()
         tasks.start_soon(self._serve)
         if self._timeout is not None:
             tasks.start_soon(self._pool.watch, self._timeout)
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The first message of each call that has been running for ``timeout`` seconds or longer."""
+        """The first message of each call that has run for ``timeout`` seconds or longer."""
         return self._pool.stuck(now, timeout)
 
     async def call(self, batch: list[Message]) -> list[Outcome]:
-        """Have a batch handled in a thread; returns or raises what ``handle`` does.
+        """Handle a batch in a thread; returns or raises as ``handle`` does.
 
-        Its cancellation waits for the end of the handler; not longer than the grace when the whole run ends.
+        A cancellation waits for the end of the handler; at the end of the run, at most for the grace.
         """
         if self._pool.ending:
-            # The run has been cancelled: this raises, and so does the one below.
+            # The run has been cancelled: this checkpoint raises, and so does the one below.
             await anyio.lowlevel.checkpoint()
         call = _Call(batch, handler_context())
         self._calls[call] = None
@@ -373,7 +376,7 @@ class _BatchThreads:
         if call.error is not None:
             raise call.error
         if call.outcomes is None:
-            # It was not begun, or is left behind.
+            # The call has not begun, or was abandoned.
             await anyio.lowlevel.checkpoint()
         return call.outcomes or []
 
@@ -401,5 +404,5 @@ class _BatchThreads:
 
 
 def _counts(call: _Call) -> bool:
-    """Whether whoever has its messages still waits for what comes of it."""
+    """Whether the outcome of a call still counts for one of its messages."""
     return any(message.partition.live for message in call.batch)

@@ -12,7 +12,7 @@ from lanes.source import SourceEvent
 
 
 class RunContext(Protocol):
-    """Callbacks that every component of a run receives. None of them blocks."""
+    """Callbacks that every component of a run receives. They do not block."""
 
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake each component that has something to do.

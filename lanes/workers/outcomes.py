@@ -1,4 +1,4 @@
-"""The end of a handler: from what it raised or returned to the outcome that engine, history and telemetry get."""
+"""Outcomes: what a handler raised or returned, as engine, history and telemetry get it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ RESULTS: Final[dict[int, Result]] = {
     BLOCKED: "error",
     ABANDONED: "abandoned",
 }
-"""The state of a message after its handler ended -> what telemetry calls that."""
+"""Result in telemetry by the state of a message after its handler has ended."""
 
 
 class LeaseExpired(BaseException):
-    """In place of the exception of a handler that was not called: the lease on its partition has run out."""
+    """Takes the place of a handler's exception: its lease had run out, and it was not called."""
 
 
 def counts(error: BaseException) -> bool:
-    """Whether it is a failed attempt; else it is not the handler's to decide, and everything stops in order.
+    """Whether an exception is a failed attempt; any other one stops the consumer in order.
 
-    A group is judged by its worst member.
+    A group counts if each of its members does.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(counts(one) for one in error.exceptions)
@@ -44,7 +44,7 @@ def counts(error: BaseException) -> bool:
 
 
 def failure(error: Exception) -> Failure:
-    """The outcome of a handler that raised what counts."""
+    """The outcome of a handler that raised an exception that counts."""
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, archived=error.blocked)
     if isinstance(error, Nak):
@@ -57,7 +57,7 @@ def failure(error: Exception) -> Failure:
 
 
 def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
-    """The outcomes of a batch handler that returned. One that returned nonsense has failed with all of it."""
+    """The outcomes of a batch handler that returned. An invalid result fails every message."""
     if returned is None:
         return [ACK] * len(batch)
     if isinstance(returned, list | tuple) and len(returned) == len(batch):
@@ -65,36 +65,36 @@ def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
         if not wrong:
             return [ACK if one is None else failure(one) for one in returned]
     nonsense = TypeError(
-        f"a batch handler returns None, or for each of its {len(batch)} messages None or the exception it failed "
-        f"with; this one returned a {type(returned).__name__}"
+        f"the batch handler returned a {type(returned).__name__}: return None, or a list with None or an exception for "
+        f"each of its {len(batch)} messages"
     )
     return [failure(nonsense)] * len(batch)
 
 
 def cancellation_of(error: BaseException) -> BaseException | None:
-    """What of an exception has to go on when the task that it came out of was cancelled; None = nothing."""
+    """The part of an exception that a cancelled task must raise again; ``None`` = no part of it."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
-        # trio hands the cancellations of a nursery on in a group, together with what else went wrong there.
+        # trio raises the cancellations of a nursery in a group, together with its other exceptions.
         return error.split(cancelled)[0]
     return error if isinstance(error, cancelled) else None
 
 
 def stopping(error: BaseException, message: Message) -> BaseException:
-    """What the consumer stops with after a handler raised what does not count."""
+    """The error of a consumer that stops because a handler raised an exception that does not count."""
     if not isinstance(error, anyio.get_cancelled_exc_class()):
         return error
-    # Raised as it is, it would pass for a cancellation of the caller's own.
+    # Unwrapped, it would look like a cancellation by the caller.
     halted = HandlerHalted(
-        f"the handler was cancelled at {message.partition.id} position {message.position}, and not by lanes "
-        f"({type(error).__qualname__}): await what it starts, and catch the cancellation of its own tasks"
+        f"the handler at {message.partition.id} position {message.position} was cancelled, but not by lanes "
+        f"({type(error).__qualname__}): await the tasks that it starts, and catch their cancellation"
     )
     halted.__cause__ = error
     return halted
 
 
 class OutcomeReporter:
-    """Shared by all kinds of workers of one consumer."""
+    """Reports the ends of handlers for all kinds of workers: to history, engine and telemetry, in this order."""
 
     def __init__(self, engine: Engine, context: RunContext, clock: Clock, tap: Tap) -> None:
         self._engine = engine
@@ -103,26 +103,26 @@ class OutcomeReporter:
         self._history = tap.history
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """The lease of these taken messages has run out: no handler is called, and their partitions are lost."""
-        # All of them first, so that none passes for a handler that still runs.
+        """Return taken messages whose lease has run out. No handler is called, and their partitions are lost."""
+        # All of them before the loss, or they would count as handlers that still run.
         for message in messages:
             self._engine.finish(message, RETURN, 0.0)
         for message in messages:
-            # One that was renewed a moment ago is not lost, and its message is taken again.
+            # A lease that was renewed meanwhile keeps its partition, and the message is taken again.
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """The same for one that was said to have started: it ends like any handler of what is lost."""
+        """Return a message whose ``started`` row is written: it ends like each handler of a lost partition."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
-        """The handler raised: a failed attempt, or what is not the handler's to decide."""
+        """Report a handler that raised: a failed attempt, or a reason to stop."""
         if isinstance(error, Exception) and counts(error):
             self.finish(message, failure(error), "error", error, handling)
             return
-        # A cancellation that nobody asked for, KeyboardInterrupt, SystemExit, no memory. Stop in order; the message
-        # is not settled and comes again.
+        # An unexpected cancellation, KeyboardInterrupt, SystemExit, MemoryError: the message stays unsettled, and is
+        # redelivered.
         self.finish(message, ABANDON, "error", error, handling)
         self._context.stop_because(stopping(error, message))
 
@@ -134,7 +134,7 @@ class OutcomeReporter:
         error: BaseException | None,
         handling: Handling | None,
     ) -> None:
-        """``result``: what the history calls it."""
+        """Report an outcome. ``result``: its name in the history."""
         now = self._clock()
         if self._history is not None and not given_up_before(message):
             self._history.ended(message, result, now, error)

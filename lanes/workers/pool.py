@@ -1,11 +1,11 @@
-"""Threads that make calls: one queue in front of them, and what came of each call behind them, for the event loop.
+"""A pool of threads for plain handlers: the event loop queues calls, and the threads return results.
 
-A call is whatever one thread does in one go. The first result of several wakes the loop, which looks at all of them: no
-task, event or lock a call but the queue's own.
+The first of several results wakes the loop, which then reads all of them: a call needs no task, event or lock beyond
+those of the queue.
 
-A thread cannot be cancelled. A call is taken back as long as it is in the queue, and by ``get`` alone: whoever gets it
-out, a thread or the loop, has it, and nobody else. One that has begun keeps its thread until it ends, however long that
-takes; only the end of the whole run leaves it behind, after a grace.
+A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
+loop that takes it back. A call that has begun keeps its thread until it ends, however long that takes. Only the end
+of the whole run abandons it, after a grace.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lanes.loops import entry_of_loop
 log = logging.getLogger("lanes")
 
 _NAMED_LIMIT: Final = 10
-"""Messages that one log line names at most."""
+"""Number of messages in one log line, at most."""
 
 Call = TypeVar("Call")
 Result = TypeVar("Result")
 
 
 class _Thread(Generic[Call]):
-    """``now`` is what it runs and since when (seconds of the clock), written by the thread alone."""
+    """One thread. ``now``: its call and the start of it (seconds of the clock), written only by the thread."""
 
     __slots__ = ("ended", "now", "reported", "thread")
 
@@ -43,18 +43,24 @@ class _Thread(Generic[Call]):
         self.now: tuple[Call, float] | None = None
         self.ended = False
         self.reported: tuple[Call, float] | None = None
-        # A daemon, so that a handler that never returns does not keep the process.
+        # A daemon: a handler that never returns does not keep the process alive.
         self.thread = threading.Thread(target=target, args=(self,), name=f"lanes-{number}", daemon=True)
 
 
 class Pool(Generic[Call, Result]):
-    """The threads of one consumer, started as calls come up.
+    """The threads of one consumer, started on demand.
 
-    ``call`` runs in them, with a call and the time of its start; it does not raise, and what it returns is put into
-    ``results``. ``message_of``: what names a call in the log. ``concurrency``: as many threads as there may be.
-    ``clock`` is called from the threads too. Everything else here is called from the event loop that runs it.
+    Only ``call`` and ``clock`` run in the threads; every method belongs to the event loop.
 
-    ``ending``: no call that has not begun may begin any more; ``call`` looks at it first.
+    Args:
+        call: Performs a call, given the call and its start. It does not raise; its return goes into ``results``.
+        message_of: The message that stands for a call in the log.
+        concurrency: Number of threads at most.
+        clock: Monotonic clock in seconds.
+
+    Attributes:
+        results: Results that the loop has not read yet.
+        ending: Whether no further call may begin; ``call`` checks it first.
     """
 
     def __init__(
@@ -82,21 +88,21 @@ class Pool(Generic[Call, Result]):
     # --- on the event loop
 
     def open(self) -> None:
-        """Belong to the running event loop from now on. Starts no thread yet."""
+        """Bind the pool to the running event loop. Starts no thread yet."""
         self._wake = anyio.Event()
         self._call_on_loop = entry_of_loop()
 
     def wake(self) -> None:
-        """Have ``run`` call its ``turn``. Does not block. Idempotent."""
+        """Have ``run`` call its ``turn``. Idempotent."""
         self._wake.set()
 
     def put(self, calls: Iterable[Call]) -> None:
-        """Have calls made, in this order. Does not block."""
+        """Queue calls, in this order."""
         for call in calls:
             self._queue.put(call)
 
     def need(self, threads: int) -> None:
-        """Have at least so many threads. Raises ``ConfigError`` when the system refuses one; those there are go on."""
+        """Have at least so many threads. A thread that the system refuses is a ``ConfigError``; the others continue."""
         while len(self._threads) < threads:
             thread = _Thread(len(self._threads), self._work)
             try:
@@ -110,11 +116,11 @@ class Pool(Generic[Call, Result]):
 
     @property
     def empty(self) -> bool:
-        """Whether there is no thread."""
+        """Whether no thread has been started."""
         return not self._threads
 
     def take_back(self) -> list[Call]:
-        """What no thread has got yet."""
+        """Take back the calls that no thread has taken yet."""
         calls: list[Call] = []
         try:
             while True:
@@ -125,13 +131,13 @@ class Pool(Generic[Call, Result]):
             return calls
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """What has been running for ``timeout`` seconds or longer; O(threads)."""
-        # Read once each: the threads go on.
+        """The messages of the calls that have run for ``timeout`` seconds or longer; O(threads)."""
+        # Read once each, because the threads change them.
         running = [thread.now for thread in self._threads]
         return [self._message_of(one[0]) for one in running if one is not None and now - one[1] >= timeout]
 
     async def watch(self, timeout: float) -> None:
-        """Report every call that runs for ``timeout`` seconds, once; until cancelled."""
+        """Report each call once that runs for ``timeout`` seconds; until cancelled."""
         while True:
             now = self._clock()
             due = now + timeout
@@ -144,21 +150,21 @@ class Pool(Generic[Call, Result]):
                     _report_stuck(self._message_of(running[0]), now - running[1], timeout)
                 else:
                     due = min(due, running[1] + timeout)
-            # Not 0, whatever a subtraction of floats leaves: this task must not spin.
+            # Never 0, although floats may round to it: this task must not spin.
             await anyio.sleep(max(due - now, 0.001))
 
     async def run(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
         """Call ``turn`` whenever a call has ended, and after each ``wake``; until cancelled.
 
-        Then nothing more begins, calls that still count get ``grace`` seconds to end, and what runs even then is left
-        behind. ``turn`` is called for what ends meanwhile, and once at the end.
+        After the cancellation no call begins. Calls that still count get ``grace`` seconds to end, and those that run
+        longer are abandoned. ``turn`` is called for each end meanwhile, and once at the end.
         """
         try:
             while True:
                 await self._woken()
                 turn()
         except GeneratorExit:
-            # The loop is gone: nothing may be awaited any more, and nobody hears of what still runs.
+            # The loop is closed: nothing may be awaited any more, and the result of a running call is lost.
             self._end()
             raise
         except BaseException:
@@ -170,11 +176,11 @@ class Pool(Generic[Call, Result]):
     async def _woken(self) -> None:
         await self._wake.wait()
         self._wake = anyio.Event()
-        # Before the first look at the results: a thread that appends after the last one wakes again.
+        # Cleared before the results are read: a thread that appends one afterwards wakes the loop again.
         self._waking = False
 
     def _end(self) -> None:
-        """Have every thread end that is idle, or as soon as its call has ended. Does not block."""
+        """Have each thread end as soon as it has no call."""
         self.ending = True
         for _ in self._threads:
             self._queue.put(None)
@@ -184,18 +190,18 @@ class Pool(Generic[Call, Result]):
             while any(counts(call) for call in self._running()):
                 await self._woken()
                 turn()
-        # A thread without a call makes none any more, so that this takes no time to speak of.
+        # A thread without a call begins none any more, so this wait is short.
         while any(thread.now is None and not thread.ended for thread in self._threads):
             await self._woken()
             turn()
         turn()
         for thread in self._threads:
             if thread.ended:
-                # It has run its last line: this waits for the system alone.
+                # The thread has run its last line, so this waits only for the system.
                 thread.thread.join()
         left = self._running()
         if left:
-            _report_left([self._message_of(call) for call in left])
+            _report_abandoned([self._message_of(call) for call in left])
 
     def _running(self) -> list[Call]:
         running = [thread.now for thread in self._threads]
@@ -207,26 +213,26 @@ class Pool(Generic[Call, Result]):
         get, append, clock, run = self._queue.get, self.results.append, self._clock, self._call
         while (call := get()) is not None:
             now = clock()
-            # Before ``ending`` is looked at: the loop sets that first and looks at ``now`` then, so that one of the two
-            # sees the other.
+            # Set before the call reads ``ending``. The loop sets ``ending`` before it reads ``now``, so at least one of
+            # the two sees the other.
             thread.now = (call, now)
             result = run(call, now)
             thread.now = None
             append(result)
-            # An idle thread keeps none of them alive.
+            # An idle thread must not keep them alive.
             del call, result
             self._wake_loop()
         thread.ended = True
         self._wake_loop()
 
     def _wake_loop(self) -> None:
-        # Two threads may both find it unset: the loop is woken twice, which does no harm.
+        # Two threads may both find it unset and wake the loop twice, which is harmless.
         if not self._waking:
             self._waking = True
             try:
                 self._call_on_loop(self._set_wake)
             except RuntimeError:
-                # The loop is closed: this thread was left behind, and nobody waits for it.
+                # The loop is closed: this thread was abandoned.
                 pass
 
     def _set_wake(self) -> None:
@@ -234,22 +240,22 @@ class Pool(Generic[Call, Result]):
 
 
 def handler_context() -> contextvars.Context:
-    """A copy of the current context, in which no event loop runs as far as the libraries for that can tell."""
+    """A copy of the current context in which sniffio detects no event loop."""
     context = contextvars.copy_context()
     try:
         import sniffio
     except ImportError:
         pass
     else:
-        # Else a handler that runs a loop of its own in its thread would be told that it is in one.
+        # A handler may run an event loop of its own in its thread.
         context.run(sniffio.current_async_library_cvar.set, None)
     return context
 
 
 def _report_stuck(message: Message, age: float, timeout: float) -> None:
     log.error(
-        "%s position %d attempt %d: its handler has been running for %.1f s in a thread, handler timeout %g s. A "
-        "thread cannot be cancelled: its lane and its thread stay taken until it returns",
+        "%s position %d attempt %d: the handler has been running for %.1f s in a thread, longer than timeout=%g s. It "
+        "cannot be cancelled, and keeps its lane and its thread until it returns",
         message.partition.id,
         message.position,
         message.attempt,
@@ -258,11 +264,11 @@ def _report_stuck(message: Message, age: float, timeout: float) -> None:
     )
 
 
-def _report_left(messages: list[Message]) -> None:
+def _report_abandoned(messages: list[Message]) -> None:
     named = ", ".join(f"{message.partition.id} position {message.position}" for message in messages[:_NAMED_LIMIT])
     log.warning(
-        "%d threads left behind, whose handlers did not end: what they do does not count any more, and they end with "
-        "the process. They run %s%s",
+        "abandoned %d threads whose handlers did not end; their results do not count, and they end with the process. "
+        "They run %s%s",
         len(messages),
         named,
         ", …" if len(messages) > _NAMED_LIMIT else "",

@@ -1,13 +1,12 @@
-"""Tasks as workers: long-lived tasks that take a message, run the handler and report the outcome.
+"""Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine: no task, event, scope or clock call per message. Idle workers sleep
-on an event each and are woken only for work that is ready; the task of a worker is started when it is woken for the
-first time. A handler that never suspends is bounded by a *time slice*: once it is used up, every worker yields to the
-event loop before its next message, so heartbeats and settlements go on. A handler that has suspended has yielded
-already.
+A worker makes plain calls into the engine: no task, event, scope or clock call per message. Each idle worker sleeps on
+an event and is woken only for a ready lane; its task starts when it is woken for the first time. A *time slice* bounds
+handlers that never suspend: once it is used up, every worker yields to the event loop before its next message. So
+heartbeats and settlements continue. A handler that has suspended has yielded already.
 
-With a history, every worker yields once before each handler, and the first to come back writes the ``started``
-rows of all of them by one ``write``: a group commit, so no handler is called whose row is not in the file.
+With a history, every worker yields once before each handler. The first one to resume writes the ``started`` rows of all
+of them by one ``write``. By this group commit, no handler is called before its row is in the file.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from lanes.workers.context import RunContext
 from lanes.workers.outcomes import RESULTS, OutcomeReporter, cancellation_of, failure
 
 TIME_SLICE: Final = 0.005
-"""Seconds of handlers that do not suspend before the workers yield to the event loop."""
+"""Seconds that handlers may run without suspending before the workers yield to the event loop."""
 
 _WAKING_LIMIT: Final = 8
-"""Workers on their way out of their sleep, at most."""
+"""Number of woken workers that have not run yet, at most."""
 
 _STRIDE_LIMIT: Final = 64
-"""Messages between two looks at the clock, at most."""
+"""Number of messages between two reads of the clock, at most."""
 
 
 class _Worker:
@@ -52,7 +51,7 @@ class _Worker:
 
 
 class TaskWorkers:
-    """The workers of one consumer. ``timeout``: seconds a handler may take, None = no limit."""
+    """The workers of one consumer. ``timeout``: seconds that a handler may take; ``None`` = no limit."""
 
     def __init__(
         self,
@@ -73,13 +72,13 @@ class TaskWorkers:
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        # How many may still be started; before ``start`` nobody can be woken.
+        # Workers that may still be started; none can be woken before ``start``.
         self._unstarted = 0
         self._tasks: TaskGroup
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
         self._waking = 0
-        # With a history those that start together share one write, so they are woken together.
+        # With a history, handlers that start together share one write, so their workers are woken together.
         self._grouped = tap.history is not None and tap.history.group_commit
         self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
         self._round = 0
@@ -88,7 +87,7 @@ class TaskWorkers:
         self._countdown = 1
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start worker tasks from now on, as work comes up; they run until the task group is cancelled."""
+        """Start a worker task whenever one is needed; the tasks run until the task group is cancelled."""
         self._tasks = tasks
         self._handler_context = contextvars.copy_context()
         self._unstarted = self._engine.concurrency
@@ -96,9 +95,9 @@ class TaskWorkers:
             tasks.start_soon(self._watch, self._timeout)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Wake idle workers for the lanes that are ready. ``taking``: how many of these the caller will take itself."""
-        # Those woken before and not running yet will take their share, and wake the next ones: where handlers do
-        # not suspend, the first few do all the work, and waking a worker costs more than a message.
+        """Wake idle workers for the lanes that are ready. ``taking``: number of these that the caller takes."""
+        # Woken workers take their share and wake the next ones. Where handlers do not suspend, the first few do all
+        # the work, and waking a worker costs more than a message.
         waking, limit = self._waking, self._waking_limit
         if waking >= limit or not (self._idle or self._unstarted):
             return
@@ -111,7 +110,7 @@ class TaskWorkers:
                 self._begin()
 
     def cancel(self, partition: Partition) -> None:
-        """Cancel the handlers that run for a partition; those of other partitions are not touched."""
+        """Cancel the handlers that run for a partition, and no others."""
         for worker in self._workers:
             if worker.message is not None and worker.message.partition is partition:
                 worker.cancelled = True
@@ -119,11 +118,11 @@ class TaskWorkers:
                 worker.scope.cancel()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """Nothing: these handlers are cancelled."""
+        """Always empty: a handler that runs too long is cancelled."""
         return []
 
     async def _watch(self, timeout: float) -> None:
-        """The one timer for the handlers that take too long; until cancelled."""
+        """Cancel every handler that takes too long; one timer for all of them."""
         while True:
             now = self._clock()
             running = [worker for worker in self._workers if worker.message is not None and not worker.cancelled]
@@ -131,42 +130,42 @@ class TaskWorkers:
                 if now - worker.started >= timeout:
                     worker.cancelled = worker.timed_out = True
                     worker.scope.cancel()
-            # Whatever starts from now on has not used up its time when the first of these has.
+            # A handler that starts later times out later than the first of these.
             starts = [worker.started for worker in running if not worker.cancelled]
-            # Not 0, whatever a subtraction of floats leaves: this task must not spin.
+            # Never 0, although floats may round to it: this task must not spin.
             await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
 
     def _begin(self) -> None:
         """Start one more worker."""
         if self._tasks.cancel_scope.cancel_called:
-            # The task group has ended, or will: whoever settles what is left wakes workers still.
+            # The task group is ending, and the last settlement still wakes workers.
             return
         self._unstarted -= 1
         worker = _Worker()
         self._workers.append(worker)
-        # In the context of the run: who wakes it may be a handler, or a task of the user's that calls unblock.
+        # In the context of the run: a handler, or a user's task that calls `unblock`, may wake the worker.
         self._handler_context.copy().run(self._tasks.start_soon, self._work, worker)
 
     def _woken(self) -> None:
         self._waking -= 1
         if len(self._idle) + self._waking + 1 == len(self._workers):
-            # All of them slept: what the loop did meanwhile is not of their slice.
+            # All workers slept, so the time of the loop is no part of their slice.
             self._slice_start = self._looked = self._clock()
         self.wake(taking=1)
 
     async def _work(self, worker: _Worker) -> None:
-        # Cancelled in the meantime it calls no handler, nor does a task that begins eagerly, within ``wake``.
+        # A worker that is cancelled by now calls no handler. An eager task would call one within ``wake``.
         await anyio.lowlevel.checkpoint()
         self._woken()
         again = True
         while again:
             worker.cancelled = worker.timed_out = False
-            # One scope for many messages: it is replaced only after a cancellation, which it swallows here.
+            # One scope for many messages, replaced only after it has absorbed a cancellation.
             with anyio.CancelScope() as worker.scope:
                 again = await self._work_until_cancelled(worker)
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
-        """Handle messages; False when this worker must not await anything any more."""
+        """Handle messages. Returns False when this worker must not await anything any more."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped = self._grouped
@@ -213,7 +212,7 @@ class TaskWorkers:
                     with handling:
                         await handler(message)
             except GeneratorExit as error:
-                # Either the loop is gone and nothing may be awaited any more, or a handler plays with fire.
+                # The loop is closed, or a handler raised this itself: nothing may be awaited any more.
                 worker.message = None
                 reporter.finish(message, ABANDON, "error", error, handling)
                 context.stop_because(error)
@@ -237,16 +236,16 @@ class TaskWorkers:
                 engine.finish(message, ACK, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
-            # One ready lane is what this worker takes itself: waking another for it costs more than the message.
+            # This worker takes one ready lane itself: to wake another for it costs more than the message.
             context.after(taking=1)
             if self._latest is not worker:
-                continue  # Others ran meanwhile, so the handler has suspended, and the loop has had its turn.
+                continue  # Another worker ran, so the handler has suspended and the loop had its turn.
             self._countdown -= 1
             if self._countdown <= 0 and self._slice_used():
                 before = self._round
                 await anyio.lowlevel.checkpoint()
                 if self._round == before:
-                    # The first worker of the next round of the loop: a new slice for all of them.
+                    # The first worker of the loop's next round starts a new slice for all of them.
                     self._round += 1
                     self._slice_start = self._looked = self._clock()
         return True
@@ -257,14 +256,14 @@ class TaskWorkers:
         if left <= 0.0:
             self._stride = self._countdown = 1
             return True
-        # Look again after as many messages as are sure to fit, as far as the last ones tell.
+        # Read the clock again after as many messages as fit for sure, judged by the last ones.
         took, self._looked = now - self._looked, now
         self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride
         return False
 
     def _cancellation(self, worker: _Worker, error: BaseException) -> BaseException | None:
-        """What has to go on of an exception because this worker, or all of them, were cancelled; else None."""
+        """The part of an exception to raise again if this worker, or the run, was cancelled; else None."""
         if not worker.cancelled and anyio.current_effective_deadline() != float("-inf"):
             return None
         return cancellation_of(error)

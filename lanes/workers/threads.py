@@ -1,12 +1,12 @@
-"""Plain functions as handlers: threads of their own call them, the event loop hears of the results in batches.
+"""Workers for a plain handler: threads call it, and the event loop reads the results in batches.
 
-The loop's task takes as many ready messages as may run and hands them to the pool. A thread calls the handler; the task
-finishes all that have ended and takes the next messages. Every call into the engine is the loop's.
+A task of the loop takes as many ready messages as may run and queues them in the pool. Threads call the handler; the
+task reports all results and takes the next messages. Only the loop calls the engine.
 
-A handler that has begun keeps its lane and its thread until it ends. What no thread has begun is taken back when its
-partition is given up.
+A handler that has begun keeps its lane and its thread until it ends. A queued message is taken back when its partition
+is given up.
 
-With a history, the ``started`` rows of everything that is handed over at once are written by one ``write`` before it.
+With a history, the ``started`` rows of all messages that are queued together are first written by one ``write``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from lanes.workers.pool import Pool, handler_context
 
 
 class _NotRun(BaseException):
-    """In place of a handler's error: its thread found that everything ends, and did not call it."""
+    """Takes the place of a handler's exception: the run was ending, and the handler was not called."""
 
 
 _Result = tuple[Message, BaseException | None, Handling | None]
 
 
 class ThreadWorkers:
-    """The threads of one consumer, ``Engine.concurrency`` at most, started as work comes up.
+    """The threads of one consumer, ``Engine.concurrency`` at most, started on demand.
 
-    ``handler`` is called from several threads at once, each time in a copy of the context that ``start`` was
-    called in. ``timeout``: seconds after which a running handler is reported, once, in the log; None = never.
-    ``grace``: seconds that running handlers get to end when the task group is cancelled.
+    Threads call ``handler`` concurrently, each time in a copy of the context of ``start``. Only ``handler`` and
+    ``clock`` run in the threads; every method belongs to the event loop.
 
-    ``clock`` is called from the threads too. Everything else here is called from the event loop that runs it.
+    ``timeout``: seconds after which a running handler is reported once in the log; ``None`` = never. ``grace``: seconds
+    that running handlers get when the task group is cancelled.
     """
 
     def __init__(
@@ -71,26 +71,23 @@ class ThreadWorkers:
     # --- on the event loop
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start taking messages, until the task group is cancelled. Starts no thread yet."""
+        """Take messages until the task group is cancelled. Starts no thread yet."""
         self._pool.open()
         self._handler_context = handler_context()
-        # Handlers of fenced partitions had their grace in the drain, and cannot count any more.
+        # Handlers of fenced partitions had their grace in the drain, and their results do not count.
         tasks.start_soon(self._pool.run, self._turn, self._grace, lambda message: message.partition.live)
         if self._timeout is not None:
             tasks.start_soon(self._pool.watch, self._timeout)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Have the lanes taken that are ready; the caller takes ``taking`` of them. Does not block. Idempotent."""
+        """Take the ready lanes. ``taking``: number of these that the caller takes."""
         engine = self._engine
-        # While all threads are busy it is their results that wake.
+        # While all threads are busy, their results wake the task.
         if engine.ready > taking and engine.running_handlers < engine.concurrency:
             self._pool.wake()
 
     def cancel(self, partition: Partition) -> None:
-        """Take back what no thread has begun of a partition. What a thread runs goes on. Does not block.
-
-        Idempotent.
-        """
+        """Take back the queued messages of a partition. Running handlers continue."""
         if self._pool.ending:
             return
         taken_back = self._pool.take_back()
@@ -99,7 +96,7 @@ class ThreadWorkers:
         self._context.after()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The messages whose handlers have been running for ``timeout`` seconds or longer; O(threads)."""
+        """The messages whose handlers have run for ``timeout`` seconds or longer; O(threads)."""
         return self._pool.stuck(now, timeout)
 
     def _turn(self) -> None:
@@ -126,7 +123,7 @@ class ThreadWorkers:
                 self._reporter.failed(message, error, handling)
 
     def _take(self) -> None:
-        """Hand the threads everything that is ready and may run."""
+        """Queue every ready message that may run."""
         engine, history = self._engine, self._history
         taken: list[Message] = []
         while (message := engine.take()) is not None:
@@ -145,11 +142,11 @@ class ThreadWorkers:
             history.flush()
         self._pool.put(taken)
         try:
-            # As many as there are messages that run or are to run; never more than ``concurrency``.
+            # A thread for each message that runs or is queued; never more than ``concurrency``.
             self._pool.need(engine.running_handlers)
         except ConfigError as refused:
             if self._pool.empty:
-                # Nobody would ever call their handlers.
+                # No thread would ever call their handlers.
                 self._abandon(self._pool.take_back())
             self._context.stop_because(refused)
 

@@ -173,8 +173,10 @@ async def test_what_is_no_outcome_fails_all_of_it(returned: object) -> None:
     await consumer_of(finite(broker), handler, dead_letters=letters).run()
     assert sorted(letter.position for letter in broker.dead_letters) == [0, 1, 2, 3]
     (text,) = {letter.error_text for letter in broker.dead_letters}
-    assert text.startswith("a batch handler returns None, or for each of its 4 messages None or the exception")
-    assert text.endswith(f"this one returned a {type(returned).__name__}")
+    assert text == (
+        f"the batch handler returned a {type(returned).__name__}: return None, or a list with None or an exception for "
+        "each of its 4 messages"
+    )
 
 
 @pytest.mark.anyio

@@ -241,9 +241,9 @@ async def test_a_handler_that_does_not_end_is_left_behind_and_named(
         assert left.daemon
         handler.let(0)
         handler.join()
-    (record,) = [record for record in caplog.records if "left behind" in record.message]
+    (record,) = [record for record in caplog.records if "abandoned" in record.message]
     assert record.levelno == logging.WARNING
-    assert "1 threads left behind" in record.message and "memory/0 position 0" in record.message
+    assert "abandoned 1 threads" in record.message and "memory/0 position 0" in record.message
     assert "position 1" not in record.message
     assert broker.unacked() == [0]
     assert_kept(tmp_path, left=True)
@@ -262,7 +262,7 @@ async def test_a_zombie_had_its_grace_and_the_end_does_not_wait_again(caplog: py
         assert await run.stop() is None
         handler.let(0)
         handler.join()
-    assert "1 threads left behind" in caplog.text
+    assert "abandoned 1 threads" in caplog.text
     assert broker.acked() == []
 
 
