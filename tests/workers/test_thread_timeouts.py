@@ -73,13 +73,13 @@ async def test_a_later_attempt_over_its_time_is_reported_too(
     async with started(consumer_of(MemorySource(broker), handler, clock=clock, attempts=2)) as run:
         await until(lambda: gates.running == 1)
         clock.now += 1
-        await until(lambda: "attempt 1: its handler" in caplog.text)
+        await until(lambda: "attempt 1: the handler" in caplog.text)
         gates.let(0)
         await until(lambda: gates.ended == [0])
         gates.shut(0)
         await until(lambda: len(gates.started) == 2)
         clock.now += 1
-        await until(lambda: "attempt 2: its handler" in caplog.text)
+        await until(lambda: "attempt 2: the handler" in caplog.text)
         gates.let(0)
         assert isinstance(await run.end(), HandlerHalted)
 
