@@ -40,8 +40,8 @@ class Held(Failed):
 
 
 class DeadLetterDue(Failed):
-    """Write the message to the dead letters, for as long as it takes, then call ``Engine.parked``: it is done then
-    (``park``), or its lane stands still (``archive``)."""
+    """Write the message to the dead letters, for as long as it takes, then call ``Engine.dead_lettered``: it is
+    done then (``dead_letter``), or its lane stands still (``dead_letter_and_block``)."""
 
     __slots__ = ()
 

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 
 from lanes.core import effects as fx
 from lanes.core.chains import behind
-from lanes.core.lane import ABANDONED, ARCHIVING, FINISHED, QUEUED, RUNNING, StoppedLane, illegal, step
+from lanes.core.lane import ABANDONED, DEAD_LETTERING_BLOCKED, FINISHED, QUEUED, RUNNING, StoppedLane, illegal, step
 from lanes.core.ledgers import AckLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import Policy
@@ -246,8 +246,8 @@ class Engine(Ownership):
             delay = policy.retry.delay(message.attempt, failure)
             stopped.hold(message, failure, now + delay)
             self.effects.append(fx.Held(message, failure, delay))
-        elif follows == "park" or follows == "archive":
-            stopped.stop(message, "give up" if follows == "park" else "archive", failure)
+        elif follows == "dead_letter" or follows == "dead_letter_and_block":
+            stopped.stop(message, follows, failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
             # Under ``exit`` too: its successors must not start before the drain takes them.
@@ -260,13 +260,13 @@ class Engine(Ownership):
         """Its failed attempt is in the store: its hold may end. Idempotent; ignored for one that is not held."""
         self.stopped.kept(message)
 
-    def parked(self, message: Message) -> None:
+    def dead_lettered(self, message: Message) -> None:
         """The dead letter of a message is confirmed. Ignored when the message was abandoned meanwhile."""
         if message.state == ABANDONED:
             return
-        archived = message.state == ARCHIVING
-        step(message, "parked")
-        if archived:
+        blocked = message.state == DEAD_LETTERING_BLOCKED
+        step(message, "dead_lettered")
+        if blocked:
             self.effects.append(fx.Blocked(message, self.stopped.by_head[message].failure))
             return
         del self.stopped.by_head[message]
@@ -281,7 +281,7 @@ class Engine(Ownership):
     def park(self, key: bytes | None) -> int:
         """Give the blocked and held heads of a key up to the dead letters; returns how many there were."""
         parked = self.stopped.park(key)
-        self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "park") for lane in parked]
+        self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "dead_letter") for lane in parked]
         return len(parked)
 
     def _finished(self, message: Message) -> None:
@@ -400,7 +400,7 @@ class Engine(Ownership):
         return len(self._ready)
 
     def stopped_lanes(self) -> list[StoppedLane]:
-        """The lanes whose head is held, blocked or parking."""
+        """The lanes whose head is held, blocked or on its way to the dead letters."""
         return list(self.stopped.by_head.values())
 
     def held_since(self, time: float) -> list[Message]:
@@ -416,5 +416,5 @@ class Engine(Ownership):
         return (
             f"<Engine {len(self.partitions)} partitions, {self.flow.in_flight} in flight, "
             f"{self.running_handlers} running, {len(self._ready)} ready, "
-            f"{len(self.stopped.by_head)} held, blocked or parking>"
+            f"{len(self.stopped.by_head)} stopped>"
         )

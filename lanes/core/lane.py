@@ -21,24 +21,24 @@ NEW: Final = 0
 QUEUED: Final = 1
 RUNNING: Final = 2
 HELD: Final = 3
-PARKING: Final = 4
+DEAD_LETTERING: Final = 4
 FINISHED: Final = 5
 SETTLED: Final = 6
 ABANDONED: Final = 7
 BLOCKED: Final = 8
-ARCHIVING: Final = 9
+DEAD_LETTERING_BLOCKED: Final = 9
 
 STATE_NAMES: Final = (
     "new",
     "queued",
     "running",
     "held",
-    "parking",
+    "dead_lettering",
     "finished",
     "settled",
     "abandoned",
     "blocked",
-    "archiving",
+    "dead_lettering_blocked",
 )
 
 TRANSITIONS: Final[dict[tuple[int, str], int]] = {
@@ -50,20 +50,20 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
     (RUNNING, "ack"): FINISHED,
     (RUNNING, "return"): QUEUED,
     (RUNNING, "retry"): HELD,
-    (RUNNING, "give up"): PARKING,
+    (RUNNING, "dead_letter"): DEAD_LETTERING,
     (RUNNING, "block"): BLOCKED,
-    (RUNNING, "archive"): ARCHIVING,
+    (RUNNING, "dead_letter_and_block"): DEAD_LETTERING_BLOCKED,
     (RUNNING, "abandon"): ABANDONED,
     (HELD, "due"): QUEUED,
-    (HELD, "park"): PARKING,
+    (HELD, "park"): DEAD_LETTERING,
     (HELD, "abandon"): ABANDONED,
     (BLOCKED, "unblock"): QUEUED,
-    (BLOCKED, "park"): PARKING,
+    (BLOCKED, "park"): DEAD_LETTERING,
     (BLOCKED, "abandon"): ABANDONED,
-    (ARCHIVING, "parked"): BLOCKED,
-    (ARCHIVING, "abandon"): ABANDONED,
-    (PARKING, "parked"): FINISHED,
-    (PARKING, "abandon"): ABANDONED,
+    (DEAD_LETTERING_BLOCKED, "dead_lettered"): BLOCKED,
+    (DEAD_LETTERING_BLOCKED, "abandon"): ABANDONED,
+    (DEAD_LETTERING, "dead_lettered"): FINISHED,
+    (DEAD_LETTERING, "abandon"): ABANDONED,
     (FINISHED, "settle"): SETTLED,
     (FINISHED, "abandon"): ABANDONED,
 }
@@ -76,7 +76,9 @@ class IllegalTransition(Exception):
 
 
 class StoppedLane:
-    """A lane whose head is held, blocked or parking: why, and until when (engine seconds) if it is held.
+    """A lane whose head is held, blocked or on its way to the dead letters.
+
+    ``failure`` says why; ``until`` (engine seconds) says for how long a held one waits.
 
     ``kept``: the failure is in the store of attempts, or there is none; a hold does not end before.
     """
@@ -140,7 +142,7 @@ class StoppedLanes:
         heappush(self._heap, (until, self._order, message))
 
     def stop(self, message: Message, event: str, failure: Failure) -> None:
-        """The head waits for somebody outside: ``event`` is ``block``, ``archive`` or ``give up``."""
+        """The head waits for somebody outside: ``event`` is ``block``, ``dead_letter`` or ``dead_letter_and_block``."""
         step(message, event)
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
@@ -186,4 +188,4 @@ class StoppedLanes:
         return sum(1 for message in self.by_head if message.state == state)
 
     def __repr__(self) -> str:
-        return f"<StoppedLanes {len(self.by_head)} lanes held, blocked or parking>"
+        return f"<StoppedLanes {len(self.by_head)} stopped lanes>"

@@ -46,14 +46,14 @@ Order = Literal["key", "partition", "serial", "none"]
 Keyless = Literal["any", "one_lane"]
 """Messages without a key are each in a lane of their own, or all in one."""
 
-Follows = Literal["hold", "park", "archive", "block", "halt"]
+Follows = Literal["hold", "dead_letter", "dead_letter_and_block", "block", "halt"]
 """What follows a failed attempt: its lane waits for the next one; it is done once its dead letter is written; its lane
 stands still once that is written; its lane stands still at once; everything stops."""
 
 _GIVEN_UP: Final[dict[Poison, Follows]] = {
-    "skip": "park",
+    "skip": "dead_letter",
     "block": "block",
-    "block_and_dlq": "archive",
+    "block_and_dlq": "dead_letter_and_block",
     "exit": "halt",
 }
 
@@ -120,9 +120,9 @@ class Policy:
         """What follows the failed ``attempt`` (1, 2, …); the one place where that is decided."""
         if self.retry.delay(attempt, failure) != EXHAUSTED:
             return "hold"
-        return self.given_up(archived=failure.archived)
+        return self.given_up(dead_lettered=failure.dead_lettered)
 
-    def given_up(self, *, archived: bool) -> Follows:
-        """What follows when all attempts are used up; ``archived``: a dead letter of the message is there already."""
+    def given_up(self, *, dead_lettered: bool) -> Follows:
+        """What follows when all attempts are used up; ``dead_lettered``: the message has a dead letter already."""
         follows = _GIVEN_UP[self.poison]
-        return "block" if archived and follows == "archive" else follows
+        return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

@@ -356,11 +356,11 @@ class Failure(Outcome):
     """A handler that did not succeed.
 
     ``delay`` (seconds) replaces the backoff of this attempt, ``terminal`` means "do not retry", ``chance`` in
-    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none. ``archived``: if it has a
-    dead letter, that was written under an earlier assignment.
+    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none. ``dead_lettered``: an
+    earlier assignment wrote its dead letter, where the policy asks for one.
     """
 
-    __slots__ = ("archived", "chance", "delay", "error", "terminal")
+    __slots__ = ("chance", "dead_lettered", "delay", "error", "terminal")
 
     def __init__(
         self,
@@ -368,13 +368,13 @@ class Failure(Outcome):
         chance: float = 0.0,
         delay: float | None = None,
         terminal: bool = False,
-        archived: bool = False,
+        dead_lettered: bool = False,
     ) -> None:
         self.error = error
         self.chance = chance
         self.delay = delay
         self.terminal = terminal
-        self.archived = archived
+        self.dead_lettered = dead_lettered
 
 
 class SettlementInternals:

@@ -15,7 +15,7 @@ from lanes.attempts import error_type
 from lanes.core import effects as fx
 from lanes.core.commits import Committer
 from lanes.core.engine import Engine
-from lanes.core.lane import ARCHIVING, BLOCKED, FINISHED, PARKING
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED
 from lanes.core.types import NEVER, Message, Partition
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted
@@ -90,7 +90,7 @@ def examine(
         if now - failing.since > unhealthy_after or partition in engine.committer.ahead:
             lasted = f"{now - failing.since:.1f} s"
             reasons.append(f"finished messages of {partition.id} are not settled for {lasted}: {failing.error}")
-    for state, what in ((BLOCKED, "blocked"), (PARKING, "parking"), (ARCHIVING, "parking")):
+    for state, what in ((BLOCKED, "blocked"), (DEAD_LETTERING, "parking"), (DEAD_LETTERING_BLOCKED, "parking")):
         heads = [lane.head for lane in engine.stopped_lanes() if lane.head.state == state]
         if heads:
             reasons.append(f"{len(heads)} lanes {what}, the first: {_named(min(heads, key=_received), now)}")

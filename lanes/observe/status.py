@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lanes.core.engine import Engine
-from lanes.core.lane import ARCHIVING, BLOCKED, HELD, PARKING
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Message, Partition
 
@@ -105,7 +105,7 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         ready=engine.ready,
         held=stopped.count(HELD),
         blocked=stopped.count(BLOCKED),
-        parking=stopped.count(PARKING) + stopped.count(ARCHIVING),
+        parking=stopped.count(DEAD_LETTERING) + stopped.count(DEAD_LETTERING_BLOCKED),
         taking=flow.taking,
         paused=flow.paused,
         settled=engine.settled_count,

@@ -44,8 +44,8 @@ STORE_RETRY: Final = (0.2, 30.0)
 
 _STATES: Final[dict[Follows, AttemptState]] = {
     "hold": "held",
-    "park": "parking",
-    "archive": "parking",
+    "dead_letter": "parking",
+    "dead_letter_and_block": "parking",
     "block": "blocked",
     "halt": "held",
 }
@@ -214,8 +214,8 @@ class AttemptKeeper:
         """Whether the poison policy would do that again. Under another one the message has one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
-            return policy.given_up(archived=True) == "block"
-        return state == "parking" and policy.given_up(archived=False) in ("park", "archive")
+            return policy.given_up(dead_lettered=True) == "block"
+        return state == "parking" and policy.given_up(dead_lettered=False) in ("dead_letter", "dead_letter_and_block")
 
     def _recall(self, event: Delivered | Progressed) -> None:
         partition = event.partition

@@ -82,8 +82,8 @@ class DeadLetterWriter:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, DEAD_LETTER_RETRY[1])
                 continue
-            self._tap.parked(message, archived=due.follows == "archive")
+            self._tap.parked(message, archived=due.follows == "dead_letter_and_block")
             self.confirmed += 1
-            self._engine.parked(message)
+            self._engine.dead_lettered(message)
             self._context.after()
             return

@@ -11,7 +11,7 @@ import anyio
 from lanes.attempts import GivenUpBefore, given_up_before
 from lanes.clock import Clock
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING
+from lanes.core.lane import ABANDONED, BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
 from lanes.core.types import ABANDON, ACK, RETURN, Failure, Message, Outcome
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
 from lanes.observe.otel import Handling, Result
@@ -21,8 +21,8 @@ from lanes.workers.context import RunContext
 RESULTS: Final[dict[int, Result]] = {
     FINISHED: "ack",
     HELD: "retry",
-    PARKING: "dead_letter",
-    ARCHIVING: "dead_letter",
+    DEAD_LETTERING: "dead_letter",
+    DEAD_LETTERING_BLOCKED: "dead_letter",
     BLOCKED: "error",
     ABANDONED: "abandoned",
 }
@@ -46,7 +46,7 @@ def counts(error: BaseException) -> bool:
 def failure(error: Exception) -> Failure:
     """The outcome of a handler that raised an exception that counts."""
     if isinstance(error, GivenUpBefore):
-        return Failure(error, terminal=True, archived=error.blocked)
+        return Failure(error, terminal=True, dead_lettered=error.blocked)
     if isinstance(error, Nak):
         return Failure(error, random.random(), delay=error.delay)
     if isinstance(error, Term | MessageError) or (

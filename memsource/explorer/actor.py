@@ -196,7 +196,7 @@ class _Actor:
     def _parked(self, assignment: int, position: int) -> None:
         waiting = self.engine.stopped.by_head
         message = next(m for m in waiting if (m.partition.assignment, m.position) == (assignment, position))
-        self.engine.parked(message)
+        self.engine.dead_lettered(message)
         self._done(assignment, position)
 
     def _done(self, assignment: int, position: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 from lanes.core.drain import CANCELLING, ENDING, IDLE, RELEASING, SETTLING
-from lanes.core.lane import PARKING
+from lanes.core.lane import DEAD_LETTERING
 from lanes.core.snapshot import EngineState, restore
 from lanes.core.types import NEVER
 from memsource.explorer.invariants import Commit, running_of
@@ -102,7 +102,9 @@ def events(scope: Scope, member: Member) -> list[Event]:
                 ways += ["is cancelled"] if shell.drain == CANCELLING else ["fails", "gives up"]
             found += [Event(way, state.id.number, state.assignment, position) for way in ways]
         found += [
-            Event("parked", state.id.number, state.assignment, m.position) for m in state.held if m.state == PARKING
+            Event("parked", state.id.number, state.assignment, m.position)
+            for m in state.held
+            if m.state == DEAD_LETTERING
         ]
     if engine.next_due() != NEVER:
         found.append(Event("time passes"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
 
-WAITING = ("queued", "held", "stuck", "parking")
+WAITING = ("queued", "held", "stuck", "dead_lettering")
 
 
 class NaiveEngine:
     """States: the four that wait, running and done. What is not in ``state`` is not in flight.
 
-    ``given_up``: what exhausted messages become, "parking" or "stuck" (everything halts). ``keeps``: what is held waits
-    for ``keep``, too. ``first``: the attempt at which a message began; ``unkept``: held, and not kept yet.
+    ``given_up``: what exhausted messages become, "dead_lettering" or "stuck" (everything halts). ``keeps``: what is
+    held waits for ``keep``, too. ``first``: the attempt at which a message began; ``unkept``: held, and not kept yet.
     """
 
     def __init__(self, concurrency: int, attempts: int, given_up: str, *, keeps: bool = False) -> None:

@@ -8,11 +8,11 @@ from lanes.core import ring
 from lanes.core.policy import Policy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
 
-GIVEN_UP = {"skip": "parking", "block": "blocked", "block_and_dlq": "archiving", "exit": "blocked"}
+GIVEN_UP = {"skip": "dead_lettering", "block": "blocked", "block_and_dlq": "dead_lettering_blocked", "exit": "blocked"}
 
 
 class NaiveModes:
-    """States: waiting, queued, running, held, parking, archiving, blocked, done. Others are not in flight."""
+    """States in flight: waiting, queued, running, held, dead-lettering (blocked or not), blocked, done."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lanes.core.chains import Chains
-from lanes.core.lane import HELD, PARKING, QUEUED, RUNNING
+from lanes.core.lane import DEAD_LETTERING, HELD, QUEUED, RUNNING
 from lanes.core.ledgers import AckLedger
 from lanes.core.types import Message
 from tests.core.builders import new_engine, new_message, new_partition
@@ -65,7 +65,7 @@ def test_while_nothing_has_started_it_goes_by_position(late: int, expected: list
     assert Chain(10, 20, 30).insert(late) == expected
 
 
-@pytest.mark.parametrize("head", [RUNNING, HELD, PARKING])
+@pytest.mark.parametrize("head", [RUNNING, HELD, DEAD_LETTERING])
 @pytest.mark.parametrize(
     ("late", "expected"),
     [(1, [10, 1, 20, 30]), (15, [10, 15, 20, 30]), (25, [10, 20, 25, 30]), (35, [10, 20, 30, 35])],
@@ -74,7 +74,7 @@ def test_behind_a_head_that_has_started_it_goes_by_position(head: int, late: int
     assert Chain(10, 20, 30, head=head).insert(late) == expected
 
 
-@pytest.mark.parametrize("head", [RUNNING, HELD, PARKING])
+@pytest.mark.parametrize("head", [RUNNING, HELD, DEAD_LETTERING])
 def test_several_late_ones_behind_a_head_that_has_started(head: int) -> None:
     chain = Chain(10, head=head)
     assert chain.insert(5) == [10, 5]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from lanes.core import effects as fx
-from lanes.core.lane import ABANDONED, BLOCKED, FINISHED, HELD, PARKING, QUEUED, RUNNING, SETTLED, IllegalTransition
+from lanes.core.lane import (
+    ABANDONED,
+    BLOCKED,
+    DEAD_LETTERING,
+    FINISHED,
+    HELD,
+    QUEUED,
+    RUNNING,
+    SETTLED,
+    IllegalTransition,
+)
 from lanes.core.types import ACK, NEVER, Message, Room
 from tests.core.builders import (
     ATTEMPTS,
@@ -107,7 +117,7 @@ def test_no_more_than_concurrency_run() -> None:
     assert take_all(engine) == [2]
 
 
-@pytest.mark.parametrize("state", [QUEUED, HELD, PARKING, FINISHED, SETTLED, ABANDONED])
+@pytest.mark.parametrize("state", [QUEUED, HELD, DEAD_LETTERING, FINISHED, SETTLED, ABANDONED])
 def test_only_what_runs_can_finish(state: int) -> None:
     engine = new_engine()
     message = new_message(assigned(engine), 3)
@@ -264,7 +274,7 @@ def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
 def test_used_up_attempts_are_a_dead_letter() -> None:
     (due,), (head, behind) = exhaust(dead_letters=True)
     assert isinstance(due, fx.DeadLetterDue)
-    assert (due.message, head.state, head.attempt, behind.state) == (head, PARKING, ATTEMPTS, QUEUED)
+    assert (due.message, head.state, head.attempt, behind.state) == (head, DEAD_LETTERING, ATTEMPTS, QUEUED)
 
 
 def test_used_up_attempts_halt_where_there_are_no_dead_letters() -> None:
@@ -291,7 +301,7 @@ def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
     assert take(engine) is other
     assert engine.take() is None
     assert engine.collect(0.0) == []
-    engine.parked(head)
+    engine.dead_lettered(head)
     assert (head.state, engine.stopped_lanes()) == (FINISHED, [])
     assert engine.collect(0.0)[0].messages == [head]
     assert take(engine) is behind
@@ -304,7 +314,7 @@ def test_a_parked_message_alone_in_its_lane_leaves_nothing_behind() -> None:
     (keyless,) = deliver(engine, partition, 1, key=None)
     for message in (keyed, keyless):
         engine.finish(take(engine), failed(terminal=True), 0.0)
-        engine.parked(message)
+        engine.dead_lettered(message)
     assert partition.tails == {}
     assert engine.collect(0.0)[0].messages == [keyed, keyless]
 
@@ -313,9 +323,9 @@ def test_a_confirmation_counts_once() -> None:
     engine = new_engine()
     (message,) = deliver(engine, assigned(engine), 0)
     engine.finish(take(engine), failed(terminal=True), 0.0)
-    engine.parked(message)
-    with pytest.raises(IllegalTransition, match="'parked' is not allowed while finished"):
-        engine.parked(message)
+    engine.dead_lettered(message)
+    with pytest.raises(IllegalTransition, match="'dead_lettered' is not allowed while finished"):
+        engine.dead_lettered(message)
 
 
 def test_a_halt_keeps_its_lane_and_is_drained_with_the_rest() -> None:
@@ -381,11 +391,11 @@ def test_held_since_is_all_in_flight_that_came_by_then() -> None:
 
 def test_the_engine_shows_counts() -> None:
     engine = new_engine()
-    assert repr(engine) == "<Engine 0 partitions, 0 in flight, 0 running, 0 ready, 0 held, blocked or parking>"
+    assert repr(engine) == "<Engine 0 partitions, 0 in flight, 0 running, 0 ready, 0 stopped>"
     partition = assigned(engine)
     deliver(engine, partition, 0, 1)
     deliver(engine, partition, 2, 3, key=None)
     deliver(engine, partition, 4, key=b"other")
     engine.finish(take(engine), failed(), 0.0)
     take(engine)
-    assert repr(engine) == "<Engine 1 partitions, 5 in flight, 1 running, 2 ready, 1 held, blocked or parking>"
+    assert repr(engine) == "<Engine 1 partitions, 5 in flight, 1 running, 2 ready, 1 stopped>"

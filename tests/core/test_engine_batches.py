@@ -149,9 +149,9 @@ def test_a_dead_letter_lets_the_rest_of_the_lane_go_on() -> None:
     engine = new_engine()
     run = delivered(engine, assigned(engine), b"aaa")
     engine.finish_batch(engine.take_batch(10), [failed(terminal=True), ACK, ACK], 0.0)
-    assert states(run) == ["parking", "queued", "queued"]
+    assert states(run) == ["dead_lettering", "queued", "queued"]
     assert started(engine) == []
-    engine.parked(run[0])
+    engine.dead_lettered(run[0])
     assert started(engine) == [1, 2]
 
 

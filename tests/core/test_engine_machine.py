@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.lane import BLOCKED, HELD, PARKING, RUNNING, STATE_NAMES
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, HELD, RUNNING, STATE_NAMES
 from lanes.core.policy import RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
@@ -38,7 +38,13 @@ SIZES = [*range(30), 1000]
 ONWARDS = [0, 0, 0, 1, 2, 3, -1, -2]
 BACK = [*range(-12, 0), 0, 1]
 
-EFFECTS = {fx.Held: "held", fx.DeadLetterDue: "parking", fx.Halted: "stuck", fx.Interrupted: "out", fx.Zombie: "zombie"}
+EFFECTS = {
+    fx.Held: "held",
+    fx.DeadLetterDue: "dead_lettering",
+    fx.Halted: "stuck",
+    fx.Interrupted: "out",
+    fx.Zombie: "zombie",
+}
 GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
 CAUSES = {"held": fx.STILL_HELD, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
 NAMES = {"done": "finished", "stuck": "blocked"}
@@ -105,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
         )
         self.shared = self.engine.dirty, self.engine.chains.ready, self.engine.effects
-        self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "parking" if dead_letters else "stuck", keeps=keeps)
+        self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "dead_lettering" if dead_letters else "stuck", keeps=keeps)
         for _ in NUMBERS:
             self.assign(0)
 
@@ -282,10 +288,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(index=ANY)
     def park(self, index: int) -> None:
         message = self.to_park.pop(index % len(self.to_park))
-        if self.naive.state.get(message) == "parking":
+        if self.naive.state.get(message) == "dead_lettering":
             self.naive.state[message] = "done"
             self.succeeded.add(message)
-        self.engine.parked(message)
+        self.engine.dead_lettered(message)
 
     @rule(index=ANY, how=st.sampled_from(["sent", "sent", "not sent", "on the way", "on the way"]))
     def settle(self, index: int, how: str) -> None:
@@ -398,8 +404,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def one_message_of_a_key_is_on_its_way(self) -> None:
         # Fenced handlers included: none starts beside the zombie of its key.
-        started = [m for m in self.admitted if m.state in (RUNNING, HELD, PARKING, BLOCKED) and m.key is not None]
-        assert len({(m.partition.id, m.key) for m in started}) == len(started)
+        heads = [m for m in self.admitted if m.state in (RUNNING, HELD, DEAD_LETTERING, BLOCKED) and m.key is not None]
+        assert len({(m.partition.id, m.key) for m in heads}) == len(heads)
         assert self.engine.running_handlers == len(self.running()) <= CONCURRENCY
 
     def teardown(self) -> None:

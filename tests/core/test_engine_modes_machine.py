@@ -30,7 +30,7 @@ KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"warm", b"", b"other", None
 NAMES = {"done": "finished", "waiting": "new"}
 GIVING_UP = ["drain", "close", "close", "stop closing", "fence", "lose", "release"]
 ANSWERS = ["made", "made", "made", "not made", "made, unknown", "on the way"]
-GONE = ("waiting", "queued", "held", "parking", "archiving", "blocked", "done")
+GONE = ("waiting", "queued", "held", "dead_lettering", "dead_lettering_blocked", "blocked", "done")
 NUMBERS = (0, 1)
 HOW: dict[str, Outcome] = {
     "ack": ACK,
@@ -239,17 +239,17 @@ class ModesMachine(RuleBasedStateMachine):
         key = chance.choice(KEYS)
         parked = [m for m, state in self.naive.state.items() if state in ("blocked", "held") and m.key == key]
         assert self.engine.park(key) == len(parked)
-        self.naive.state |= dict.fromkeys(parked, "parking")
+        self.naive.state |= dict.fromkeys(parked, "dead_lettering")
 
     def parked(self, chance: Random) -> None:
         if not self.to_park:
             return
         message = self.to_park.pop(chance.randrange(len(self.to_park)))
-        self.engine.parked(message)
+        self.engine.dead_lettered(message)
         state = self.naive.state.get(message)
-        if state == "archiving":
+        if state == "dead_lettering_blocked":
             self.naive.state[message] = "blocked"
-        elif state == "parking":
+        elif state == "dead_lettering":
             self.naive.state[message] = "done"
             self.broker(message.partition).succeeded.add(message.position)
 
@@ -368,7 +368,7 @@ class ModesMachine(RuleBasedStateMachine):
                 continue
             if new in ("held", "left"):
                 expected[fx.Held if new == "held" else fx.Interrupted, message] += 1
-            elif new in ("parking", "archiving"):
+            elif new in ("dead_lettering", "dead_lettering_blocked"):
                 expected[fx.DeadLetterDue, message] += 1
                 self.to_park.append(message)
             elif new == "blocked":

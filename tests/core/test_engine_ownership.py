@@ -87,7 +87,7 @@ def test_draining_abandons_what_does_not_run_and_waits_for_what_does() -> None:
     assert (kinds(engine), engine.take(), engine.stopped_lanes(), engine.flow.in_flight) == ([], None, [], 2)
     # What was under way when the drain began comes to nothing.
     engine.due(1e9)
-    engine.parked(parking)
+    engine.dead_lettered(parking)
     assert engine.take() is None
     engine.finish(running, ACK, 0.0)
     assert kinds(engine) == [fx.Drained]
@@ -225,7 +225,7 @@ def test_lost_while_parking() -> None:
     (message,) = deliver(engine, partition, 0)
     engine.finish(take(engine), failed(terminal=True), 0.0)
     assert engine.lose(partition) == []
-    engine.parked(message)
+    engine.dead_lettered(message)
     assert nothing_left(engine)
 
 

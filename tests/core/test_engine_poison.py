@@ -1,4 +1,4 @@
-"""What becomes of a message whose attempts are used up: skip, block, block and archive, exit; and the way out."""
+"""A message whose attempts are used up is skipped, blocked, dead-lettered and blocked, or stops everything."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import pytest
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED, ARCHIVING, BLOCKED, FINISHED, HELD, PARKING, QUEUED, IllegalTransition
+from lanes.core.lane import (
+    ABANDONED,
+    BLOCKED,
+    DEAD_LETTERING,
+    DEAD_LETTERING_BLOCKED,
+    FINISHED,
+    HELD,
+    QUEUED,
+    IllegalTransition,
+)
 from lanes.core.policy import Order, Poison
 from lanes.core.types import ACK, NEVER, Failure, Message
 from tests.core.builders import ATTEMPTS, assigned, deliver, effects, failed, new_engine, take, take_all
 
 A, B = b"a", b"b"
 ENDS: dict[str, tuple[type[fx.Effect], int]] = {
-    "skip": (fx.DeadLetterDue, PARKING),
+    "skip": (fx.DeadLetterDue, DEAD_LETTERING),
     "block": (fx.Blocked, BLOCKED),
-    "block_and_dlq": (fx.DeadLetterDue, ARCHIVING),
+    "block_and_dlq": (fx.DeadLetterDue, DEAD_LETTERING_BLOCKED),
     "exit": (fx.Halted, BLOCKED),
 }
 
@@ -61,12 +70,14 @@ def test_attempts_are_used_up_first(poison: Poison) -> None:
     assert told(engine) == [(ENDS[poison][0], message, failure)]
 
 
-@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("dead_lettered", [False, True])
 @pytest.mark.parametrize("poison", ENDS)
-def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(poison: Poison, archived: bool) -> None:
+def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(
+    poison: Poison, dead_lettered: bool
+) -> None:
     """The same as would have followed here, for one that was given up and for one that was not."""
     for terminal in (False, True):
-        failure = Failure(ValueError(), terminal=terminal, archived=archived and terminal)
+        failure = Failure(ValueError(), terminal=terminal, dead_lettered=dead_lettered and terminal)
         engine = new_engine(poison=poison)
         deliver(engine, assigned(engine), 0)
         engine.finish(take(engine), failure, 0.0)
@@ -83,10 +94,10 @@ def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(p
         assert (message.state, engine.stopped_lanes(), engine.retries) == (ABANDONED, [], 0)
 
 
-def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None:
+def test_a_message_that_was_dead_lettered_before_is_blocked_and_gets_no_second_dead_letter() -> None:
     engine = new_engine(poison="block_and_dlq")
     (message,) = deliver(engine, assigned(engine), 0)
-    failure = Failure(ValueError(), terminal=True, archived=True)
+    failure = Failure(ValueError(), terminal=True, dead_lettered=True)
     engine.finish(take(engine), failure, 0.0)
     assert (told(engine), message.state) == ([(fx.Blocked, message, failure)], BLOCKED)
 
@@ -94,24 +105,24 @@ def test_what_was_archived_before_is_blocked_and_gets_no_second_letter() -> None
 def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
     engine, run, _ = given_up("skip")
     assert engine.collect(0.0) == []
-    engine.parked(run[0])
+    engine.dead_lettered(run[0])
     assert [s.messages for s in engine.collect(0.0)] == [[run[0]]]
     assert take_all(engine) == [2, 1]
-    with pytest.raises(IllegalTransition, match="'parked' is not allowed while finished"):
-        engine.parked(run[0])
+    with pytest.raises(IllegalTransition, match="'dead_lettered' is not allowed while finished"):
+        engine.dead_lettered(run[0])
 
 
-def test_block_and_dlq_archives_then_blocks() -> None:
+def test_block_and_dlq_writes_a_dead_letter_then_blocks() -> None:
     engine, run, failure = given_up("block_and_dlq")
     told(engine)
     # While the dead letter is being written there is nothing to unblock or to park.
     assert (engine.unblock(A), engine.park(A)) == (0, 0)
-    engine.parked(run[0])
+    engine.dead_lettered(run[0])
     assert told(engine) == [(fx.Blocked, run[0], failure)]
     assert (run[0].state, engine.collect(0.0), take_all(engine)) == (BLOCKED, [], [2])
     assert engine.unblock(A) == 1
     engine.finish(take(engine), failure, 0.0)
-    assert (told(engine), run[0].state) == ([(fx.DeadLetterDue, run[0], failure)], ARCHIVING)
+    assert (told(engine), run[0].state) == ([(fx.DeadLetterDue, run[0], failure)], DEAD_LETTERING_BLOCKED)
 
 
 @pytest.mark.parametrize("order", ["key", "partition"])
@@ -164,13 +175,13 @@ def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
     told(engine)
     assert engine.park(A) == 2
     assert told(engine) == [(fx.DeadLetterDue, blocked[0], failures[0]), (fx.DeadLetterDue, held[0], failures[1])]
-    assert [m.state for m in (blocked[0], held[0], other[0])] == [PARKING, PARKING, HELD]
+    assert [m.state for m in (blocked[0], held[0], other[0])] == [DEAD_LETTERING, DEAD_LETTERING, HELD]
     assert engine.park(A) == 0
     # The hold that was under way comes to nothing.
     engine.due(1e9)
-    assert (held[0].state, held[0].attempt, take(engine)) == (PARKING, 1, other[0])
-    engine.parked(blocked[0])
-    engine.parked(held[0])
+    assert (held[0].state, held[0].attempt, take(engine)) == (DEAD_LETTERING, 1, other[0])
+    engine.dead_lettered(blocked[0])
+    engine.dead_lettered(held[0])
     assert [m.state for m in (blocked[0], held[0])] == [FINISHED, FINISHED]
     assert [take(engine), take(engine)] == [blocked[1], held[1]]
 
@@ -183,7 +194,7 @@ def test_giving_the_partition_up_abandons_it(poison: Poison, way: str) -> None:
     getattr(engine, way)(run[0].partition)
     assert ({m.state for m in run}, engine.stopped_lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
     # What was under way comes to nothing.
-    engine.parked(run[0])
+    engine.dead_lettered(run[0])
     assert (engine.unblock(A), engine.park(A), take_all(engine), told(engine)) == (0, 0, [], [])
     assert engine.collect(0.0) == []
 
@@ -198,7 +209,7 @@ def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
     (settlement,) = engine.collect(0.0, everything=True)
     assert (settlement.floor, settlement.completed) == (0, [(2, 3)])
     engine.park(A)
-    engine.parked(engine.stopped_lanes()[0].head)
+    engine.dead_lettered(engine.stopped_lanes()[0].head)
     engine.settled([settlement])
     (settlement,) = engine.collect(0.0, everything=True)
     assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
@@ -208,7 +219,7 @@ def test_waiting_lanes_are_counted() -> None:
     engine, run, _ = given_up("block")
     stopped = engine.stopped
     assert [stopped.count(state) for state in (BLOCKED, HELD)] == [1, 0]
-    assert repr(stopped) == "<StoppedLanes 1 lanes held, blocked or parking>"
+    assert repr(stopped) == "<StoppedLanes 1 stopped lanes>"
     assert repr(engine.stopped_lanes()[0]) == "<StoppedLane blocked at S/0 position 0>"
     assert repr(engine.chains) == "<Chains 1 ready, 0 fenced handlers>"
     assert run[0].partition.live

@@ -33,7 +33,7 @@ def ran(engine: Engine) -> list[int]:
     return positions
 
 
-@pytest.mark.parametrize("state", ["queued", "running", "held", "parking", "finished", "collected"])
+@pytest.mark.parametrize("state", ["queued", "running", "held", "dead_lettering", "finished", "collected"])
 def test_what_is_held_gets_the_newer_token(state: str) -> None:
     engine = new_engine()
     partition = assigned(engine)
@@ -42,7 +42,7 @@ def test_what_is_held_gets_the_newer_token(state: str) -> None:
         take(engine)
     if state == "held":
         engine.finish(message, failed(delay=1.0), 0.0)
-    elif state == "parking":
+    elif state == "dead_lettering":
         engine.finish(message, failed(terminal=True), 0.0)
     elif state in ("finished", "collected"):
         engine.finish(message, ACK, 0.0)
@@ -208,7 +208,7 @@ def test_behind_a_parking_head() -> None:
     engine.finish(head, failed(terminal=True), 0.0)
     late_ones(engine, partition)
     assert engine.take() is None
-    engine.parked(head)
+    engine.dead_lettered(head)
     assert ran(engine) == [3, 5, 7, 12, 20]
 
 

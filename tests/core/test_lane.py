@@ -9,12 +9,12 @@ import pytest
 from lanes.core import lane
 from lanes.core.lane import (
     ABANDONED,
-    ARCHIVING,
     BLOCKED,
+    DEAD_LETTERING,
+    DEAD_LETTERING_BLOCKED,
     FINISHED,
     HELD,
     NEW,
-    PARKING,
     QUEUED,
     RUNNING,
     SETTLED,
@@ -26,7 +26,7 @@ from lanes.core.lane import (
 )
 from tests.core.builders import failed, new_message, new_partition
 
-STATES = (NEW, QUEUED, RUNNING, HELD, PARKING, FINISHED, SETTLED, ABANDONED, BLOCKED, ARCHIVING)
+STATES = (NEW, QUEUED, RUNNING, HELD, DEAD_LETTERING, FINISHED, SETTLED, ABANDONED, BLOCKED, DEAD_LETTERING_BLOCKED)
 EVENTS = sorted({event for _, event in TRANSITIONS} | {"no such event"})
 
 # Written out once more, so that a slip in the table is not its own proof.
@@ -39,20 +39,20 @@ LEGAL = {
     ("running", "ack"): "finished",
     ("running", "return"): "queued",
     ("running", "retry"): "held",
-    ("running", "give up"): "parking",
+    ("running", "dead_letter"): "dead_lettering",
     ("running", "block"): "blocked",
-    ("running", "archive"): "archiving",
+    ("running", "dead_letter_and_block"): "dead_lettering_blocked",
     ("running", "abandon"): "abandoned",
     ("held", "due"): "queued",
-    ("held", "park"): "parking",
+    ("held", "park"): "dead_lettering",
     ("held", "abandon"): "abandoned",
     ("blocked", "unblock"): "queued",
-    ("blocked", "park"): "parking",
+    ("blocked", "park"): "dead_lettering",
     ("blocked", "abandon"): "abandoned",
-    ("archiving", "parked"): "blocked",
-    ("archiving", "abandon"): "abandoned",
-    ("parking", "parked"): "finished",
-    ("parking", "abandon"): "abandoned",
+    ("dead_lettering_blocked", "dead_lettered"): "blocked",
+    ("dead_lettering_blocked", "abandon"): "abandoned",
+    ("dead_lettering", "dead_lettered"): "finished",
+    ("dead_lettering", "abandon"): "abandoned",
     ("finished", "settle"): "settled",
     ("finished", "abandon"): "abandoned",
 }

@@ -21,7 +21,7 @@ EVENTS = (
     "finish",
     "finish_batch",
     "kept",
-    "parked",
+    "dead_lettered",
     "unblock",
     "park",
     "due",
