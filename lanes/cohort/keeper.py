@@ -35,7 +35,7 @@ from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.errors import SourceError
 
-__all__ = ["Bell", "Tenant"]
+__all__ = ["Bell", "LeaseKeeper"]
 
 log = logging.getLogger("lanes")
 
@@ -85,7 +85,7 @@ class Bell:
         return hinted
 
 
-class Tenant:
+class LeaseKeeper:
     """The actor of cohort partition ``partition``, which is ``named`` in logs.
 
     ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
@@ -155,7 +155,7 @@ class Tenant:
         self._waits = 0.0  # what was said of the lease that is waited for
 
     def __repr__(self) -> str:
-        return f"<Tenant of {self._partition}: {self.machine.phase}>"
+        return f"<LeaseKeeper of {self._partition}: {self.machine.phase}>"
 
     # --- what it is told
 

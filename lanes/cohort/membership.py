@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 
 from lanes.clock import Clock, monotonic
-from lanes.cohort.keeper import Bell, Tenant
+from lanes.cohort.keeper import Bell, LeaseKeeper
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
 from lanes.config import check_one_of, check_positive, check_seconds, check_whole
@@ -134,8 +134,8 @@ class Membership:
         self._clock = clock
         self._name = f"cohort {config.cohort}, member {member}"
         self._happened: list[Happened] = []
-        self._tenants = [
-            Tenant(
+        self._keepers = [
+            LeaseKeeper(
                 LeaseMachine(partition, member, retention=config.retention, ttl=ttl, margin=margin_of(ttl)),
                 store,
                 consumers,
@@ -155,8 +155,8 @@ class Membership:
         self._stopping = False
 
     def __repr__(self) -> str:
-        owned = sum(tenant.machine.deadline > -math.inf for tenant in self._tenants)
-        return f"<Membership of {self.member}: {owned} of {len(self._tenants)} partitions>"
+        owned = sum(keeper.machine.deadline > -math.inf for keeper in self._keepers)
+        return f"<Membership of {self.member}: {owned} of {len(self._keepers)} partitions>"
 
     # --- running
 
@@ -175,8 +175,8 @@ class Membership:
             else:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._attend)
-                    for tenant in self._tenants:
-                        tasks.start_soon(tenant.serve, self._is_stopping)
+                    for keeper in self._keepers:
+                        tasks.start_soon(keeper.serve, self._is_stopping)
         except BaseExceptionGroup as group:
             # Of several tasks that fail at once for one reason the first says it all.
             raise _first(group) from group
@@ -190,8 +190,8 @@ class Membership:
         """Leave in order: everything is to be drained, is released, and ``run`` returns. Idempotent."""
         if not self._stopping:
             self._stopping = True
-            for tenant in self._tenants:
-                tenant.stop()
+            for keeper in self._keepers:
+                keeper.stop()
             self._bell.ring()
 
     def _is_stopping(self) -> bool:
@@ -206,7 +206,7 @@ class Membership:
 
     def deadline(self, partition: int) -> float:
         """Until when a partition is certainly this member's, by its clock; minus infinity = it is not."""
-        return self._tenants[partition].machine.deadline
+        return self._keepers[partition].machine.deadline
 
     @property
     def first(self) -> int:
@@ -235,11 +235,11 @@ class Membership:
         ``ended``: nothing of it runs. Else the ledger is written and the lease runs out: see ``LeaseMachine.drained``.
         It may come before the ``Revoked`` it answers, where the member has been told to stop.
         """
-        self._tenants[partition].drained(done, ended=ended)
+        self._keepers[partition].drained(done, ended=ended)
 
     def checkpoint(self, partition: int, done: Done) -> None:
         """Write down what is done of a partition that is held, without giving it up."""
-        self._tenants[partition].checkpoint(done)
+        self._keepers[partition].checkpoint(done)
 
     def takeover(self, partition: int, done: Done) -> None:
         """Take a partition over from oneself: a delivery is missing, or the connection is another one.
@@ -247,22 +247,22 @@ class Membership:
         ``done``: its whole ledger. What is queued may start within the deadline; nothing that is delivered from now on
         is to be taken in before the ``Owned`` that follows.
         """
-        self._tenants[partition].takeover(done)
+        self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
         """The durable of a partition does not answer as its owner's: it is lost."""
-        self._tenants[partition].gone(reason)
+        self._keepers[partition].gone(reason)
 
     def ended(self, partition: int) -> None:
         """Nothing of a partition that was lost is in the way any more: it may be acquired again."""
-        self._tenants[partition].ended()
+        self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
         """A key of the bucket was written, or is about to be. Best effort: what is decided is read."""
         if key.startswith(LEASE_PREFIX):
             number = key.removeprefix(LEASE_PREFIX)
-            if number.isdecimal() and int(number) < len(self._tenants):
-                self._tenants[int(number)].hint()
+            if number.isdecimal() and int(number) < len(self._keepers):
+                self._keepers[int(number)].hint()
         elif key.startswith(MEMBER_PREFIX):
             if self._roster.heard(key):
                 self._bell.hint()
@@ -295,18 +295,18 @@ class Membership:
 
     async def _sweep(self) -> None:
         """Have lower epochs deleted that came behind a takeover: one listing for all, in place of one for each."""
-        if any(tenant.machine.consumer is not None for tenant in self._tenants):
+        if any(keeper.machine.consumer is not None for keeper in self._keepers):
             found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for partition, epoch, sub in await self._consumers.names():
                 found[partition].append((epoch, sub))
-            for partition, tenant in enumerate(self._tenants):
-                tenant.seen(found[partition])
+            for partition, keeper in enumerate(self._keepers):
+                keeper.seen(found[partition])
 
     def _planned(self) -> None:
         plan = self._roster.plan
         if plan is not None and not self._stopping:
-            for tenant, owner in zip(self._tenants, plan.owners, strict=True):
-                tenant.planned(mine=owner == self.member)
+            for keeper, owner in zip(self._keepers, plan.owners, strict=True):
+                keeper.planned(mine=owner == self.member)
             self._changed()
 
     def _overdue(self, partition: int) -> None:

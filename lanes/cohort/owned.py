@@ -1,8 +1,8 @@
-"""What a member of a cohort owns, and what its source is to tell and to do about it: the same for every store.
+"""The cohort partitions that a member owns, as its source sees them. The same for every lease store.
 
-``Holdings`` stands between a ``Membership`` and the calls of a source. It does no I/O. It makes source events of what
-the membership tells, and says which durable to take from, what may still leave the process, what is to be written
-down, and when a partition is given up. The source moves messages and acknowledgements.
+``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. It makes source events
+of the membership's events. It says which durable to take messages from, which settlements may still be sent, which
+ledgers to write down, and when to give a partition up. The source moves messages and acknowledgements.
 """
 
 from __future__ import annotations
@@ -16,22 +16,34 @@ import anyio
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import Membership
 from lanes.core.cohort.actions import LeaseEvent, Owned, Revoked
-from lanes.core.cohort.actions import Lost as LostTenure
+from lanes.core.cohort.actions import Lost as LostLease
 from lanes.core.cohort.ledger import DeliveryLedger, Done
 from lanes.core.types import NEVER, Partition, PartitionId, Reader, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Generation, Lost, Revoking, SourceEvent
 
-__all__ = ["Holdings", "MakesMembership", "Tenancy"]
+__all__ = ["MakesMembership", "OwnedPartition", "OwnedPartitions"]
 
 
-class Tenancy(ABC):
-    """``number`` of the cohort partition, from the event that it is owned to the one that it is not.
+class OwnedPartition(ABC):
+    """One ownership of a cohort partition, from the event that begins it to the one that ends it.
 
-    A source builds on it: what brings the messages of the durable is its own. ``ledger``: everything delivered and what
-    of it is done, that of earlier owners included: what comes and is done is acknowledged again, and told to nobody.
-    ``expected``: the number of the durable's next delivery. ``announced``: whoever handles it knows of it. ``revoked``:
-    the plan gives it to another. ``releasing``: it is being given up. ``over``: it is handed over, or lost.
+    A source derives from it and adds the part that pulls the messages of the durable.
+
+    Args:
+        number: Number of the cohort partition.
+        partition: The assignment that the consumer gets.
+        done: Messages that earlier owners finished. When one comes again, it is acknowledged and not delivered.
+
+    Attributes:
+        number: Number of the cohort partition.
+        partition: The assignment that the consumer gets.
+        ledger: Every delivered message, and which of them are finished.
+        expected: Number of the durable's next delivery.
+        announced: Whether the consumer has received the assignment.
+        revoked: Whether the plan gives the partition to another member.
+        releasing: Whether the partition is being given up.
+        over: Set when the partition is handed over or lost.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -49,19 +61,24 @@ class Tenancy(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Take nothing more, until there is another durable. Does not block. Idempotent."""
+        """Take no more messages before the next durable. Does not block. Idempotent."""
 
     def begin(self) -> None:
-        """Nothing of the durable before is taken any more: the next one brings again what is outstanding, and then what
-        is new, and its deliveries count from 1."""
+        """Begin a durable. It delivers outstanding messages again, then new ones, and counts deliveries from 1."""
         self.rest()
         self.expected = 1
 
     def follows(self, delivery: int) -> bool:
-        """Whether a delivery is the next one of its durable, by its number; if so the one behind it is expected.
+        """Return whether a delivery is the next one of its durable, and if so expect the one after it.
 
-        One is missing otherwise. The server counts it as delivered, and would bring it behind newer ones of its key: so
-        everything from here on is dropped, and the partition is to be taken over, see ``Holdings.take_over``.
+        If it is not, a delivery is missing. The server would bring that one after newer messages of its key. So the
+        source drops everything from here on and calls ``OwnedPartitions.take_over``.
+
+        Args:
+            delivery: Number of the delivery, counted by the durable from 1.
+
+        Returns:
+            False when a delivery before this one is missing.
         """
         if delivery != self.expected:
             return False
@@ -69,30 +86,48 @@ class Tenancy(ABC):
         return True
 
 
-T = TypeVar("T", bound=Tenancy)
+T = TypeVar("T", bound=OwnedPartition)
 
 
 class MakesMembership(Protocol):
-    """``Membership`` with all of its arguments but one."""
+    """A ``Membership`` that lacks one argument."""
 
     def __call__(self, *, changed: Callable[[], None]) -> Membership:
-        """A membership that is not run yet. ``changed``: see ``Membership``."""
+        """Make a membership that does not run yet.
+
+        Args:
+            changed: See ``Membership``.
+
+        Returns:
+            The membership.
+        """
 
 
-class Holdings(Generic[T]):
-    """The ``tenancies`` of a member of a cohort, by number, as a source is to see them.
+class OwnedPartitions(Generic[T]):
+    """The cohort partitions that a member owns.
 
-    ``name``, ``reader`` and ``incarnation`` are those of its partitions. ``membership`` makes the one that it is about.
-    ``make`` makes a tenancy; ``follow`` has it take from the durable of an ``Owned``, the first one or another, and
-    raises ``SourceError`` where the source cannot go on: that is the ``failure`` then. ``clock``: by which deadlines
-    are. ``wake`` is called when there is something new, and must not block: the source is to ``step`` then.
+    For one event loop. Only ``release`` waits; all other calls return at once. Events of the membership are taken in as
+    they happen, and the membership is not called back then. ``step`` does that later.
 
-    ``in_flight``: so many messages at most can be in flight; the source raises it as it learns of more. Once more are
-    done above the floor, they are written down, so that a crash repeats twice as many at most, what is on its way
-    included; a work queue knows them by itself.
+    Args:
+        name: Source name of the partitions, as in ``PartitionId``.
+        reader: Reader of the partitions.
+        incarnation: Incarnation of the partitions; "" = the source has none.
+        membership: Makes the membership.
+        make: Makes the object of one ownership.
+        follow: Lets the object take messages from the durable of an ``Owned``, which is the first one or a later one.
+            It raises ``SourceError`` when the source cannot go on, which becomes the ``failure``.
+        in_flight: Number of messages that can be in flight; the source raises it as it learns of more. A ledger with
+            more finished messages above its floor is written down, which bounds the repeats after a crash to twice that
+            number. A work queue needs no such write.
+        clock: Clock of the deadlines.
+        wake: Called when the source should call ``step`` and ``next_events``; must not block.
 
-    For one event loop. Only ``release`` waits; everything else returns at once. What the membership tells is taken in
-    whoever is receiving, and nothing of it is called in that: what it has to hear in turn is left to ``step``.
+    Attributes:
+        by_number: The owned partitions by number.
+        failure: The error with which the source has to end; None while there is none.
+        in_flight: Number of messages that can be in flight.
+        membership: The membership.
     """
 
     def __init__(
@@ -108,7 +143,7 @@ class Holdings(Generic[T]):
         clock: Clock = monotonic,
         wake: Callable[[], None],
     ) -> None:
-        self.tenancies: dict[int, T] = {}
+        self.by_number: dict[int, T] = {}
         self.failure: SourceError | None = None
         self.in_flight = in_flight
         self._name = name
@@ -124,45 +159,70 @@ class Holdings(Generic[T]):
         self._lost: list[int] = []
         self.membership = membership(changed=self.changed)
         settings = self.membership.settings
-        # Kept until it is drained, however long that takes, or until what runs is cancelled.
+        # "keep" drains without a limit; "force" cancels handlers after it.
         self._drain_within = settings.drain_within if settings.overdue == "force" else NEVER
         self._writes = self.membership.retention != "workqueue"
 
     def __repr__(self) -> str:
-        return f"<Holdings of {len(self.tenancies)} partitions of {self._name}>"
+        return f"<OwnedPartitions of {len(self.by_number)} partitions of {self._name}>"
 
     # --- what is owned
 
     def of(self, partition: Partition) -> T | None:
-        """The tenancy that an assignment stands for; None when it is over."""
-        tenancy = self.tenancies.get(partition.id.number)
-        return tenancy if tenancy is not None and tenancy.partition is partition else None
+        """Return the ownership of an assignment.
 
-    def owned(self, partition: Partition) -> T | None:
-        """The same, while it is certainly this member's: of anything else nothing leaves for the server any more."""
+        Args:
+            partition: The assignment.
+
+        Returns:
+            The ownership, or None when it is over.
+        """
+        owned = self.by_number.get(partition.id.number)
+        return owned if owned is not None and owned.partition is partition else None
+
+    def leased(self, partition: Partition) -> T | None:
+        """Return the ownership of an assignment while its lease holds for certain.
+
+        Nothing may be sent to the server for any other partition.
+
+        Args:
+            partition: The assignment.
+
+        Returns:
+            The ownership, or None when it is over or its deadline has passed.
+        """
         return self.of(partition) if self._clock() < partition.deadline else None
 
     @property
     def highest(self) -> int:
-        """The highest sequence that was read of any partition; 0 = none."""
-        return max((self.read_up_to(tenancy.ledger.highest) for tenancy in self.tenancies.values()), default=0)
+        """The highest sequence read from any partition; 0 = none."""
+        return max((self.read_up_to(owned.ledger.highest) for owned in self.by_number.values()), default=0)
 
     def read_up_to(self, highest: int) -> int:
-        """The highest sequence that was read, by a ledger that says so. A cohort may begin beyond the stream's end."""
+        """Return the highest sequence read, given the highest one of a ledger.
+
+        The two differ before the first message, because a cohort may begin after the stream's end.
+
+        Args:
+            highest: The highest sequence of the ledger.
+
+        Returns:
+            The sequence, 0 when none was read.
+        """
         return 0 if highest == self.membership.first - 1 else highest
 
     # --- what the membership tells
 
     def changed(self) -> None:
-        """Something has become of a partition, or of the plan: take it in, whoever is receiving."""
+        """Take in what has happened to the partitions and the plan."""
         for number, event in self.membership.take():
             self._happened(number, event)
         now = self._clock()
-        for tenancy in self.tenancies.values():
-            deadline = self.membership.deadline(tenancy.number)
-            # One that has passed stays: whoever handles the partition may have found it lost by now.
-            if now < tenancy.partition.deadline < deadline:
-                tenancy.partition.deadline = deadline
+        for owned in self.by_number.values():
+            deadline = self.membership.deadline(owned.number)
+            # A deadline that has passed stays: the consumer may have found the partition lost already.
+            if now < owned.partition.deadline < deadline:
+                owned.partition.deadline = deadline
         if self.membership.joined.is_set():
             plan = Generation(self.membership.generation, self.membership.standby)
             if plan != self._told:
@@ -171,33 +231,33 @@ class Holdings(Generic[T]):
         self._wake()
 
     def _happened(self, number: int, event: LeaseEvent) -> None:
-        tenancy = self.tenancies.get(number)
+        owned = self.by_number.get(number)
         if isinstance(event, Owned):
-            self._owned(number, tenancy, event)
-        elif tenancy is None:
+            self._owned(number, owned, event)
+        elif owned is None:
             return
         elif isinstance(event, Revoked):
-            tenancy.revoked = True
-            tenancy.rest()
-            if not tenancy.releasing:
-                self._events.append(Revoking(tenancy.partition, self._drain_within))
+            owned.revoked = True
+            owned.rest()
+            if not owned.releasing:
+                self._events.append(Revoking(owned.partition, self._drain_within))
         else:
-            tenancy.rest()
-            del self.tenancies[number]
-            tenancy.over.set()
-            if isinstance(event, LostTenure):
-                self._events.append(Lost(tenancy.partition, event.reason))
+            owned.rest()
+            del self.by_number[number]
+            owned.over.set()
+            if isinstance(event, LostLease):
+                self._events.append(Lost(owned.partition, event.reason))
 
     def _owned(self, number: int, known: T | None, event: Owned) -> None:
-        tenancy = self._make(number, self._partition(number, event), event.done) if known is None else known
+        owned = self._make(number, self._partition(number, event), event.done) if known is None else known
         try:
-            self._follow(tenancy, event)
+            self._follow(owned, event)
         except SourceError as error:
             self.failure = error
             return
         if known is None:
-            self.tenancies[number] = tenancy
-            self._events.append(Assigned(tenancy.partition))
+            self.by_number[number] = owned
+            self._events.append(Assigned(owned.partition))
 
     def _partition(self, number: int, event: Owned) -> Partition:
         return Partition(
@@ -211,10 +271,10 @@ class Holdings(Generic[T]):
     # --- while a source receives
 
     def step(self) -> None:
-        """Tell the membership what whoever handles the partitions knows by now. Before each look for events.
+        """Tell the membership what the consumer knows by now; the source calls it before each look for events.
 
-        A loss that was told does not stand in the way of a new assignment any more: what a zombie runs keeps its lane.
-        And what was renewed too late for whoever handles it is lost for the membership, too.
+        A partition whose loss the consumer has received may be acquired again. A partition whose lease was renewed
+        after its deadline had passed for the consumer is lost for the membership too.
         """
         self._end_losses()
         self._lose_late()
@@ -226,14 +286,17 @@ class Holdings(Generic[T]):
 
     def _lose_late(self) -> None:
         now = self._clock()
-        for tenancy in list(self.tenancies.values()):
-            if tenancy.partition.deadline <= now < self.membership.deadline(tenancy.number):
-                self.lose(tenancy, "the lease was believed to have run out")
+        for owned in list(self.by_number.values()):
+            if owned.partition.deadline <= now < self.membership.deadline(owned.number):
+                self.lose(owned, "the lease was believed to have run out")
 
     def next_events(self) -> list[SourceEvent]:
-        """What has happened, in order. Of a partition that is being released nothing.
+        """Return the new events for the consumer, in order, without those of a partition that is being released.
 
-        It may be owned again already, and whoever has it released does not know yet that it is.
+        Such a partition may be owned again before the consumer knows that its release has ended.
+
+        Returns:
+            The events.
         """
         now: list[SourceEvent] = []
         later: list[Assigned | Revoking | Lost | Generation] = []
@@ -249,96 +312,116 @@ class Holdings(Generic[T]):
         return now
 
     def _announced(self, event: Assigned | Revoking | Lost) -> None:
-        tenancy = self.of(event.partition)
+        owned = self.of(event.partition)
         if isinstance(event, Lost):
             self._lost.append(event.partition.id.number)
-        elif isinstance(event, Assigned) and tenancy is not None:
-            tenancy.announced = True
+        elif isinstance(event, Assigned) and owned is not None:
+            owned.announced = True
 
-    def take_over(self, tenancy: T) -> None:
-        """Take a partition over from oneself: a delivery is missing, or the connection is another one.
+    def take_over(self, owned: T) -> None:
+        """Ask for a new durable, because a delivery is missing or the connection is a new one.
 
-        Nothing more is taken until there is another durable; what was delivered stays as it is. Idempotent.
+        No message is taken before the new durable. Delivered messages stay. Idempotent.
+
+        Args:
+            owned: The partition.
         """
-        tenancy.rest()
-        self.membership.takeover(tenancy.number, tenancy.ledger.snapshot())
+        owned.rest()
+        self.membership.takeover(owned.number, owned.ledger.snapshot())
 
-    def lose(self, tenancy: T, reason: str) -> None:
-        """Give a partition up that is not this member's, as its durable or the clock says. Idempotent."""
-        self.membership.gone(tenancy.number, reason)
+    def lose(self, owned: T, reason: str) -> None:
+        """Give up a partition that is not this member's any more, as its durable or the clock shows. Idempotent.
+
+        Args:
+            owned: The partition.
+            reason: Why it is lost, for the log and the ``Lost`` event.
+        """
+        self.membership.gone(owned.number, reason)
 
     def settled(self, settlement: Settlement) -> T | None:
-        """Note as done what is settled; see ``lanes.source.Source.settle``. Idempotent.
+        """Record the settled messages as finished; see ``lanes.source.Source.settle``. Idempotent.
 
-        The tenancy for which it is to be acknowledged now. None: nothing of it may be sent, and nothing is noted. What
-        cannot be sent is acknowledged when it comes again.
+        Args:
+            settlement: Messages of one partition.
+
+        Returns:
+            The ownership whose messages the source may acknowledge now. None when the lease does not hold: then nothing
+            is recorded, and a message is acknowledged when it comes again.
         """
-        tenancy = self.owned(settlement.partition)
-        if tenancy is None:
+        owned = self.leased(settlement.partition)
+        if owned is None:
             return None
-        ledger = tenancy.ledger
+        ledger = owned.ledger
         for message in settlement.messages:
             ledger.settled(message.position)
         if self._writes and ledger.since_saved > self.in_flight:
-            self.membership.checkpoint(tenancy.number, ledger.save())
-        return tenancy
+            self.membership.checkpoint(owned.number, ledger.save())
+        return owned
 
     # --- giving up
 
     async def release(self, partition: Partition, flush: Callable[[], Awaitable[None]]) -> None:
-        """Have a drained partition written down, and its lease given up; see ``lanes.source.Source.release``.
+        """Write down a drained partition and give up its lease; see ``lanes.source.Source.release``.
 
-        ``flush`` waits until what was sent has reached the server, not for ever. What it raises is raised, but the
-        partition is given up all the same, and so it is where this is cancelled: nobody else would ever do it. Where
-        something of it still runs, the lease is left to run out, and nobody waits for that here. Raises ``SourceError``
-        for one that is lost while nobody was told that.
+        The partition is given up even when ``flush`` raises or this call is cancelled. While a handler of the partition
+        still runs, the call returns early, and the lease runs out by itself.
+
+        Args:
+            partition: The assignment.
+            flush: Waits, for a limited time, until the sent acknowledgements have reached the server. Its errors are
+                raised.
+
+        Raises:
+            SourceError: The partition was lost, and the consumer has not received that event.
         """
-        tenancy = self.of(partition)
-        if tenancy is None:
+        owned = self.of(partition)
+        if owned is None:
             self._raise_lost(partition)
             return
-        tenancy.releasing = True
-        tenancy.rest()
-        if not tenancy.revoked:
-            # Nobody has asked for it: the consumer stops, and its member leaves.
+        owned.releasing = True
+        owned.rest()
+        if not owned.revoked:
+            # The plan did not ask for it: the consumer stops, so its member leaves.
             self.membership.stop()
-        self._releasing.add(tenancy.number)
+        self._releasing.add(owned.number)
         ended = not partition.unended
         try:
             try:
                 await flush()
             finally:
-                self.membership.drained(tenancy.number, tenancy.ledger.snapshot(), ended=ended)
+                self.membership.drained(owned.number, owned.ledger.snapshot(), ended=ended)
             if ended:
-                await tenancy.over.wait()
+                await owned.over.wait()
             self._raise_lost(partition)
         finally:
-            # Called twice at once it is one release, and the first that is over tells.
-            self._releasing.discard(tenancy.number)
+            # Two calls at once are one release: the first one to end counts.
+            self._releasing.discard(owned.number)
             self._wake()
 
     def leave(self) -> bool:
-        """Give up everything of which nothing runs; for a member that was stopped and receives no more.
+        """Give up every partition without running handlers, for a member that was stopped and receives no more.
 
-        False: of some partition there are messages that are neither settled nor released. Something of it may run, so
-        the member does not leave in order: its leases are to run out, as after a crash. Else it is called again
-        whenever there is something new, until the membership has ended.
+        Call it again whenever there is something new, until the membership has ended.
+
+        Returns:
+            False when a partition has messages that are neither settled nor released. A handler may still run, so the
+            member must not leave in order: its leases run out, as after a crash.
         """
         self._lose_late()
         self._drop_losses()
-        for tenancy in list(self.tenancies.values()):
-            if tenancy.releasing:
+        for owned in list(self.by_number.values()):
+            if owned.releasing:
                 continue
-            if tenancy.announced and len(tenancy.ledger):
+            if owned.announced and len(owned.ledger):
                 return False
-            tenancy.releasing = True
-            tenancy.rest()
-            self.membership.drained(tenancy.number, tenancy.ledger.snapshot())
+            owned.releasing = True
+            owned.rest()
+            self.membership.drained(owned.number, owned.ledger.snapshot())
         self._drop_losses()
         return True
 
     def _drop_losses(self) -> None:
-        """Nobody reads of these any more, and nothing of them is asked for."""
+        """Drop the losses that no call will read any more."""
         self._lost += [event.partition.id.number for event in self._events if isinstance(event, Lost)]
         self._events = [event for event in self._events if not isinstance(event, Lost)]
         self._end_losses()

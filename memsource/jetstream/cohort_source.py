@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lanes.clock import Clock
 from lanes.cohort.membership import Membership
-from lanes.cohort.owned import Holdings, Tenancy
+from lanes.cohort.owned import OwnedPartition, OwnedPartitions
 from lanes.core.cohort.actions import Owned
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -40,7 +40,7 @@ class Token(NamedTuple):
     delivery: Delivery
 
 
-class _Tenancy(Tenancy):
+class _Tenancy(OwnedPartition):
     """``durable`` = None: nothing is delivered, for it is taken over, or drained."""
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -79,7 +79,7 @@ class CohortMemberSource(Turns):
         self._pace = 1.0 + drift
         self._random = random.Random(f"member {broker.seed} {number}")
         self.way = broker.way(member, clock)
-        self._holdings: Holdings[_Tenancy] = Holdings(
+        self._holdings: OwnedPartitions[_Tenancy] = OwnedPartitions(
             broker.stream.topic.name,
             READER,
             membership=self._membership,
@@ -160,7 +160,7 @@ class CohortMemberSource(Turns):
         async with self._faults.meet("settle"):
             self._alive()
             for tenancy, message in done:
-                if self._holdings.owned(message.partition) is tenancy:
+                if self._holdings.leased(message.partition) is tenancy:
                     self._acknowledge(tenancy, message)
 
     async def extend(self, messages: Sequence[Message]) -> None:
@@ -169,7 +169,7 @@ class CohortMemberSource(Turns):
         async with self._faults.meet("extend"):
             self._alive()
             for message in messages:
-                if self._holdings.owned(message.partition) is not None and not self.way.cut:
+                if self._holdings.leased(message.partition) is not None and not self.way.cut:
                     self.broker.stream.extend(_token(message).durable, message.position, self._clock())
 
     async def release(self, partition: Partition) -> None:
@@ -210,7 +210,7 @@ class CohortMemberSource(Turns):
         events = self._told()
         if not events and self._restarts != self.broker.restarts:
             self._restarts = self.broker.restarts
-            for tenancy in list(self._holdings.tenancies.values()):
+            for tenancy in list(self._holdings.by_number.values()):
                 if tenancy.durable is not None:
                     self._holdings.take_over(tenancy)
         # Whoever deals may find out that something is lost, and nobody waits for that yet.
@@ -228,7 +228,7 @@ class CohortMemberSource(Turns):
         for number, partition in list(self._owned.items()):
             if self._holdings.of(partition) is None:
                 self.released.add(self._forget(number))
-        for number, tenancy in self._holdings.tenancies.items():
+        for number, tenancy in self._holdings.by_number.items():
             if number not in self._owned:
                 self._owned[number] = tenancy.partition
         self._changed()
@@ -246,8 +246,8 @@ class CohortMemberSource(Turns):
             pass
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        tenancy = self._holdings.tenancies[number]
-        if not self.way.cut and tenancy.durable is not None and self._holdings.owned(tenancy.partition) is not None:
+        tenancy = self._holdings.by_number[number]
+        if not self.way.cut and tenancy.durable is not None and self._holdings.leased(tenancy.partition) is not None:
             records = self._pull(tenancy, tenancy.durable, messages, size)
             if records:
                 yield delivered(tenancy.partition, records)
@@ -275,9 +275,9 @@ class CohortMemberSource(Turns):
 
     def _at_the_end(self) -> bool:
         stream = self.broker.stream
-        tenancies = self._holdings.tenancies
-        durables = [tenancies[number].durable for number in self._turns]
-        if None in durables or not len(durables) == len(tenancies) == self.membership.planned:
+        by_number = self._holdings.by_number
+        durables = [by_number[number].durable for number in self._turns]
+        if None in durables or not len(durables) == len(by_number) == self.membership.planned:
             return False
         return not any(stream.consumer(durable).waiting for durable in durables if durable and stream.exists(durable))
 

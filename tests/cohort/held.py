@@ -1,4 +1,4 @@
-"""Holdings over a membership that says what a test wants, and notes what it is told."""
+"""OwnedPartitions over a membership that says what a test wants, and notes what it is told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import CohortSettings, Happened
-from lanes.cohort.owned import Holdings, Tenancy
+from lanes.cohort.owned import OwnedPartition, OwnedPartitions
 from lanes.core.cohort.actions import Lost as LostTenure
 from lanes.core.cohort.actions import Owned
 from lanes.core.cohort.ledger import Done
@@ -71,7 +71,7 @@ class StubMembership:
         self.dones.append(done)
 
 
-class StubTenancy(Tenancy):
+class StubTenancy(OwnedPartition):
     """``durable``: the epoch and the sub-number of what it takes from; None while it rests. ``rests``: how often."""
 
     durable: tuple[int, int] | None = None
@@ -82,7 +82,7 @@ class StubTenancy(Tenancy):
         self.rests += 1
 
 
-T = TypeVar("T", bound=Tenancy)
+T = TypeVar("T", bound=OwnedPartition)
 
 
 class Held(Generic[T]):
@@ -101,7 +101,7 @@ class Held(Generic[T]):
         self.stub = StubMembership(first, retention, settings)
         self.clock = clock
         self.wakes = 0
-        self.holdings = Holdings(
+        self.holdings = OwnedPartitions(
             "S",
             RecordReader(),
             "now",
@@ -137,7 +137,7 @@ class Held(Generic[T]):
 
 
 def held(**about: Any) -> Held[StubTenancy]:
-    """Holdings of stubs."""
+    """OwnedPartitions of stubs."""
 
     def follow(tenancy: StubTenancy, owned: Owned) -> None:
         tenancy.begin()

@@ -78,7 +78,7 @@ def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbea
                 assert servers.bucket.read(member_key("a"), servers.clock()).value
             assert len(asked) > 5
             silent.clear()
-            assert await until(lambda: member._tenants[0].machine.consumer is not None, 2.0)
+            assert await until(lambda: member._keepers[0].machine.consumer is not None, 2.0)
             assert {type(event) for _, event in member.take()} <= {Owned}
             tasks.cancel_scope.cancel()
 

@@ -330,7 +330,7 @@ def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> None:
         _, source = stage.join()
         await stage.owns(source, 0)
         tokens = [token for _, token in source.announced]
-        (tenancy,) = source._holdings.tenancies.values()
+        (tenancy,) = source._holdings.by_number.values()
         tenancy.partition.deadline = stage.world.now
         await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned anew")
         assert max(token for _, token in source.announced) > tokens[0]

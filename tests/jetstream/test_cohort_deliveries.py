@@ -212,7 +212,7 @@ def failed(held: Held) -> bool:
 async def test_the_pulls_of_a_partition_are_those_of_its_last_consumer() -> None:
     held = Held()
     held.tell((3, taken_over(7)))
-    of = held.holdings.tenancies[3]
+    of = held.holdings.by_number[3]
     assert consumer_of(of) == "c-p3-e7-0"
     held.tell((3, taken_over(7, 1, again=True)))
     assert consumer_of(of) == "c-p3-e7-1"
@@ -249,7 +249,7 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     """Neither acknowledged nor kept alive: once it is lost, and once its deadline has passed."""
     held = Held()
     held.tell((1, taken_over(7)), (2, taken_over(7)), (3, taken_over(7)))
-    partitions = {number: of.partition for number, of in held.holdings.tenancies.items()}
+    partitions = {number: of.partition for number, of in held.holdings.by_number.items()}
     held.tell((1, LostTenure("why")))
     partitions[2].deadline = monotonic() - 0.001
     sent: list[str] = []
@@ -270,12 +270,12 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     client.is_draining, client.stats = False, {"out_msgs": 0, "out_bytes": 0, "reconnects": 0}
     source = held.source
     messages = [Message(partitions[number], 5, None, 1, None, f"ack.{number}") for number in (1, 2, 3)]
-    held.holdings.tenancies[3].ledger.delivered(5)
+    held.holdings.by_number[3].ledger.delivered(5)
     await source.extend(messages)
     assert sent == ["ack.3"]
     await source.settle([Settlement(message.partition, [message]) for message in messages])
     assert sent == ["ack.3", "ack.3"]
-    assert 5 not in held.holdings.tenancies[3].ledger.snapshot().outstanding
+    assert 5 not in held.holdings.by_number[3].ledger.snapshot().outstanding
     # Nobody answers for the consumer before; of the one that is pulled it says that it is there.
     assert confirmed == []
     messages[2].token = "$JS.ACK.S.c-p3-e7-0.1.5.1.1.1"

@@ -153,7 +153,7 @@ class Looked:
         self.held = Held()
         self.held.tell((3, taken_over(7)))
         self.held.holdings.next_events()
-        self.tenancy = self.held.holdings.tenancies[3]
+        self.tenancy = self.held.holdings.by_number[3]
         self.asked: list[str] = []
         self.info: dict[str, Any] = {"delivered": {"consumer_seq": 2}, "num_pending": 9}
         self.wrong: dict[str, Exception] = {}

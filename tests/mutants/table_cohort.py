@@ -14,7 +14,7 @@ def _mutant(
 
 
 _MACHINE: Final = "lanes.core.cohort.lease_machine"
-_HOLDINGS: Final = "lanes.cohort.owned"
+_OWNED: Final = "lanes.cohort.owned"
 
 COHORT: Final = (
     _mutant(
@@ -49,9 +49,9 @@ COHORT: Final = (
     ),
     _mutant(
         "release_before_drain",
-        _HOLDINGS,
-        "            tenancy.revoked = True\n",
-        "            tenancy.revoked = True\n            self.membership.drained(number, tenancy.ledger.snapshot())\n",
+        _OWNED,
+        "            owned.revoked = True\n",
+        "            owned.revoked = True\n            self.membership.drained(number, owned.ledger.snapshot())\n",
         "the next owner starts while handlers of the former one run",
         "NoOverlap",
     ),
@@ -76,9 +76,9 @@ COHORT: Final = (
         also=(
             _mutant(
                 "renewed_after_loss",
-                _HOLDINGS,
-                "            if now < tenancy.partition.deadline < deadline:\n",
-                "            if tenancy.partition.deadline < deadline:\n",
+                _OWNED,
+                "            if now < owned.partition.deadline < deadline:\n",
+                "            if owned.partition.deadline < deadline:\n",
                 "a deadline that has passed is moved on, and whoever starts handlers believes in it again",
             ),
         ),
@@ -123,7 +123,7 @@ COHORT: Final = (
     ),
     _mutant(
         "gap_passed_over",
-        _HOLDINGS,
+        _OWNED,
         "        if delivery != self.expected:\n",
         "        if False:\n",
         "what was lost on its way comes again behind newer messages of its key",

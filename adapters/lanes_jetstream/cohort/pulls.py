@@ -83,7 +83,7 @@ class Inbox:
             del self._by_consumer[pulls.consumer]
 
     async def _receive(self, message: Msg) -> None:
-        # For every message: what can be done once for many is done by ``Tenancy.take``.
+        # For every message: what can be done once for many is done by ``OwnedPartition.take``.
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:

@@ -18,7 +18,7 @@ import nats.errors
 
 from lanes.clock import monotonic
 from lanes.cohort.membership import Membership
-from lanes.cohort.owned import Holdings
+from lanes.cohort.owned import OwnedPartitions
 from lanes.core.cohort.actions import Owned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
@@ -92,7 +92,7 @@ class CohortSource:
         self._membership_task: asyncio.Task[None] | None = None
         self._opened = AsyncExitStack()
         self._bucket = bucket_name(stream, cohort.namespace)
-        self._holdings: Holdings[PulledTenancy]
+        self._holdings: OwnedPartitions[PulledTenancy]
         self._turns: Turns
         self._cohort_watch: CohortWatch
         self._denials: Denials
@@ -128,7 +128,7 @@ class CohortSource:
             ack_wait=self._ack_wait,
             max_ack_pending=self._max_ack_pending,
         )
-        self._holdings = Holdings(
+        self._holdings = OwnedPartitions(
             stream,
             READER,
             found.config.incarnation,
@@ -179,7 +179,7 @@ class CohortSource:
             self._raise_failure()
             self._inbox.wake.clear()
             holdings.step()
-            for tenancy in list(holdings.tenancies.values()):
+            for tenancy in list(holdings.by_number.values()):
                 self._check(tenancy)
             events = holdings.next_events() or self._take_arrived(room)
             if events:
@@ -218,7 +218,7 @@ class CohortSource:
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        owned = self._holdings.owned
+        owned = self._holdings.leased
         tokens = [str(message.token) for message in messages if owned(message.partition) is not None]
         await keep_alive(self._connection.client, tokens, self._name)
 
@@ -348,7 +348,7 @@ class CohortSource:
         Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
         """
         events: list[SourceEvent] = []
-        for tenancy in self._holdings.tenancies.values():
+        for tenancy in self._holdings.by_number.values():
             if tenancy.partition not in room.paused:
                 delivered = tenancy.take(self._key, self._key_watch)
                 if delivered is not None:
@@ -358,9 +358,9 @@ class CohortSource:
     async def _acknowledge_again(self) -> None:
         """Of what is owned, as ``settle`` does."""
         client = self._connection.client
-        for tenancy in list(self._holdings.tenancies.values()):
+        for tenancy in list(self._holdings.by_number.values()):
             # The one before may have taken its time.
-            if tenancy.again and client.is_connected and self._holdings.owned(tenancy.partition) is not None:
+            if tenancy.again and client.is_connected and self._holdings.leased(tenancy.partition) is not None:
                 tokens, tenancy.again = tenancy.again, []
                 await send_all(client, tokens, ACK)
 
@@ -370,7 +370,7 @@ class CohortSource:
         since = now - _BUSY
         pulling: list[ConsumerPulls] = []
         busy: set[ConsumerPulls] = set()
-        for tenancy in self._holdings.tenancies.values():
+        for tenancy in self._holdings.by_number.values():
             if tenancy.announced and tenancy.pulls is not None and tenancy.partition not in room.paused:
                 pulling.append(tenancy.pulls)
                 if tenancy.seen > since:

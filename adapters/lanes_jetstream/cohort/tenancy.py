@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lanes.clock import monotonic
-from lanes.cohort.owned import Tenancy
+from lanes.cohort.owned import OwnedPartition
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition
 from lanes.source import Delivered
@@ -15,8 +15,8 @@ from lanes_jetstream.wire.messages import message_of, pending, sequences
 __all__ = ["Backlog", "PulledTenancy"]
 
 
-class PulledTenancy(Tenancy):
-    """See ``Tenancy``. asyncio only.
+class PulledTenancy(OwnedPartition):
+    """See ``OwnedPartition``. asyncio only.
 
     ``pulls``: None while the next consumer is being made, and once it drains. ``again``: deliveries to acknowledge that
     are of finished messages. ``seen``: when something came last, be it one of those; ``confirm_at``: when an
@@ -41,7 +41,7 @@ class PulledTenancy(Tenancy):
         self.backlog.begin()
 
     def rest(self) -> None:
-        """See ``Tenancy.rest``."""
+        """See ``OwnedPartition.rest``."""
         if self.pulls is not None:
             self.pulls.end()
             self.pulls = None

@@ -12,7 +12,7 @@ from typing import Final
 
 import nats.errors
 
-from lanes.cohort.owned import Holdings
+from lanes.cohort.owned import OwnedPartitions
 from lanes.errors import LanesError, SourceError
 from lanes_jetstream.cohort.tenancy import PulledTenancy
 from lanes_jetstream.wire.connection import CONSUMER_NOT_FOUND, ApiError, Connection, NoAnswer
@@ -42,7 +42,7 @@ class CohortWatch:
         stream: str,
         name: str,
         *,
-        holdings: Holdings[PulledTenancy],
+        holdings: OwnedPartitions[PulledTenancy],
         out_of_range: OutOfRange,
         wake: Callable[[], None],
     ) -> None:
@@ -86,13 +86,13 @@ class CohortWatch:
                 log.debug("%s: not looked at: %s", self._name, error)
 
     async def _check(self) -> None:
-        for tenancy in list(self._holdings.tenancies.values()):
+        for tenancy in list(self._holdings.by_number.values()):
             try:
                 await self._check_partition(tenancy)
             except ApiError as error:
                 # It has gone, or has no leader: the others have.
                 log.debug("%s: partition %d not looked at: %s", self._name, tenancy.number, error)
-        missed = [tenancy for tenancy in self._holdings.tenancies.values() if tenancy.backlog.missed]
+        missed = [tenancy for tenancy in self._holdings.by_number.values() if tenancy.backlog.missed]
         if missed:
             await self._check_dropped(missed)
 
@@ -140,7 +140,7 @@ class CohortWatch:
     # --- nobody answers
 
     async def _resolve(self, tenancy: PulledTenancy, consumer: str) -> None:
-        while self._holdings.tenancies.get(tenancy.number) is tenancy:
+        while self._holdings.by_number.get(tenancy.number) is tenancy:
             try:
                 await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
             except NoAnswer:

@@ -36,7 +36,7 @@ def owning(number: int = 3, **about: object) -> tuple[Held[StubTenancy], StubTen
     of = held(**about)
     of.tell((number, taken_over(7)))
     assert of.names() == ["Generation", "Assigned"]
-    return of, of.holdings.tenancies[number]
+    return of, of.holdings.by_number[number]
 
 
 def settlement(tenancy: StubTenancy, *positions: int) -> Settlement:
@@ -116,15 +116,15 @@ async def test_a_deadline_is_only_raised_and_never_once_it_has_passed() -> None:
     of = held()
     of.tell((1, taken_over(7)), deadline=60)
     of.tell((2, taken_over(7)), deadline=-0.001)
-    before = {number: tenancy.partition.deadline for number, tenancy in of.holdings.tenancies.items()}
+    before = {number: tenancy.partition.deadline for number, tenancy in of.holdings.by_number.items()}
     of.stub.deadlines = {number: of.clock() + 90 for number in (1, 2)}
     of.tell()
-    raised = {number: tenancy.partition.deadline for number, tenancy in of.holdings.tenancies.items()}
+    raised = {number: tenancy.partition.deadline for number, tenancy in of.holdings.by_number.items()}
     assert raised[1] == of.stub.deadlines[1] > before[1]
     assert raised[2] == before[2]
     of.stub.deadlines[1] = -math.inf
     of.tell()
-    assert of.holdings.tenancies[1].partition.deadline == raised[1]
+    assert of.holdings.by_number[1].partition.deadline == raised[1]
 
 
 async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the_next_step() -> None:
@@ -133,13 +133,13 @@ async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the
     of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
     of.holdings.next_events()
     for number in numbers:
-        of.holdings.tenancies[number].partition.deadline = of.clock()
+        of.holdings.by_number[number].partition.deadline = of.clock()
     of.tell()
     assert of.told() == [], "the membership hears of nothing while it tells something"
     of.holdings.step()
     assert of.stub.told == [("gone", number, "the lease was believed to have run out") for number in numbers]
     assert of.names() == ["Lost"] * len(numbers)
-    assert list(of.holdings.tenancies) == [400]
+    assert list(of.holdings.by_number) == [400]
 
 
 async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
@@ -178,7 +178,7 @@ async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_a
     of = Held(StubTenancy, follow)
     of.tell((3, taken_over(7)))
     assert [str(of.holdings.failure), of.names()] == ["the stream ends sooner", ["Generation"]]
-    assert of.holdings.tenancies == {}
+    assert of.holdings.by_number == {}
 
 
 async def test_a_cohort_that_begins_beyond_the_end_has_read_nothing() -> None:
@@ -211,13 +211,13 @@ async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
     assert of.holdings.settled(settlement(tenancy, 5)) is tenancy
     clock.now = tenancy.partition.deadline
     assert of.holdings.settled(settlement(tenancy, 6)) is None
-    assert of.holdings.owned(tenancy.partition) is None
+    assert of.holdings.leased(tenancy.partition) is None
     assert of.holdings.of(tenancy.partition) is tenancy
     assert tenancy.ledger.snapshot() == Done(6, (6,))
     of.tell((3, LostTenure("why")), (3, taken_over(8)))
     assert of.holdings.settled(settlement(tenancy, 6)) is None
-    again = of.holdings.tenancies[3]
-    assert of.holdings.owned(again.partition) is again
+    again = of.holdings.by_number[3]
+    assert of.holdings.leased(again.partition) is again
 
 
 @pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
@@ -313,7 +313,7 @@ async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
     of.tell((4, taken_over(8, done=Done(9, (7,)))))
     assert of.holdings.leave()
     assert of.told() == [("drained", 3), ("drained", 4)]
-    assert [tenancy.durable for tenancy in of.holdings.tenancies.values()] == [None, None]
+    assert [tenancy.durable for tenancy in of.holdings.by_number.values()] == [None, None]
     assert of.holdings.leave()
     assert len(of.told()) == 2
 
@@ -333,7 +333,7 @@ async def test_losses_that_nobody_reads_do_not_keep_a_member_from_leaving() -> N
     of.tell((1, LostTenure("why")))
     of.holdings.next_events()
     of.tell((2, LostTenure("why")))
-    of.holdings.tenancies[3].partition.deadline = of.clock()
+    of.holdings.by_number[3].partition.deadline = of.clock()
     of.stub.drained = of.stub.gone  # type: ignore[assignment,method-assign]
     assert of.holdings.leave()
     ended = [("ended", number) for number in (1, 2, 3, 4)]
