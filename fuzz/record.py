@@ -20,7 +20,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import MessageError, SourceError
 from lanes.source import Delivered
 from lanes_kafka.client.key_watch import KeyWatch
-from lanes_kafka.client.offsets import Beginning, beginnings
+from lanes_kafka.client.offsets import StartPosition, start_positions
 from lanes_kafka.client.records import READER, details, messages, record_key
 from lanes_kafka.client.topics import Topic
 from lanes_kafka.dead_letters.box import message_at
@@ -57,10 +57,10 @@ class Committed:
         return [Answer(*PARTITION, self._bounds[each.offset != OFFSET_BEGINNING]) for each in partitions]
 
 
-def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over: bool) -> Beginning:
+def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over: bool) -> StartPosition:
     """Return where a member begins that finds this commit."""
     client = cast(Any, Committed(offset, metadata, low, high))
-    asked = beginnings(
+    asked = start_positions(
         client, [PARTITION], start="beginning", sizes={}, out_of_range="fail", hands_over=hands_over, name="kafka g"
     )
     return asked[PARTITION]
@@ -73,7 +73,7 @@ def check_committed(metadata: str | None, offset: int, low: int, high: int, hand
     except SourceError:
         assert offset >= 0 and not low <= offset <= high
         return []
-    assert found.floor == (low if offset < 0 else offset) and found.decided == (offset < 0)
+    assert found.floor == (low if offset < 0 else offset) and found.uncommitted == (offset < 0)
     completed = list(found.completed)
     if completed:
         assert hands_over and metadata == encode(found.floor, completed)
@@ -128,8 +128,8 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
         assert [pairs[index][1] for index in known.null_headers] == [None] * len(known.null_headers)
         assert known.timestamp is None or 0 <= known.timestamp <= 1e11
     watch = KeyWatch("kafka g")
-    watch.look([Delivered(partition, found, size)], {PARTITION.source: Topic("", 2)})
-    watch.tell({PARTITION.source: Topic("", 3)})
+    watch.observe([Delivered(partition, found, size)], {PARTITION.source: Topic("", 2)})
+    watch.report({PARTITION.source: Topic("", 3)})
 
 
 def check_dead_letter(raw: Raw) -> None:

@@ -1,4 +1,4 @@
-"""The way from the thread that owns a client to the event loop, and the answers that come back over it."""
+"""Calls from the thread that owns a client to the event loop, and the answers that travel with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lanes.loops import entry_of_loop
 
 
 class Bridge:
-    """Calls made on the event loop that was running when it was made, in order; the loop is woken once for many."""
+    """Calls functions in order on the event loop it was created on. The loop is woken once for many calls."""
 
     def __init__(self) -> None:
         self._call_on_loop = entry_of_loop()
@@ -19,15 +19,18 @@ class Bridge:
         self._waking = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have a plain function called on the loop, unless that is gone. From any thread. Does not block."""
+        """Call a plain function on the loop, unless the loop is gone. Callable from any thread. Does not block."""
         self._calls.append(call)
         # Two threads may both find it unset: the loop is woken twice, which does no harm.
         if not self._waking:
-            self.alive()
+            self.is_alive()
 
-    def alive(self) -> bool:
-        """Whether the loop is there: it is woken to find out, for it may have gone with a call still to come. From any
-        thread. Does not block."""
+    def is_alive(self) -> bool:
+        """Whether the loop still runs.
+
+        The loop is woken to find out, because it may have ended before a pending call. Callable from any thread. Does
+        not block.
+        """
         self._waking = True
         try:
             self._call_on_loop(self._deliver)
@@ -37,7 +40,7 @@ class Bridge:
         return True
 
     def _deliver(self) -> None:
-        # Before the first look: whoever appends after the last one wakes again.
+        # Reset before the first look: a thread that appends after the last look wakes the loop again.
         self._waking = False
         calls = self._calls
         while calls:
@@ -45,9 +48,10 @@ class Bridge:
 
 
 class Answer:
-    """What a command is answered with, awaited on the event loop.
+    """The answer to a command, awaited on the event loop.
 
-    ``given_up``: set there, when nobody waits any more; the thread reads it before it begins.
+    Attributes:
+        given_up: Whether the waiting task was cancelled. The thread reads it before it performs the command.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -57,7 +61,7 @@ class Answer:
         self._error: Exception | None = None
 
     async def wait(self) -> None:
-        """Wait for it; raises what the command failed with. Cancelled, the command is given up."""
+        """Wait for the answer; raise the error that the command failed with. A cancelled wait gives the command up."""
         try:
             await self._event.wait()
         except BaseException:
@@ -67,7 +71,7 @@ class Answer:
             raise self._error
 
     def give(self, error: Exception | None = None) -> None:
-        """Answer, from the thread. The first answer counts. Does not block."""
+        """Answer from the thread. The first answer counts. Does not block."""
         self._bridge.post(lambda: self._given(error))
 
     def _given(self, error: Exception | None) -> None:

@@ -1,7 +1,7 @@
 """Questions to a broker, outside the consuming client. Every call blocks, with a deadline; nothing is written.
 
-Reading order: how long one answer is waited for and why none came (``wait``, ``answer``, ``cause``), the settings of a
-broker (``broker_settings``, ``metadata_limit``), all that is known of a topic (``ask_topic``).
+Reading order: one answer and why it failed (``wait_for``, ``answer``, ``likely_cause``), the settings of a broker
+(``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Res
 
 from lanes.errors import SourceError
 from lanes_kafka.config import addresses, redacted
-from lanes_kafka.errors import client_failure
+from lanes_kafka.errors import settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
-"""Seconds that one question may take."""
+"""Seconds allowed for one question."""
 
 TOPIC_DEADLINE: Final = 10.0
-"""Seconds that a broker may take to answer all that is asked of one topic."""
+"""Seconds allowed for all questions about one topic."""
 
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 
@@ -45,25 +45,27 @@ def _never() -> bool:
     return False
 
 
-def wait(
+def wait_for(
     admin: AdminClient, futures: Collection[Future[_T]], deadline: float, give_up: Callable[[], bool] = _never
 ) -> bool:
-    """Whether all of them are done by ``deadline``, in seconds of ``time.monotonic``. Blocks for no longer, serves the
-    client's callbacks meanwhile, and ends at once where ``give_up`` is true."""
+    """Wait for all futures until ``deadline``, in seconds of ``time.monotonic``; return whether all are done.
+
+    It serves the client's callbacks meanwhile, and ends at once when ``give_up`` returns True.
+    """
     while not all(future.done() for future in futures):
         left = deadline - time.monotonic()
         if left <= 0 or give_up():
             return False
-        # Polled, it says what goes wrong meanwhile.
+        # Polling calls error_cb, which reports the causes of a failure meanwhile.
         admin.poll(0)
         concurrent.futures.wait(futures, min(left, _POLL))
     return True
 
 
 def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Callable[[], bool] = _never) -> _T:
-    """What comes of one of them; see ``wait``. Raises ``KafkaException``, also when it is too late or given up."""
-    done = wait(admin, [future], deadline, give_up)
-    # An error is kept for long, with a traceback that knows this call: the client is to end all the same.
+    """The result of one future; see ``wait_for``. Raises ``KafkaException``, also when it is late or given up."""
+    done = wait_for(admin, [future], deadline, give_up)
+    # An error may be kept for long, and its traceback references this frame: it must not keep the client alive.
     del admin
     if not done:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
@@ -82,55 +84,65 @@ def settings_of(
     return {entry.name: entry.value for entry in found.values() if entry.value is not None}
 
 
-def is_login(error: KafkaError) -> bool:
-    """Whether it is a login that was refused."""
+def is_login_refused(error: KafkaError) -> bool:
+    """Whether the broker refused the login."""
     return error.code() in _LOGIN
 
 
-def is_refused(told: Sequence[KafkaError]) -> bool:
-    """Whether a client that was told these has nothing to wait for: its login was refused."""
-    return any(map(is_login, told))
+def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaError:
+    """The best explanation for a question that ended with ``error``, which often only reports a timeout.
+
+    ``reported`` are the errors that the client reported meanwhile. A refused login explains most.
+    """
+    causes = [one for one in reported if one.code() != KafkaError._ALL_BROKERS_DOWN]
+    return ([one for one in causes if is_login_refused(one)] or causes or [error])[-1]
 
 
-def cause(error: KafkaError, told: Sequence[KafkaError]) -> KafkaError:
-    """Why a question ended with ``error``, which may only say that its time is over: ``told`` is what the client was
-    told beside it. A login that was refused says most."""
-    causes = [one for one in told if one.code() != KafkaError._ALL_BROKERS_DOWN]
-    return ([one for one in causes if is_login(one)] or causes or [error])[-1]
+# --- settings of a broker
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
-    """How long commit metadata may be at the broker, in its own count; None = this user may not ask.
+    """Maximum size of commit metadata, as the broker counts it; None when this user may not read it.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when nothing answers.
+    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when no broker answers.
     """
     text = broker_settings(admin, timeout=timeout).get(METADATA_LIMIT)
     return None if text is None else int(text)
 
 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
-    """The settings of one broker; empty where this user may not ask.
+    """The settings of one broker; empty when this user may not read them.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when nothing answers.
+    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when no broker answers.
     """
     deadline = time.monotonic() + timeout
     try:
         cluster = answer(admin, admin.describe_cluster(request_timeout=timeout), deadline)
-        # Any broker will do: brokers of one cluster that differ in these are a fault of their own.
+        # Any broker will do: these settings should be equal on all brokers of a cluster.
         number = min(node.id for node in cluster.nodes)
         return settings_of(admin, ResourceType.BROKER, str(number), deadline)
     except KafkaException as failure:
         error = failure.args[0]
         if error.code() in NOT_ALLOWED:
             return {}
-        # Not its words, nor chained: they may show a secret of settings that nobody has told here.
+        # Neither its text nor a chain: both may show a secret, and the settings to redact by are unknown here.
         raise SourceError(
-            f"the settings of a broker could not be read ({error.name()}): see that it is up", retryable=True
+            f"cannot read the settings of a broker ({error.name()}); check that it runs", retryable=True
         ) from None
 
 
+# --- a topic
+
+
 class TopicFacts(NamedTuple):
-    """``compacted`` and ``max_message_bytes`` are False and None where this user may not ask for them."""
+    """Facts of a topic.
+
+    Attributes:
+        partitions: Number of partitions.
+        writable: Whether this user may write to it.
+        compacted: Whether it is compacted; False where this user may not read its settings.
+        max_message_bytes: Its ``max.message.bytes``; None where this user may not read its settings.
+    """
 
     partitions: int
     writable: bool
@@ -138,99 +150,95 @@ class TopicFacts(NamedTuple):
     max_message_bytes: int | None
 
 
-def ask_topic(settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True) -> TopicFacts | None:
-    """What is known of a topic; None when there is none. Blocks for up to ``TOPIC_DEADLINE`` seconds; creates nothing.
+def describe_topic(
+    settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True
+) -> TopicFacts | None:
+    """The facts of a topic; None when it does not exist.
 
-    ``wanted``: False = nobody waits any more, and it gives up.
-
-    Raises ``SourceError`` when no broker answers (retryable), the login is refused, or the topic may not be described.
+    Creates nothing. Blocks for up to ``TOPIC_DEADLINE`` seconds, or until ``wanted`` returns False. Raises
+    ``SourceError`` when no broker answers (retryable), the login is refused, or this user may not describe the topic.
     """
-    errors: list[KafkaError] = []
+    reported: list[KafkaError] = []
     try:
-        # An idempotent client asks for a number to produce with, also where it only looks.
-        connecting: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": errors.append}
-        asker = _Asker([AdminClient(connecting)], errors, wanted)
+        # An idempotent client asks for a producer id even if it only reads.
+        connecting: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": reported.append}
+        questions = _TopicQuestions([AdminClient(connecting)], reported, wanted)
     except (KafkaException, TypeError, ValueError) as failure:
-        raise client_failure(failure.args[0], settings) from None
+        raise settings_error(failure.args[0], settings) from None
     try:
-        return _facts(asker, topic)
+        return questions.facts(topic)
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        raise _unanswered(settings, topic, error, errors) from None
+        raise _unanswered(settings, topic, error, reported) from None
     finally:
-        asker.close()
+        questions.close()
 
 
-def _facts(asker: _Asker, topic: str) -> TopicFacts:
-    found = asker.topic(topic)
-    # A broker too old to tell says nothing.
-    allowed = found.authorized_operations
-    config = asker.config(topic)
-    limit = config.get("max.message.bytes", "")
-    return TopicFacts(
-        partitions=len(found.partitions),
-        writable=not allowed or AclOperation.WRITE in allowed,
-        compacted="compact" in config.get("cleanup.policy", ""),
-        max_message_bytes=int(limit) if limit.isdigit() else None,
-    )
+def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
+    """The error of a source whose topics were not described in time.
 
-
-def no_answer(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
-    """What is wrong where topics were not described in time. Blocks for up to ``TOPIC_DEADLINE`` seconds a topic.
-
-    Raises what ``ask_topic`` raises, which says more.
+    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. Raises the more precise error of ``describe_topic``, if any.
     """
     for topic in topics:
-        ask_topic(settings, topic)
-    return SourceError(f"{name}: the broker did not describe the topics in time: see that it is up", retryable=True)
+        describe_topic(settings, topic)
+    return SourceError(f"{name}: the broker did not describe the topics in time; check that it runs", retryable=True)
 
 
-class _Asker:
-    """Waits for answers until ``TOPIC_DEADLINE``, or until the login is refused or no caller wants them.
+class _TopicQuestions:
+    """Asks within ``TOPIC_DEADLINE``, and gives up when the login is refused or the answer is not wanted any more.
 
-    ``admin``: the client alone, known nowhere else: its threads and sockets end when nobody knows it any more, and an
-    error is kept for long, with a traceback that knows this.
+    ``admin`` holds the only reference to the client, whose threads and sockets end with it. An error may be kept for
+    long, with a traceback that references this object.
     """
 
-    def __init__(self, admin: list[AdminClient], errors: list[KafkaError], wanted: Callable[[], bool]) -> None:
+    def __init__(self, admin: list[AdminClient], reported: list[KafkaError], wanted: Callable[[], bool]) -> None:
         self._admin = admin
-        self._errors = errors
+        self._reported = reported
         self._wanted = wanted
         self._deadline = time.monotonic() + TOPIC_DEADLINE
 
-    def topic(self, name: str) -> TopicDescription:
+    def facts(self, topic: str) -> TopicFacts:
         asked = self._admin[0].describe_topics(
-            TopicCollection([name]), include_authorized_operations=True, request_timeout=TOPIC_DEADLINE
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TOPIC_DEADLINE
         )
-        found: TopicDescription = answer(self._admin[0], asked[name], self._deadline, self._gives_up)
-        return found
+        found: TopicDescription = answer(self._admin[0], asked[topic], self._deadline, self._gives_up)
+        # A broker that is too old to know them reports no operations.
+        allowed = found.authorized_operations
+        config = self._config(topic)
+        limit = config.get("max.message.bytes", "")
+        return TopicFacts(
+            partitions=len(found.partitions),
+            writable=not allowed or AclOperation.WRITE in allowed,
+            compacted="compact" in config.get("cleanup.policy", ""),
+            max_message_bytes=int(limit) if limit.isdigit() else None,
+        )
 
-    def config(self, topic: str) -> dict[str, str]:
-        """The topic's settings; none where this user may not ask, or is not answered."""
+    def _config(self, topic: str) -> dict[str, str]:
+        """The topic's settings; empty when this user may not read them or the broker does not answer."""
         try:
             return settings_of(self._admin[0], ResourceType.TOPIC, topic, self._deadline, self._gives_up)
         except KafkaException:
             return {}
 
     def close(self) -> None:
-        """Let go of the client. Idempotent."""
+        """Release the client. Idempotent."""
         self._admin.clear()
 
     def _gives_up(self) -> bool:
-        return is_refused(self._errors) or not self._wanted()
+        return any(map(is_login_refused, self._reported)) or not self._wanted()
 
 
-def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, errors: list[KafkaError]) -> SourceError:
+def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, reported: list[KafkaError]) -> SourceError:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SourceError(f"topic {topic!r}: this user may not describe it; allow it Describe on the topic")
-    why = cause(error, errors)
-    said = redacted(why.str(), settings)
-    if is_login(why):
-        return SourceError(f"login refused at {addresses(settings)} ({said}): correct the credentials")
+    why = likely_cause(error, reported)
+    text = redacted(why.str(), settings)
+    if is_login_refused(why):
+        return SourceError(f"login refused at {addresses(settings)} ({text}); correct the credentials")
     return SourceError(
-        f"no Kafka broker answers at {addresses(settings)} within {TOPIC_DEADLINE:g} s ({said}): start it, or correct "
+        f"no Kafka broker answers at {addresses(settings)} within {TOPIC_DEADLINE:g} s ({text}); start it, or correct "
         "bootstrap.servers and security.protocol",
         retryable=True,
     )

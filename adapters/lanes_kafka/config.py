@@ -119,7 +119,7 @@ def client_config(
 
     Raises ``ConfigError`` naming setting, value and remedy. Pure and idempotent; changes nothing it was given.
     """
-    given = Given(config)
+    given = UserSettings(config)
     for name in _NOT_SETTINGS:
         if name in given:
             raise ConfigError(f"{name} is no setting of a client: leave it out, lanes follows every assignment itself")
@@ -151,7 +151,7 @@ def client_config(
     )
 
 
-def _refuse_automatic(given: Given) -> None:
+def _refuse_automatic(given: UserSettings) -> None:
     for name in _REFUSED_ON:
         if name in given and str(given.get(name)).lower() not in _FALSE:
             raise ConfigError(f"{name}={given.get(name)!r}: {_COMMITS_ARE_OURS}; set it to False, or leave it out")
@@ -172,7 +172,7 @@ def _group(group: object) -> str:
     return name
 
 
-def _protocol(given: Given) -> Protocol:
+def _protocol(given: UserSettings) -> Protocol:
     name = str(given.get("group.protocol") or "classic").lstrip().lower()
     if name == "share":
         raise ConfigError("group.protocol='share': a share group has no order; set 'classic' or 'consumer'")
@@ -217,7 +217,7 @@ def _strategy(strategy: object) -> Protocol:
     return "eager"
 
 
-def _intervals(given: Given, protocol: Protocol) -> tuple[float, float | None]:
+def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None]:
     """The poll interval and the session timeout, in seconds."""
     interval = _milliseconds(given, "max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS)
     if protocol == "848":
@@ -231,7 +231,7 @@ def _intervals(given: Given, protocol: Protocol) -> tuple[float, float | None]:
     return interval / 1000, session / 1000
 
 
-def _milliseconds(given: Given, name: str, default: int) -> int:
+def _milliseconds(given: UserSettings, name: str, default: int) -> int:
     if name not in given:
         return default
     value = given.get(name)
@@ -242,7 +242,7 @@ def _milliseconds(given: Given, name: str, default: int) -> int:
     return int(found[1])
 
 
-def _beginning(given: Given, start: Start | None, out_of_range: OutOfRange | None) -> tuple[Start, OutOfRange]:
+def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRange | None) -> tuple[Start, OutOfRange]:
     _check_start(start)
     if out_of_range is not None and out_of_range not in get_args(OutOfRange):
         raise ConfigError(f'out_of_range={out_of_range!r}: must be "earliest", "latest" or "fail"')
@@ -277,7 +277,7 @@ def _reset(reset: object) -> tuple[Literal["beginning", "next"] | None, OutOfRan
     return _RESETS[name]
 
 
-def _complete(given: Given) -> tuple[Chosen, ...]:
+def _complete(given: UserSettings) -> tuple[Chosen, ...]:
     """Set what is ours to set. Returns what the user had not set like that."""
     wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
     wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
@@ -378,7 +378,7 @@ def connects(name: str) -> bool:
     return bare not in _CONSUMER_ONLY and bare not in _CALLED_BY_THE_CONSUMER and bare != "transactional.id"
 
 
-class Given:
+class UserSettings:
     """A copy of a user's dictionary, in which a setting is found under each of its names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -409,7 +409,7 @@ def addresses(settings: Mapping[str, Any]) -> str:
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
 
 
-def check_addresses(given: Given) -> None:
+def check_addresses(given: UserSettings) -> None:
     """Raises ``ConfigError`` where no broker is named, and where an address has more in it than one."""
     if not any(given.get(name) for name in _ADDRESSES):
         raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")

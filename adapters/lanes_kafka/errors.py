@@ -1,4 +1,4 @@
-"""Errors of the client: which will never pass, what is said of them, and a log that an outage does not flood."""
+"""Errors of the client: which are permanent, their texts and remedies, and a log that an outage cannot flood."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lanes_kafka.config import redacted
 
 log = logging.getLogger("lanes.kafka")
 
-SAID_EVERY: Final = 30.0
-"""Seconds between two lines of the log about the same kind of error."""
+LOG_EVERY: Final = 30.0
+"""Seconds between two log lines about the same error code."""
 
 _PERMANENT: Final = frozenset(
     {
@@ -39,7 +39,7 @@ _PERMANENT: Final = frozenset(
 
 
 _OTHER_GROUP: Final = (
-    "the group has members of another protocol, or is a share group, which has no order: use a group.id of its own, or "
+    "the group has members of another protocol, or it is a share group, which has no order; use another group.id, or "
     "the protocol and strategy of its members"
 )
 _REMEDIES: Final[Mapping[int, str]] = {
@@ -47,75 +47,81 @@ _REMEDIES: Final[Mapping[int, str]] = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user Read on the group",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user Describe and Read on the topic",
 }
-_OF_848: Final = "ConsumerGroupHeartbeat"
+_HEARTBEAT_848: Final = "ConsumerGroupHeartbeat"
 _UNSUPPORTED: Final = "version not supported"
 _NO_SUCH_GROUP: Final = "group id does not exist"
 _NO_848: Final = (
-    "this broker does not know group.protocol='consumer' (KIP-848): set 'classic', or have one of Kafka 4.0 or newer "
-    "whose group.coordinator.rebalance.protocols names it"
+    "this broker does not know group.protocol='consumer' (KIP-848); set 'classic', or use Kafka 4.0 or newer with "
+    "'consumer' in group.coordinator.rebalance.protocols"
 )
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Whether the same call fails again until somebody changes something."""
+    """Whether the same call fails until an operator changes something."""
     return error.fatal() or error.code() in _PERMANENT
 
 
-def named(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """What a client says, without the secrets among its settings."""
+def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
+    """The name and text of an error, without the secrets of ``settings``."""
     return f"{error.name()}: {redacted(error.str(), settings)}"
 
 
-def said(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """What a client says, as ``named``; and what is to be done, where that is known."""
+def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
+    """The text of ``client_text``, followed by the remedy where one is known."""
     text = error.str()
     remedy = _REMEDIES.get(error.code())
-    if _OF_848 in text:
+    if _HEARTBEAT_848 in text:
         remedy = _NO_848 if _UNSUPPORTED in text else _OTHER_GROUP if _NO_SUCH_GROUP in text else remedy
-    return named(error, settings) + (f": {remedy}" if remedy else "")
+    return client_text(error, settings) + (f"; {remedy}" if remedy else "")
 
 
-def words(raised: BaseException, settings: Mapping[str, Any]) -> str:
-    """What an exception says, of the client or of a function of the user's that it called, without the secrets."""
+def exception_text(raised: BaseException, settings: Mapping[str, Any]) -> str:
+    """The text of an exception raised by the client or by a callback of the user, without secrets."""
     error = raised.args[0] if raised.args else None
     if isinstance(error, KafkaError):
-        return said(error, settings)
+        return client_message(error, settings)
     return f"{type(raised).__name__}: {redacted(str(raised), settings)}"
 
 
-def ended_by(what: str, raised: BaseException, settings: Mapping[str, Any]) -> SourceError:
-    """What a source stops with after an exception that it cannot go on from; ``what`` has failed. Chained to it, unless
-    its traceback shows a secret."""
-    failure = SourceError(f"{what}: {words(raised, settings)}; start again")
+def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -> SourceError:
+    """The error that ends a source; ``what`` is the sentence that says what failed.
+
+    It is chained to the exception that was raised, unless the traceback of that shows a secret.
+    """
+    failure = SourceError(f"{what}: {exception_text(raised, settings)}; start again")
     shown = "".join(traceback.format_exception(raised))
     if redacted(shown, settings) == shown:
         failure.__cause__ = raised
     return failure
 
 
-def refusal(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
-    """What is raised where a client cannot be made, or does not get what it needs at the start. Not to be chained: the
-    ``failure`` itself may show a secret."""
+def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
+    """The error of a source whose client cannot be created or is refused at the start.
+
+    Raise it without a chain: ``failure`` may show a secret.
+    """
     error = failure.args[0] if failure.args else ""
     if not isinstance(error, KafkaError):
-        return ConfigError(f"{name}: {redacted(str(failure), settings)}: correct the configuration of the client")
-    text = f"{name}: {said(error, settings)}"
+        return ConfigError(f"{name}: {redacted(str(failure), settings)}; correct the configuration of the client")
+    text = f"{name}: {client_message(error, settings)}"
     if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
-        return ConfigError(f"{text}: correct the configuration of the client")
+        return ConfigError(f"{text}; correct the configuration of the client")
     return SourceError(text, retryable=not is_permanent(error))
 
 
-def client_failure(error: object, settings: Mapping[str, Any]) -> ConfigError:
-    """What a client says that cannot be made of its settings, without the secrets among them."""
+def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
+    """The error of a client that refuses its settings, without the secrets among them."""
     text = error.str() if isinstance(error, KafkaError) else str(error)
     return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}")
 
 
 class ErrorLog:
-    """What the client says beside its messages; an outage says it many times a second.
+    """Logs the errors of a client. In an outage a client reports the same error many times a second.
 
-    ``user``: the ``error_cb`` of the configuration, called every time. ``settings``: whose secrets are not shown.
-    ``down``: no broker is reached, as far as is known.
+    ``user`` is the ``error_cb`` of the configuration, called for every error. Secrets of ``settings`` are not shown.
+
+    Attributes:
+        down: Whether the client has reported that it reaches no broker, and no broker has answered since.
     """
 
     def __init__(
@@ -126,8 +132,8 @@ class ErrorLog:
         self._name = name
         self._clock = clock
         self._user = user
-        self._said: dict[int, float] = {}
-        self._unsaid: dict[int, int] = {}
+        self._logged_at: dict[int, float] = {}
+        self._skipped: dict[int, int] = {}
 
     def on_error(self, error: KafkaError) -> None:
         """The client's ``error_cb``."""
@@ -138,21 +144,21 @@ class ErrorLog:
             self._user(error)
 
     def on_message(self, error: KafkaError) -> None:
-        """Say it, unless the same was said a moment ago."""
+        """Log an error, unless the same code was logged within ``LOG_EVERY`` seconds."""
         code, now = error.code(), self._clock()
-        last = self._said.get(code)
-        if last is not None and now - last < SAID_EVERY:
-            self._unsaid[code] = self._unsaid.get(code, 0) + 1
+        last = self._logged_at.get(code)
+        if last is not None and now - last < LOG_EVERY:
+            self._skipped[code] = self._skipped.get(code, 0) + 1
             return
-        self._said[code] = now
-        more = self._unsaid.pop(code, 0)
+        self._logged_at[code] = now
+        more = self._skipped.pop(code, 0)
         again = f" ({more} times more since)" if more else ""
-        log.warning("%s: %s%s", self._name, said(error, self._settings), again)
+        log.warning("%s: %s%s", self._name, client_message(error, self._settings), again)
 
-    def words(self, raised: BaseException) -> str:
-        """What an exception says, without the secrets."""
-        return words(raised, self._settings)
+    def exception_text(self, raised: BaseException) -> str:
+        """The text of an exception, without secrets."""
+        return exception_text(raised, self._settings)
 
     def answered(self) -> None:
-        """A broker is reached."""
+        """Note that a broker has answered."""
         self.down = False

@@ -116,7 +116,7 @@ class Census:
         self._keys.clear()
         self._examples.clear()
 
-    def look(self, partition: int, run: Sequence[T], key: Callable[[T], bytes | None]) -> None:
+    def observe(self, partition: int, run: Sequence[T], key: Callable[[T], bytes | None]) -> None:
         """Take note of a run of consecutive records; ``key`` is asked for those of the sample alone.
 
         The key is that of the record, whatever the consumer's own key is. None and empty are passed over: producers

@@ -12,8 +12,8 @@ KAFKA: Final = (
     Mutant(
         "begins_one_later",
         "lanes_kafka.client.offsets",
-        "found[partition_id] = Beginning(floor, completed, decided=False)",
-        "found[partition_id] = Beginning(floor + (floor < high), completed, decided=False)",
+        "found[partition_id] = StartPosition(floor, completed, uncommitted=False)",
+        "found[partition_id] = StartPosition(floor + (floor < high), completed, uncommitted=False)",
         "the lowest unfinished message is taken for finished by the next owner",
         "demo",
         ("lost: ",),
@@ -30,7 +30,7 @@ KAFKA: Final = (
     Mutant(
         "revoke_does_not_wait",
         "lanes_kafka.client.group",
-        "while any(self._still(each) for each in waiting) and not self.closing:",
+        "while any(self._is_owned(each) for each in waiting) and not self.closing:",
         "while False:",
         "a partition is given away while its handlers run",
         "demo",

@@ -125,7 +125,7 @@ async def test_a_broker_without_kip_848_is_named(guarded: KafkaServer, topic: Ma
     config = {"bootstrap.servers": guarded.admin_url, "group.id": "g", "group.protocol": "consumer"}
     failure = await refused(config, there.name)
     assert isinstance(failure, lanes.SourceError) and not failure.retryable
-    assert "group.protocol='consumer' (KIP-848): set 'classic'" in str(failure)
+    assert "group.protocol='consumer' (KIP-848); set 'classic'" in str(failure)
 
 
 # --- what is read

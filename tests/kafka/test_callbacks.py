@@ -66,7 +66,7 @@ class Member:
             lambda failure: self.failures.append(str(failure)),
             lambda: 0.0,
             "kafka g",
-            starved=lambda: False,
+            is_full=lambda: False,
             hands_over=False,
         )
         self.within: list[Any] = []
@@ -115,7 +115,7 @@ def test_an_assignment_checks_what_is_owned_already() -> None:
     member.admin.said = {"t": "id-B"}
     member.assign("t", 1)
     (failure,) = member.failures
-    assert "deleted and created anew" in failure and not member.group.owns(kept)
+    assert "deleted and recreated" in failure and not member.group.owns(kept)
 
 
 def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> None:
@@ -128,7 +128,7 @@ def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> N
     member.beginning.append(anew)
     assert member.assign("t", 0).incarnation == "id-A"
     member.group.check_topics()
-    assert "deleted and created anew" in member.failures[0]
+    assert "deleted and recreated" in member.failures[0]
 
 
 @pytest.mark.parametrize("missing", [{"t": KafkaError.UNKNOWN_TOPIC_OR_PART, "u": "id-U"}, {"t": "", "u": "id-U"}])
@@ -144,7 +144,7 @@ def test_a_revoke_does_not_wait_for_what_is_being_given_back_around_it() -> None
     partition = member.assign("t", 0)
     intake = Intake(client, member.group, lambda message: None, lambda error, raw: None)
     member.within.append(lambda: member.group.on_revoke(client, [TopicPartition("t", 0)]))
-    intake.read_behind(partition, 5, 60.0)
+    intake.read_past(partition, 5, 60.0)
     assert member.served == 0 and not member.failures and not member.group.owned
     # Nobody is asked to give back, or told that it is lost, what was given back already.
     assert [type(event) for event in member.told] == [Assigned]
@@ -155,7 +155,7 @@ def test_a_revoke_waits_for_what_is_committed_behind_that() -> None:
     client: Any = member
     partition = member.assign("t", 0)
     intake = Intake(client, member.group, lambda message: None, lambda error, raw: None)
-    intake.read_behind(partition, 5, 0.01)
+    intake.read_past(partition, 5, 0.01)
     member.group.on_revoke(client, [TopicPartition("t", 0)])
     assert member.served == 1
 

@@ -16,7 +16,7 @@ from lanes.core.types import Partition, PartitionId, Runs, Settlement
 from lanes.errors import SourceError
 from lanes_kafka import KafkaSource, broker
 from lanes_kafka.client import commits
-from lanes_kafka.client.commits import Commit, Commits, carries, metadata_room
+from lanes_kafka.client.commits import Commit, Commits, can_carry, metadata_room
 from lanes_kafka.client.records import READER
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -25,7 +25,7 @@ from tests.kafka.workload import QUIET, Topic, produce, until
 STRIPES: Runs = [(offset, offset + 1) for offset in range(2, 400, 40)]
 """Every fortieth is completed: so few characters do not hold all of it."""
 
-DEGRADED = "leaves no room for all that is completed above a position"
+DEGRADED = "too small for all messages completed above a position"
 
 
 def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
@@ -44,9 +44,10 @@ def test_the_room_is_what_the_broker_takes_beside_the_nul_of_the_client(
     monkeypatch.setattr(commits, "metadata_limit", lambda admin: allowed)
     nobody: Any = None
     assert metadata_room(nobody, "kafka g") == room
-    assert carries(room) == (room > 0)
+    assert can_carry(room) == (room > 0)
     # Less than one completed offset takes is nothing, and that is said.
-    nothing = [] if room else [f"kafka g: the broker's offset.metadata.max.bytes={allowed} carries nothing"]
+    warning = f"kafka g: offset.metadata.max.bytes={allowed} of the broker is too small to hand completed messages over"
+    nothing = [] if room else [warning]
     assert [record.getMessage()[: len(nothing[0])] for record in caplog.records] == nothing
 
 

@@ -155,7 +155,7 @@ async def test_lag_reaches_zero_behind_markers(protocol: str, topic: MakeTopic) 
 
 
 async def test_a_stop_leaves_no_lag_behind_a_marker(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread, "_POSITIONS_EVERY", LONG)
+    monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
     events = topic()
     transactions(events, 3, -2)
     story = Story()
@@ -172,10 +172,10 @@ async def test_a_stop_leaves_no_lag_behind_a_marker(topic: MakeTopic, monkeypatc
 async def test_a_stop_reads_on_to_a_marker_and_past_no_message(
     behind: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seconds in ("_POSITIONS_EVERY", "PAUSE_AFTER"):
+    for seconds in ("_HOUSEKEEPING_EVERY", "PAUSE_AFTER"):
         monkeypatch.setattr(thread, seconds, LONG)
     # A marker may come late on a busy machine; it is not waited for where it is known that none does.
-    monkeypatch.setattr(thread, "_BEHIND_FOR", 20.0)
+    monkeypatch.setattr(thread, "_READ_PAST_FOR", 20.0)
     events = topic()
     transactions(events, 3)
     if behind:
@@ -198,19 +198,19 @@ async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered_at = 0.0
-    is_done, release = Topics._is_done, thread.Owner._release
+    is_done, release = Topics._is_done, thread.ClientThread._release
 
-    def released(client: thread.Owner, command: Release, *, until: float | None) -> None:
+    def released(client: thread.ClientThread, command: Release, *, until: float | None) -> None:
         nonlocal answered_at
         release(client, command, until=until)
         answered_at = time.monotonic() + 0.3
 
-    monkeypatch.setattr(thread.Owner, "_release", released)
+    monkeypatch.setattr(thread.ClientThread, "_release", released)
     monkeypatch.setattr(Topics, "_is_done", lambda topics: time.monotonic() > answered_at and is_done(topics))
     # Nothing else wakes the thread that sends it.
-    for seconds in ("_POSITIONS_EVERY", "PAUSE_AFTER"):
+    for seconds in ("_HOUSEKEEPING_EVERY", "PAUSE_AFTER"):
         monkeypatch.setattr(thread, seconds, LONG)
-    monkeypatch.setattr(thread, "_BEHIND_FOR", 20.0)
+    monkeypatch.setattr(thread, "_READ_PAST_FOR", 20.0)
     events = topic()
     transactions(events, 3)
     work = Work(Story())
@@ -227,7 +227,7 @@ async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
 async def test_a_stop_commits_no_marker_above_what_is_unfinished(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread, "_POSITIONS_EVERY", LONG)
+    monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
     events = topic()
     transactions(events, 3)
     work = Work(Story())
@@ -247,7 +247,7 @@ async def test_a_stop_commits_no_marker_above_what_is_unfinished(
 async def test_a_revoke_leaves_no_lag_behind_a_marker(
     protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread, "_POSITIONS_EVERY", LONG)
+    monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
     events = topic(2)
     for number in range(2):
         transactions(events, 3, partition=number)
@@ -408,7 +408,7 @@ def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, c
         cluster.calm(OFFSET_COMMIT)
         client.close()
     (error,) = answer.given
-    assert not commits.under_way
+    assert not commits.unanswered
     assert bool(lost) == (kind == "lost") and (commits.limit < before) == (kind == "metadata")
     if kind == "made":
         assert error is None

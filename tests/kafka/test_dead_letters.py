@@ -263,7 +263,7 @@ def _filter(one: AclBinding) -> AclBindingFilter:
 async def test_a_wrong_password_is_said_at_once(guarded: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=guarded)
     target = KafkaDeadLetters(guarded.config("ann") | {"sasl.password": SECRET}, dead.name)
-    with pytest.raises(lanes.SourceError, match=r"login refused at .*: correct the credentials") as refused:
+    with pytest.raises(lanes.SourceError, match=r"login refused at .*; correct the credentials") as refused:
         await target.open()
     assert not refused.value.retryable
     assert SECRET not in str(refused.value)
@@ -293,7 +293,7 @@ async def test_a_user_who_may_not_produce_at_all_stops_the_letters(
     enough to be allowed to write to any topic."""
     dead = topic(on=guarded)
     await run_sync(partial(allow, dead, AclOperation.DESCRIBE, user="ben"))
-    monkeypatch.setattr("lanes_kafka.dead_letters.writer.ask_topic", lambda *_: TopicFacts(1, True, False, None))
+    monkeypatch.setattr("lanes_kafka.dead_letters.writer.describe_topic", lambda *_: TopicFacts(1, True, False, None))
     async with opened(guarded.config("ben"), dead.name) as target:
         with pytest.raises(lanes.SourceError, match="CLUSTER_AUTHORIZATION_FAILED") as refused:
             await target.put(letter())

@@ -13,7 +13,7 @@ import lanes
 from lanes.core.types import Partition
 from lanes.source import Lost
 from lanes_kafka.client import thread
-from lanes_kafka.client.thread import HEALTHY_AFTER, LONGEST_PAUSE, Restarts
+from lanes_kafka.client.thread import HEALTHY_AFTER, LONGEST_PAUSE, Rebuilds
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import WITHIN, Reader, reading, topic_of
@@ -42,26 +42,27 @@ async def lost(reader: Reader, partition: Partition) -> str:
 
 def test_each_attempt_comes_after_a_longer_pause_and_health_gives_them_back() -> None:
     now = 1_000.0
-    attempts = Restarts(7, lambda: now)
-    assert [attempts.next() for _ in range(9)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None, None]
+    attempts = Rebuilds(7, lambda: now)
+    pauses = [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None, None]
+    assert [attempts.next_pause() for _ in pauses] == pauses
     now += HEALTHY_AFTER
-    attempts.made()
+    attempts.built()
     now += HEALTHY_AFTER - 1.0
-    assert attempts.next() is None
+    assert attempts.next_pause() is None
     now += HEALTHY_AFTER
-    assert [attempts.next() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None]
+    assert [attempts.next_pause() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None]
 
 
 def test_two_that_fence_each_other_in_turn_use_up_their_attempts() -> None:
     now = 0.0
-    both = [Restarts(100, lambda: now) for _ in range(2)]
+    both = [Rebuilds(100, lambda: now) for _ in range(2)]
     for turn in range(200):
         # Each is well for as long as the other one pauses.
-        pause = both[turn % 2].next()
+        pause = both[turn % 2].next_pause()
         assert pause is not None
         now += pause
-        both[turn % 2].made()
-    assert [each.next() for each in both] == [None, None]
+        both[turn % 2].built()
+    assert [each.next_pause() for each in both] == [None, None]
 
 
 # --- made anew
@@ -100,7 +101,7 @@ async def test_in_a_pause_commands_are_answered_and_a_stop_ends_it(
         (partition,) = await reader.assigned()
         fence(cluster, protocol)
         await lost(reader, partition)
-        await until(lambda: "it is made anew in 3600 s" in caplog.text)
+        await until(lambda: "the client is rebuilt in 3600 s" in caplog.text)
         with pytest.raises(lanes.SourceError, match="given up"):
             await reader.settle(partition, 0)
         with anyio.fail_after(WITHIN):

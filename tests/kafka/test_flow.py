@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition
 import lanes
 from lanes.observe import health
 from lanes_kafka.client import prefetch, thread
-from lanes_kafka.client.commits import Commit, Vetting
-from lanes_kafka.client.mailbox import Want
+from lanes_kafka.client.commits import Commit, TopicIdCheck
+from lanes_kafka.client.mailbox import Demand
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
@@ -157,14 +157,14 @@ async def test_pause_command_is_served_between_consumes(
         client = one.client
         assert isinstance(client, Asked)
         polls: dict[bool, int] = {}
-        asking = thread.Owner.want
+        asking = thread.ClientThread.demand
 
-        def want(self: thread.Owner, want: Want) -> None:
+        def demand(self: thread.ClientThread, demand: Demand) -> None:
             """Note after how many polls the loop asks for it: it may be late itself."""
-            polls.setdefault(bool(want.paused), client.polls)
-            asking(self, want)
+            polls.setdefault(bool(demand.paused), client.polls)
+            asking(self, demand)
 
-        monkeypatch.setattr(thread.Owner, "want", want)
+        monkeypatch.setattr(thread.ClientThread, "demand", demand)
         for command, call in ((one.consumer.pause, "pause"), (one.consumer.resume, "resume")):
             before = len(client.told)
             polls.clear()
@@ -270,13 +270,13 @@ async def test_broker_outage_never_blocks_the_loop(
     protocol: str, fresh_kafka: KafkaFactory, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due: list[Commit] = []
-    commit = Vetting.commit
+    commit = TopicIdCheck.commit
 
-    def noted(self: Vetting, client: Any, asked: Commit, *, until: float | None) -> None:
+    def noted(self: TopicIdCheck, client: Any, asked: Commit, *, until: float | None) -> None:
         due.append(asked)
         commit(self, client, asked, until=until)
 
-    monkeypatch.setattr(Vetting, "commit", noted)
+    monkeypatch.setattr(TopicIdCheck, "commit", noted)
     server = fresh_kafka(warm=True)
     events = topic(2, on=server)
     produce(events, 200, keys=20)

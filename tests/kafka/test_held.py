@@ -12,8 +12,8 @@ import pytest
 from lanes.core.types import Message, Partition, PartitionId, Room
 from lanes.source import Delivered, Lost, SourceEvent
 from lanes_kafka.client.group import Group
-from lanes_kafka.client.mailbox import Want
-from lanes_kafka.client.prefetch import AHEAD, AHEAD_BYTES, REWIND_AFTER, Ahead, Held
+from lanes_kafka.client.mailbox import Demand
+from lanes_kafka.client.prefetch import READ_AHEAD, READ_AHEAD_BYTES, REWIND_AFTER, Prefetched, ReadAhead
 from lanes_kafka.client.records import READER
 
 PARTITIONS = [Partition(PartitionId("T", number), READER, "") for number in range(3)]
@@ -36,7 +36,7 @@ def positions(events: list[SourceEvent], number: int) -> list[int]:
 
 
 def test_partitions_share_the_room_and_leave_what_they_do_not_need() -> None:
-    held = Held()
+    held = Prefetched()
     held.add([run(0, 0, 100), run(1, 0, 5), run(2, 0, 100)], 1)
     assert delivered(held.take(Room(45, 1_000))) == {0: 20, 1: 5, 2: 20}
     assert held.messages == 160 and held.received == 205
@@ -44,7 +44,7 @@ def test_partitions_share_the_room_and_leave_what_they_do_not_need() -> None:
 
 
 def test_bytes_are_crossed_by_one_message() -> None:
-    held = Held()
+    held = Prefetched()
     held.add([run(0, 0, 10, size=100)], 1)
     assert positions(held.take(Room(10, 250)), 0) == [0, 1]
     assert positions(held.take(Room(10, 1)), 0) == [2]
@@ -56,9 +56,9 @@ def paused(*numbers: int, messages: int = 10) -> Room:
 
 
 def test_a_partition_that_is_paused_for_a_moment_keeps_what_was_read_of_it() -> None:
-    held = Held()
+    held = Prefetched()
     held.add([run(0, 0, 10)], 1)
-    assert held.rewind(paused(0), OWNED, 2, 0.0) == {} and held.resting == frozenset()
+    assert held.rewind(paused(0), OWNED, 2, 0.0) == {} and held.client_paused == frozenset()
     assert held.take(paused(0)) == [] and held.waiting(paused(0).paused) == 0
     assert held.due() == REWIND_AFTER
     assert held.rewind(Room(10, 100), OWNED, 3, REWIND_AFTER) == {} and held.due() == math.inf
@@ -66,22 +66,22 @@ def test_a_partition_that_is_paused_for_a_moment_keeps_what_was_read_of_it() -> 
 
 
 def test_the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are() -> None:
-    held = Held()
+    held = Prefetched()
     held.rewind(paused(0), OWNED, 1, 0.0)
     held.rewind(paused(0, 1), OWNED, 2, 0.5)
-    assert held.resting == frozenset() and held.due() == REWIND_AFTER
+    assert held.client_paused == frozenset() and held.due() == REWIND_AFTER
     held.rewind(paused(0, 1), OWNED, 3, REWIND_AFTER)
-    assert held.resting == {PARTITIONS[0]} and held.due() == REWIND_AFTER + 0.5
+    assert held.client_paused == {PARTITIONS[0]} and held.due() == REWIND_AFTER + 0.5
     held.rewind(paused(1), OWNED, 4, REWIND_AFTER)
-    assert held.resting == frozenset()
+    assert held.client_paused == frozenset()
     held.rewind(paused(1, 2, messages=0), OWNED, 5, REWIND_AFTER)
-    assert held.resting == frozenset(), "they wait for a commit, and the others for room"
+    assert held.client_paused == frozenset(), "they wait for a commit, and the others for room"
     held.rewind(paused(0, 1, 2, messages=0), OWNED, 6, REWIND_AFTER)
-    assert held.resting == OWNED and held.due() == math.inf
+    assert held.client_paused == OWNED and held.due() == math.inf
 
 
 def test_what_was_forgotten_is_asked_for_until_somebody_has_seen_that() -> None:
-    held = Held()
+    held = Prefetched()
     held.add([run(0, 5, 10)], 1)
     held.rewind(paused(0), OWNED, 2, 0.0)
     assert held.due() == REWIND_AFTER
@@ -97,9 +97,9 @@ def test_what_was_forgotten_is_asked_for_until_somebody_has_seen_that() -> None:
     assert held.rewind(Room(10, 100), OWNED, 5, REWIND_AFTER) == {}
 
 
-@pytest.mark.parametrize(("count", "size"), [(AHEAD // 4, 1), (1, AHEAD_BYTES // 4)])
+@pytest.mark.parametrize(("count", "size"), [(READ_AHEAD // 4, 1), (1, READ_AHEAD_BYTES // 4)])
 def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> None:
-    held = Held()
+    held = Prefetched()
     held.rewind(paused(0, 1), OWNED, 1, 0.0)
     for number in (0, 1, 2):
         held.add([run(number, 0, count, size)], 1)
@@ -109,47 +109,47 @@ def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> N
     # Where nothing can be delivered, they take it from nobody.
     assert held.rewind(paused(0, 1, messages=0), OWNED, 3, 0.0) == {}
     assert held.rewind(paused(0, 1), OWNED, 4, 0.0) == {PARTITIONS[0]: (4, 0), PARTITIONS[1]: (4, 0)}
-    assert held.resting == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count
+    assert held.client_paused == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count
 
 
 def wanted(
-    ahead: Ahead,
+    ahead: ReadAhead,
     room: int,
     *,
     partitions: int = 2,
-    resting: int = 0,
+    client_paused: int = 0,
     held: int = 0,
     aside: int = 0,
     received: int = 0,
     average: float = 1.0,
 ) -> int:
-    group = cast(Group, SimpleNamespace(owned=range(partitions), rounds=1))
-    paused = frozenset(PARTITIONS[:resting])
-    want = Want(1, room, 64 << 20 if room else 0, paused, {}, held=held, aside=aside, received=received)
-    return ahead.wanted(want, group, average)
+    group = cast(Group, SimpleNamespace(owned=range(partitions), rebalances=1))
+    paused = frozenset(PARTITIONS[:client_paused])
+    demand = Demand(1, room, 64 << 20 if room else 0, paused, {}, waiting=held, waiting_paused=aside, received=received)
+    return ahead.to_read(demand, group, average)
 
 
 def test_what_is_read_ahead_is_bounded() -> None:
-    ahead = Ahead()
-    assert wanted(ahead, 10) == 10 + AHEAD, "the first look"
+    ahead = ReadAhead()
+    assert wanted(ahead, 10) == 10 + READ_AHEAD, "the first look"
     ahead.gather([run(0, 0, 70), run(1, 0, 30)])
-    assert wanted(ahead, 10) == 10 + AHEAD - 100
-    assert delivered(list(ahead.taken())) == {0: 70, 1: 30} and ahead.taken() == []
+    assert wanted(ahead, 10) == 10 + READ_AHEAD - 100
+    assert delivered(list(ahead.take())) == {0: 70, 1: 30} and ahead.take() == []
     # On its way to the loop, which does not know of it yet.
     assert wanted(ahead, 10) == 0
     assert wanted(ahead, 10, received=100) == 10, "handlers that keep up get what is there"
-    assert wanted(ahead, 0, received=100) == AHEAD
-    assert wanted(ahead, 0, held=AHEAD // 2, received=100) == 0
+    assert wanted(ahead, 0, received=100) == READ_AHEAD
+    assert wanted(ahead, 0, held=READ_AHEAD // 2, received=100) == 0
     assert wanted(ahead, 0, partitions=1, received=100) == 0
-    assert wanted(ahead, 0, received=100, average=AHEAD_BYTES / 3) == 3
+    assert wanted(ahead, 0, received=100, average=READ_AHEAD_BYTES / 3) == 3
     assert wanted(ahead, 10, received=100, average=1e12) == 1, "larger than all the room"
 
 
 def test_what_is_kept_of_paused_partitions_is_bounded_too() -> None:
-    ahead = Ahead()
-    assert wanted(ahead, 10, partitions=3, resting=1, aside=1_000) == 10 + AHEAD - 1_000
+    ahead = ReadAhead()
+    assert wanted(ahead, 10, partitions=3, client_paused=1, aside=1_000) == 10 + READ_AHEAD - 1_000
     ahead.gather([run(0, 0, 1), run(1, 0, 1)])
-    ahead.taken()
-    assert wanted(ahead, 10, resting=1, aside=AHEAD // 2, received=2) == 10, "the others go on"
-    assert wanted(ahead, 10, resting=1, aside=AHEAD + 5, received=2) == 5
-    assert wanted(ahead, 10, resting=2, received=2) == 0, "nothing could be delivered"
+    ahead.take()
+    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD // 2, received=2) == 10, "the others go on"
+    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD + 5, received=2) == 5
+    assert wanted(ahead, 10, client_paused=2, received=2) == 0, "nothing could be delivered"

@@ -23,7 +23,7 @@ from lanes_kafka.bridge import Bridge
 from lanes_kafka.client import group, thread
 from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits
 from lanes_kafka.client.records import READER
-from lanes_kafka.client.thread import be_called_back
+from lanes_kafka.client.thread import serve_last_callbacks
 from lanes_kafka.client.topics import Topic, Topics
 from lanes_kafka.config import client_config
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
@@ -46,7 +46,7 @@ async def test_what_was_read_before_a_gap_is_delivered(
 ) -> None:
     produce(topic_of(cluster, name, 1), 10)
     ids = {PartitionId(name, 0)}
-    monkeypatch.setattr(group, "bounds", lambda client, asked: (dict.fromkeys(ids, 8), dict.fromkeys(ids, 10)))
+    monkeypatch.setattr(group, "log_bounds", lambda client, asked: (dict.fromkeys(ids, 8), dict.fromkeys(ids, 10)))
     async with reading(cluster, "848", name, out_of_range="earliest") as reader:
 
         def deleted(raws: list[Raw]) -> list[Raw]:
@@ -108,9 +108,9 @@ def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
     first.given_up = True
     commits.send(client, Commit([Settlement(places[1], [], 6)], answers[1]))
     commits.on_commit(None, [TopicPartition("t", 0, 5), TopicPartition("t", 1, 5)])
-    assert second.given == [] and commits.under_way
+    assert second.given == [] and commits.unanswered
     commits.on_commit(None, [TopicPartition("t", 1, 6)])
-    assert second.given == [None] and not commits.under_way
+    assert second.given == [None] and not commits.unanswered
 
 
 def test_a_late_answer_of_an_expired_commit_is_not_that_of_a_newer_one_of_the_same_position() -> None:
@@ -126,9 +126,9 @@ def test_a_late_answer_of_an_expired_commit_is_not_that_of_a_newer_one_of_the_sa
     newer = Commit([Settlement(partition, [], 5, [(7, 9)])], answers[1])
     commits.send(client, newer)
     commits.on_commit(None, [TopicPartition("t", 0, 5)])
-    assert isinstance(first.given[0], lanes.SourceError) and second.given == [] and commits.under_way
+    assert isinstance(first.given[0], lanes.SourceError) and second.given == [] and commits.unanswered
     commits.on_commit(None, newer.offsets)
-    assert second.given == [None] and not commits.under_way
+    assert second.given == [None] and not commits.unanswered
 
 
 @pytest.mark.anyio
@@ -195,7 +195,7 @@ def test_where_a_group_begins_undoes_nothing_that_another_member_has_committed(
         failures.append,
         lambda: 0.0,
         "kafka g",
-        starved=lambda: False,
+        is_full=lambda: False,
         hands_over=True,
     )
     owning.on_assign(client, [TopicPartition("t", 0)])
@@ -225,7 +225,7 @@ def test_an_old_answer_says_nothing_of_a_topic(pending: bool) -> None:
     admin: Any = Described()
     topics = Topics(["t"], admin, lambda: 0.0)
     if pending:
-        topics.question()
+        topics.ask()
     else:
         topics.wait(1.0)
     admin.id = "B"
@@ -289,14 +289,14 @@ def test_a_loop_that_is_gone_is_noticed_however_it_went() -> None:
 
     bridge = asyncio.run(made())
     bridge.post(lambda: None)
-    assert not bridge.alive()
+    assert not bridge.is_alive()
     loop = asyncio.new_event_loop()
     bridge = loop.run_until_complete(made())
-    assert bridge.alive()
+    assert bridge.is_alive()
     bridge.post(lambda: None)
     # With what was posted last still to come.
     loop.close()
-    assert not bridge.alive()
+    assert not bridge.is_alive()
 
 
 @pytest.mark.anyio
@@ -320,8 +320,8 @@ async def test_a_close_that_comes_while_the_client_is_polled_is_not_slept_over(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(reader.take, 1)
                 await until(polled.is_set)
-                assert reader.source._owner is not None
-                mailbox = reader.source._owner._mailbox
+                assert reader.source._client_thread is not None
+                mailbox = reader.source._client_thread._mailbox
                 tasks.start_soon(reader.source.aclose)
                 await until(lambda: bool(mailbox))
                 sent.set()
@@ -342,7 +342,7 @@ async def test_nothing_is_called_back_while_the_client_closes(cluster: MockClust
 
 @pytest.mark.parametrize("static", [True, False])
 def test_a_rebalance_behind_messages_is_served_before_the_client_closes(static: bool) -> None:
-    heard = SimpleNamespace(rounds=0)
+    heard = SimpleNamespace(rebalances=0)
 
     class Queued:
         """A client with messages and a rebalance behind them; what is paused brings none."""
@@ -364,14 +364,14 @@ def test_a_rebalance_behind_messages_is_served_before_the_client_closes(static: 
                 first = self.queue.pop(0)
                 if isinstance(first, bytes):
                     return [first]
-                heard.rounds += 1
+                heard.rebalances += 1
                 if not static:
                     self.has.clear()
             return []
 
     client = Queued()
-    be_called_back(cast(Consumer, client), cast(Any, heard), time.monotonic, static=static)
-    assert (heard.rounds, client.queue) == (1, [])
+    serve_last_callbacks(cast(Consumer, client), cast(Any, heard), time.monotonic, static=static)
+    assert (heard.rebalances, client.queue) == (1, [])
 
 
 def test_a_member_whose_loop_is_gone_leaves_its_group(cluster: MockCluster, name: str) -> None:

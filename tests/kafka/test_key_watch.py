@@ -78,10 +78,10 @@ def test_what_is_found_is_said_once_for_a_topic(caplog: pytest.LogCaptureFixture
     known = {"orders": Topic("1", 8), "bills": Topic("2", 8)}
     watch = KeyWatch("kafka g")
     for _ in range(3):
-        watch.look(events(mixed(8)), known)
-        watch.tell(known)
-    watch.look(events(mixed(8), "bills"), known)
-    watch.tell(known)
+        watch.observe(events(mixed(8)), known)
+        watch.report(known)
+    watch.observe(events(mixed(8), "bills"), known)
+    watch.report(known)
     assert ["topic orders" in each for each in said(caplog)] == [True, False]
     assert ["topic bills" in each for each in said(caplog)] == [False, True]
     assert all(each.startswith("kafka g: ") for each in said(caplog))
@@ -90,29 +90,29 @@ def test_what_is_found_is_said_once_for_a_topic(caplog: pytest.LogCaptureFixture
 def test_one_kind_of_producers_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
     known = {"orders": Topic("1", 8)}
     watch = KeyWatch("kafka g")
-    watch.look(events((murmur2_partition(key, 8), key) for key in KEYS), known)
-    watch.tell(known)
+    watch.observe(events((murmur2_partition(key, 8), key) for key in KEYS), known)
+    watch.report(known)
     assert caplog.records == []
 
 
 def test_with_more_partitions_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     watch = KeyWatch("kafka g")
     few = KEYS[:8]
-    watch.look(events(mixed(8, few)), {"orders": Topic("1", 8)})
-    watch.tell({"orders": Topic("1", 64)})
-    watch.look(events((murmur2_partition(key, 64), key) for key in KEYS), {"orders": Topic("1", 64)})
-    watch.tell({"orders": Topic("1", 64)})
+    watch.observe(events(mixed(8, few)), {"orders": Topic("1", 8)})
+    watch.report({"orders": Topic("1", 64)})
+    watch.observe(events((murmur2_partition(key, 64), key) for key in KEYS), {"orders": Topic("1", 64)})
+    watch.report({"orders": Topic("1", 64)})
     assert caplog.records == []
-    watch.look(events((crc32_partition(key, 64), key) for key in KEYS), {"orders": Topic("1", 64)})
-    watch.tell({"orders": Topic("1", 64)})
+    watch.observe(events((crc32_partition(key, 64), key) for key in KEYS), {"orders": Topic("1", 64)})
+    watch.report({"orders": Topic("1", 64)})
     assert len(said(caplog)) == 1
 
 
 def test_what_is_no_key_and_no_topic_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     watch = KeyWatch("kafka g")
-    watch.look(
+    watch.observe(
         events([(0, None), (0, ""), (1, "a text that a client of the user's has made")]), {"orders": Topic("", 2)}
     )
-    watch.look(events(mixed(8), "unknown"), {"orders": Topic("", 2)})
-    watch.tell({})
+    watch.observe(events(mixed(8), "unknown"), {"orders": Topic("", 2)})
+    watch.report({})
     assert caplog.records == []

@@ -16,7 +16,7 @@ from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
 from lanes_kafka.client import lag
 from lanes_kafka.client.group import Assignment
-from lanes_kafka.client.lag import ASK_AFTER, Ends
+from lanes_kafka.client.lag import ASK_AFTER, EndOffsets
 from lanes_kafka.client.records import READER
 from tests.fakes.telemetry import PARENT, TRACE, TRACEPARENT, Sdk, use
 from tests.kafka.conftest import MakeTopic
@@ -152,19 +152,19 @@ class FakeClient:
 
 
 class Stand:
-    """Ends of so many partitions, on a clock of its own."""
+    """EndOffsets of so many partitions, on a clock of its own."""
 
     def __init__(self, partitions: int) -> None:
         self.client = FakeClient()
         self.now = 100.0
-        self.ends = Ends(lambda: self.now)
+        self.end_offsets = EndOffsets(lambda: self.now)
         self.owned = [Assignment(Partition(PartitionId("t", number), READER), 0, 0) for number in range(partitions)]
 
     def look(self, *, after: float = 0.0, ask: bool = True) -> list[int | None]:
         self.now += after
         client: Any = self.client
-        self.ends.look(client, self.owned, ask=ask)
-        return [self.ends.of(each.partition) for each in self.owned]
+        self.end_offsets.refresh(client, self.owned, ask=ask)
+        return [self.end_offsets.of(each.partition) for each in self.owned]
 
 
 def test_an_end_is_what_the_client_has_heard() -> None:
@@ -220,4 +220,4 @@ def test_what_is_not_owned_any_more_is_not_known() -> None:
     stand.look()
     (gone, kept), stand.owned = stand.owned, stand.owned[1:]
     assert stand.look() == [8]
-    assert (stand.ends.of(gone.partition), stand.ends.of(kept.partition)) == (None, 8)
+    assert (stand.end_offsets.of(gone.partition), stand.end_offsets.of(kept.partition)) == (None, 8)

@@ -31,7 +31,7 @@ def commits(story: Story, member: str, since: int) -> list[int]:
 def watched(monkeypatch: pytest.MonkeyPatch, *, watch: bool) -> None:
     """Without ``watch`` only the client says that something is lost, once it is polled again."""
     if not watch:
-        monkeypatch.setattr(KafkaSource, "_watch", lambda source: None)
+        monkeypatch.setattr(KafkaSource, "_check_polling", lambda source: None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import lanes
 from lanes.core.types import Message, Room
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent
 from lanes_kafka.client import group, thread
-from lanes_kafka.client.offsets import bounds
+from lanes_kafka.client.offsets import log_bounds
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster
 from tests.kafka.sourced import NOTHING, ROOM, Called, reading, topic_of
 from tests.kafka.workload import produce, until
@@ -263,9 +263,9 @@ async def test_where_to_go_on_is_asked_until_the_broker_says_it(
         if refusals:
             refusals -= 1
             raise KafkaException(KafkaError(code))
-        return bounds(client, places)
+        return log_bounds(client, places)
 
-    monkeypatch.setattr(group, "bounds", refuse)
+    monkeypatch.setattr(group, "log_bounds", refuse)
     produce(topic_of(cluster, name, 1), 5)
     async with reading(cluster, "848", name, out_of_range="earliest") as reader:
         (partition,) = await reader.assigned()
@@ -279,7 +279,7 @@ async def test_where_to_go_on_is_asked_until_the_broker_says_it(
 
         client.change = stray
         if not passes:
-            with pytest.raises(lanes.SourceError, match=r"what the log has.*TOPIC_AUTHORIZATION_FAILED"):
+            with pytest.raises(lanes.SourceError, match=r"offset range of a log failed.*TOPIC_AUTHORIZATION_FAILED"):
                 await reader.receive()
             return
         events: list[SourceEvent] = []

@@ -107,7 +107,7 @@ def look_at(census: Census, placed: Iterable[tuple[int, bytes | None]]) -> Censu
     for partition, key in placed:
         runs.setdefault(partition, []).append(key)
     for partition, run in runs.items():
-        census.look(partition, run, lambda key: key)
+        census.observe(partition, run, lambda key: key)
     return census
 
 
@@ -183,19 +183,19 @@ def test_the_sample_is_the_first_of_each_partition_and_then_one_in_a_thousand() 
     end = FIRST + 3 * EVERY
     census = Census(4)
     for start in range(0, end, 7):
-        census.look(0, range(start, min(start + 7, end)), key)
+        census.observe(0, range(start, min(start + 7, end)), key)
     assert asked == [*range(FIRST), FIRST - 1 + EVERY, FIRST - 1 + 2 * EVERY, FIRST - 1 + 3 * EVERY]
     asked.clear()
-    census.look(1, range(end), key)
+    census.observe(1, range(end), key)
     assert len(asked) == FIRST + 3
-    census.look(1, (), key)
+    census.observe(1, (), key)
 
 
 def test_the_same_records_give_the_same_census_however_they_come_in_runs() -> None:
     placed = by(murmur2_partition, keys(5_000), 3)
     ones, whole = Census(3), look_at(Census(3), placed)
     for partition, key in placed:
-        ones.look(partition, (key,), lambda each: each)
+        ones.observe(partition, (key,), lambda each: each)
     assert repr(ones) == repr(whole)
 
 
@@ -220,7 +220,7 @@ def test_a_report_names_one_key_of_each_kind_by_its_hash() -> None:
     census = look_at(Census(8), [])
     for place, chosen in ((murmur2_partition, many[:200]), (crc32_partition, many[200:])):
         for key in chosen:
-            census.look(place(key, 8), (key,), lambda each: each)
+            census.observe(place(key, 8), (key,), lambda each: each)
     report = census.report("orders")
     assert report is not None
     for key, found in ((java, murmur2_partition(java, 8)), (c, crc32_partition(c, 8))):

@@ -123,7 +123,7 @@ async def test_a_group_that_is_a_share_group_already_is_refused(protocol: str, t
         try:
             anyio.run(attempt)
         except lanes.SourceError as error:
-            return "is a share group, which has no order: use a group.id of its own" in str(error)
+            return "is a share group, which has no order; use another group.id" in str(error)
         return False
 
     async def attempt() -> None:

@@ -25,7 +25,7 @@ from lanes_kafka.config import client_config, is_secret, redacted
 from lanes_kafka.dead_letters.box import KafkaLetterBox
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from lanes_kafka.dead_letters.wire import Record
-from lanes_kafka.errors import ended_by
+from lanes_kafka.errors import fatal_error
 from tests.backends.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -155,7 +155,7 @@ async def test_secrets_in_what_ends_the_thread_of_a_client(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lanes_kafka.client.group._PATIENCE", 0.0)
+    monkeypatch.setattr("lanes_kafka.client.group._START_TIMEOUT", 0.0)
     orders = topic()
 
     def fail(*arguments: Any, **named: Any) -> Any:
@@ -171,7 +171,7 @@ async def test_secrets_in_what_ends_the_thread_of_a_client(
 
 def test_what_ends_a_client_is_chained_where_it_shows_no_secret() -> None:
     found = RuntimeError("out of memory")
-    assert ended_by("kafka g: it failed", found, SECRETS).__cause__ is found
+    assert fatal_error("kafka g: it failed", found, SECRETS).__cause__ is found
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_what_ends_a_client_is_chained_where_it_shows_no_secret() -> None:
     [
         (
             KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, f"not with {PASSWORD}")),
-            "orders/0: not committed: GROUP_AUTHORIZATION_FAILED: not with …: allow this user Read on the group",
+            "orders/0: not committed: GROUP_AUTHORIZATION_FAILED: not with …; allow this user Read on the group",
         ),
         (RuntimeError(f"closed, {PASSWORD}"), "not committed: RuntimeError: closed, …"),
     ],

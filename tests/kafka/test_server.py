@@ -246,7 +246,7 @@ class TestInstallation:
         program.chmod(0o755)
         monkeypatch.setenv("JAVA_HOME", str(folder / "home"))
 
-    def refusal(self) -> str:
+    def startup_error(self) -> str:
         with pytest.raises(MissingComponent) as missing:
             KafkaServer().prepare()
         assert "\n" not in str(missing.value)
@@ -256,12 +256,12 @@ class TestInstallation:
         monkeypatch.delenv("JAVA_HOME", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        assert "apt install default-jre-headless maven" in self.refusal()
+        assert "apt install default-jre-headless maven" in self.startup_error()
 
     def test_no_maven_is_one_clear_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.java(tmp_path, monkeypatch, 'echo openjdk version \\"21.0.1\\" >&2')
         monkeypatch.setenv("PATH", str(tmp_path))
-        refusal = self.refusal()
+        refusal = self.startup_error()
         assert "no mvn on PATH" in refusal and "apt install default-jre-headless maven" in refusal
 
     @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ class TestInstallation:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
     ) -> None:
         self.java(tmp_path, monkeypatch, script)
-        refusal = self.refusal()
+        refusal = self.startup_error()
         assert said in refusal and str(tmp_path / "home" / "bin" / "java") in refusal
 
     def test_jars_that_cannot_be_had_are_named_and_tried_again(
@@ -288,7 +288,7 @@ class TestInstallation:
         )
         self.maven(tmp_path, monkeypatch, script)
         for _ in range(2):
-            refusal = self.refusal()
+            refusal = self.startup_error()
             assert "no route" in refusal and "settings.xml" in refusal
         assert list(cache.rglob("a.jar")) != [] and list(cache.rglob("ready")) == []
 

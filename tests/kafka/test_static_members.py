@@ -164,7 +164,7 @@ async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTo
 async def test_what_is_read_on_in_a_topic_made_anew_is_never_committed(
     protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "LOOK_EVERY", 3_600.0)
+    monkeypatch.setattr(topics, "ASK_EVERY", 3_600.0)
     events = topic(1)
     produce(events, 100)
     story = Story()
@@ -178,7 +178,7 @@ async def test_what_is_read_on_in_a_topic_made_anew_is_never_committed(
         await made_anew(events, 150)
         one.consumer.resume()
         await one.ended.wait()
-        assert f"topic '{events.name}' was deleted and created anew" in str(one.failure)
+        assert f"topic '{events.name}' was deleted and recreated" in str(one.failure)
         assert max(each.position for each in story.of("commit")) == 100
         assert {each.position for each in story.of("end")} > set(range(100, 150))
         assert members.committed() == [None]

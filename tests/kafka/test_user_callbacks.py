@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError
 
 import lanes
 from lanes_kafka import KafkaSource
-from lanes_kafka.errors import SAID_EVERY, ErrorLog
+from lanes_kafka.errors import LOG_EVERY, ErrorLog
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET, Topic, produce, until
@@ -114,11 +114,11 @@ def test_a_storm_of_errors_is_logged_now_and_then_and_told_to_the_user_every_tim
         "kafka g: _ALL_BROKERS_DOWN: 1/1 down",
         "kafka g: _TRANSPORT: reset",
     ]
-    now += SAID_EVERY
+    now += LOG_EVERY
     errors.on_error(reset)
     errors.on_error(reset)
     assert caplog.records[2].getMessage() == "kafka g: _TRANSPORT: reset (499 times more since)"
-    now += SAID_EVERY
+    now += LOG_EVERY
     errors.on_error(reset)
     assert caplog.records[3].getMessage() == "kafka g: _TRANSPORT: reset (1 times more since)"
     assert len(caplog.records) == 4

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
 from lanes_kafka.client import commits, thread, topics
-from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, Vetting
+from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, TopicIdCheck
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.errors import ErrorLog
@@ -105,7 +105,7 @@ class Bench:
             check_topics=self._check, release=self.released.append, owns=lambda partition: self.owned
         )
         commits = Commits(lambda partition: self.owned, lambda reason: None, lambda: self.now, "kafka g", {})
-        self.vetting = Vetting(self.topics, group, commits, self.errors, lambda: self.now, "kafka g")
+        self.check = TopicIdCheck(self.topics, group, commits, self.errors, lambda: self.now, "kafka g")
 
     def _check(self) -> None:
         self.owned = self.topics.change("t", self.partitions[0].incarnation) is None
@@ -124,28 +124,28 @@ class Bench:
         partition = self.partitions[number]
         commit = Commit([Settlement(partition, [], floor)], answer, partition if releases else None)
         client: Any = self.broker
-        self.vetting.commit(client, commit, until=until if synchronous else None)
+        self.check.commit(client, commit, until=until if synchronous else None)
         noted: Noted = answer
         return noted
 
     def repeat(self) -> None:
         client: Any = self.broker
-        self.vetting.repeat(client, 1e9)
+        self.check.resend(client, 1e9)
 
     def look(self) -> None:
         client: Any = self.broker
-        self.vetting.look(client)
+        self.check.advance(client)
 
 
 def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None:
     bench = Bench()
     bench.admin.id = None
-    bench.topics.question()
+    bench.topics.ask()
     first = bench.commit(0, 5)
     # It may have been answered before what is committed was read.
     bench.admin.answer("A")
     bench.look()
-    assert (bench.broker.commits, bench.admin.asked) == ([], 2) and bench.vetting
+    assert (bench.broker.commits, bench.admin.asked) == ([], 2) and bench.check
     second, third = bench.commit(1, 6), bench.commit(2, 7)
     bench.admin.answer("A")
     bench.look()
@@ -153,7 +153,7 @@ def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None
     # One question is for all that became due meanwhile.
     bench.admin.answer("A")
     bench.look()
-    assert bench.broker.commits == [(0, 5), (1, 6), (2, 7)] and bench.admin.asked == 3 and not bench.vetting
+    assert bench.broker.commits == [(0, 5), (1, 6), (2, 7)] and bench.admin.asked == 3 and not bench.check
     assert first.given == second.given == third.given == []
 
 
@@ -173,18 +173,18 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
     answer = bench.commit(0, 5, releases=True)
     bench.now += COMMIT_TIMEOUT - 1
     bench.look()
-    assert answer.given == [] and bench.vetting
+    assert answer.given == [] and bench.check
     bench.now += 1
     bench.look()
     (error,) = answer.given
-    assert isinstance(error, lanes.SourceError) and error.retryable and "whether the topics are what" in str(error)
-    assert bench.broker.commits == [] and bench.released == [bench.partitions[0]] and not bench.vetting
+    assert isinstance(error, lanes.SourceError) and error.retryable and "did not confirm the topic ids" in str(error)
+    assert bench.broker.commits == [] and bench.released == [bench.partitions[0]] and not bench.check
     # A question that fails is asked again, and lets nothing go.
     later = bench.commit(1, 6)
     bench.admin.answer(KafkaError._TIMED_OUT)
     bench.look()
     assert bench.broker.commits == []
-    bench.now += topics.LOOK_EVERY
+    bench.now += topics.ASK_EVERY
     bench.look()
     bench.admin.answer("A")
     bench.look()
@@ -192,7 +192,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
 
 
 def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_BLOCKS_FOR", 0.01)
+    monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench()
     bench.admin.id = None
     (error,) = bench.commit(0, 5, synchronous=True, releases=True).given
@@ -216,9 +216,9 @@ def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
     bench.admin.id = None if recalled == "waiting" else "A"
     bench.commit(0, 5)
     bench.look()
-    assert bool(bench.vetting) == (recalled == "waiting")
-    (commit,) = bench.vetting.recall()
-    assert commit.settlements[0].floor == 5 and bench.vetting.recall() == [] and not bench.vetting
+    assert bool(bench.check) == (recalled == "waiting")
+    (commit,) = bench.check.recall()
+    assert commit.settlements[0].floor == 5 and bench.check.recall() == [] and not bench.check
 
 
 @pytest.mark.parametrize(("until", "waited"), [(0.5, 0.5), (1e9, 5.0), (-1.0, -1.0)])
@@ -234,7 +234,7 @@ def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
 def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_BLOCKS_FOR", 0.01)
+    monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench("")
     bench.admin.id = None
     bench.commit(0, 5, synchronous=synchronous)
@@ -249,7 +249,7 @@ def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> Non
     bench.admin.answer(KafkaError.UNKNOWN_TOPIC_OR_PART)
     bench.look()
     assert bench.owned and (bench.broker.commits, answer.given) == ([], [])
-    bench.now += topics.LOOK_EVERY
+    bench.now += topics.ASK_EVERY
     bench.look()
     bench.admin.answer("A" if comes_back else KafkaError.UNKNOWN_TOPIC_OR_PART)
     bench.look()
@@ -268,7 +268,7 @@ def test_what_was_given_up_is_not_asked_about(synchronous: bool) -> None:
 def test_what_nobody_waits_for_is_not_asked_about(synchronous: bool) -> None:
     bench = Bench()
     answer = bench.commit(0, 5, synchronous=synchronous, releases=True, given_up=True)
-    assert (bench.admin.asked, bench.broker.commits, answer.given) == (0, [], []) and not bench.vetting
+    assert (bench.admin.asked, bench.broker.commits, answer.given) == (0, [], []) and not bench.check
     assert bench.released == [bench.partitions[0]]
 
 
@@ -320,19 +320,19 @@ def test_what_a_callback_cannot_send_again_is_answered() -> None:
     for answer in answers:
         (error,) = answer.given
         assert isinstance(error, lanes.SourceError) and error.retryable and "_FATAL" in str(error)
-    assert bench.broker.commits == [] and not bench.vetting
+    assert bench.broker.commits == [] and not bench.check
 
 
 def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None:
     bench = Bench()
     bench.admin.id = None
     for said in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART):
-        bench.now += topics.LOOK_EVERY
+        bench.now += topics.ASK_EVERY
         bench.look()
         bench.admin.answer(said)
         bench.look()
         assert bench.owned
-    bench.now += topics.LOOK_EVERY
+    bench.now += topics.ASK_EVERY
     bench.look()
     bench.admin.answer(KafkaError.UNKNOWN_TOPIC_OR_PART)
     bench.look()
@@ -361,7 +361,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
 
     monkeypatch.setattr(thread, "AdminClient", Admin)
     # Only commits ask.
-    monkeypatch.setattr(topics, "LOOK_EVERY", 3_600.0)
+    monkeypatch.setattr(topics, "ASK_EVERY", 3_600.0)
 
     async def ended() -> None:
         while True:
@@ -376,6 +376,6 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
         await reader.take(2)
         with pytest.raises(lanes.SourceError, match="given up"):
             await reader.settle(partition, 5)
-        with pytest.raises(lanes.SourceError, match="deleted and created anew"):
+        with pytest.raises(lanes.SourceError, match="deleted and recreated"):
             await ended()
         assert await reader.committed() == [3]

@@ -53,7 +53,7 @@ _COMMITTING: Final = (
     _mutant(
         "commit_in_lost",
         "client.group",
-        '        self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")\n',
+        '        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")\n',
         "        self.on_revoke(client, partitions)\n",
         "what is somebody else's already is drained and committed",
         _OWNERSHIP + "what_is_lost_is_neither_asked_back_nor_committed",
@@ -69,9 +69,9 @@ _COMMITTING: Final = (
     _mutant(
         "never_sync_in_a_revoke",
         "client.thread",
-        "        self._vetting.repeat(self._client, until)\n"
-        "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY), until=until)\n",
-        "        self._mailbox.wait(min(until - self._clock(), _POSITIONS_EVERY))\n",
+        "        self._topic_id_check.resend(self._client, until)\n"
+        "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY), until=until)\n",
+        "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
         _OWNERSHIP + "only_callbacks_commit_synchronously",
     ),
@@ -123,7 +123,7 @@ _ASSIGNING: Final = (
     _mutant(
         "pause_not_reset",
         "client.group",
-        "not to an assignment.\n        self._pause_or_resume(client, begun)\n",
+        "not to an assignment.\n        self._pause_or_resume(client, started)\n",
         "not to an assignment.\n",
         "a partition that was paused when it went is not read when it comes again",
         _OWNERSHIP + "a_pause_ends_with_its_assignment",
@@ -156,7 +156,7 @@ _ASSIGNING: Final = (
     _mutant(
         "start_not_decided",
         "client.group",
-        "        self._undecided |= {one: found[one].floor for one in found if found[one].decided}\n",
+        "        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}\n",
         "",
         'start="next" is decided anew until something was committed',
         _OWNERSHIP + "where_a_group_begins_is_decided_once",
@@ -183,7 +183,8 @@ _READING: Final = (
     _mutant(
         "stale_messages_not_filtered",
         "client.intake",
-        "        return self._without_old(raws, rounds) if raws and self._group.rounds != rounds else raws\n",
+        "        return self._without_stale(raws, rebalances) if raws and "
+        "self._group.rebalances != rebalances else raws\n",
         "        return raws\n",
         "what was fetched for a former assignment moves the new one on",
         _OWNERSHIP + "what_was_read_for_a_former_assignment_is_read_again",
@@ -199,16 +200,16 @@ _READING: Final = (
     _mutant(
         "resumed_without_room",
         "client.thread",
-        "        self._group.rest(self._client, want.resting, want.paused, resume=False)\n",
-        "        self._group.rest(self._client, want.resting, want.paused)\n",
+        "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)\n",
+        "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused)\n",
         "a client that is full is resumed and paused again and again",
         _OWNERSHIP + "without_room_nothing_is_resumed",
     ),
     _mutant(
         "rests_at_once",
         "client.prefetch",
-        "            self.resting = (self.resting & room.paused) | over\n",
-        "            self.resting = room.paused\n",
+        "            self.client_paused = (self.client_paused & room.paused) | over\n",
+        "            self.client_paused = room.paused\n",
         "a commit that takes a moment costs the client what it has fetched",
         _HELD + "the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are",
     ),

@@ -22,13 +22,12 @@ from lanes_kafka.broker import (
     QUESTION_TIMEOUT,
     answer,
     broker_settings,
-    cause,
-    is_login,
-    is_refused,
+    is_login_refused,
+    likely_cause,
     settings_of,
 )
 from lanes_kafka.config import ClientConfig, addresses, redacted
-from lanes_kafka.errors import named
+from lanes_kafka.errors import client_text
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -58,7 +57,9 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
         admin = AdminClient(connecting)
     except (KafkaException, TypeError, ValueError) as failure:
         told = failure.args[0]
-        text = named(told, config.client) if isinstance(told, KafkaError) else redacted(str(failure), config.client)
+        text = (
+            client_text(told, config.client) if isinstance(told, KafkaError) else redacted(str(failure), config.client)
+        )
         return [Check("client", False, text, "correct the setting it names")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
@@ -82,11 +83,13 @@ class _Doctor:
         deadline = time.monotonic() + self._timeout
         future = self._admin.describe_cluster(request_timeout=self._timeout)
         try:
-            cluster = answer(self._admin, future, deadline, lambda: is_refused(self._errors))
+            cluster = answer(self._admin, future, deadline, lambda: any(map(is_login_refused, self._errors)))
         except KafkaException as failure:
-            error = cause(failure.args[0], self._errors)
+            error = likely_cause(failure.args[0], self._errors)
             where = addresses(self._config.admin)
-            return Check("broker", False, f"{where}: {named(error, self._config.admin)}", _remedy_of_reaching(error))
+            return Check(
+                "broker", False, f"{where}: {client_text(error, self._config.admin)}", _remedy_of_reaching(error)
+            )
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
         return Check("broker", True, f"{nodes}{more}, cluster {cluster.cluster_id}")
@@ -251,10 +254,10 @@ class _Doctor:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
             return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
         remedy = allow if error.code() in NOT_ALLOWED else "look again; correct what it names"
-        return Check(what, False, named(error, self._config.admin), remedy)
+        return Check(what, False, client_text(error, self._config.admin), remedy)
 
     def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
-        return Check(what, None, named(failure.args[0], self._config.admin), remedy)
+        return Check(what, None, client_text(failure.args[0], self._config.admin), remedy)
 
 
 def _carries(what: str, limit: str | None) -> Check:
@@ -289,7 +292,7 @@ def _allowed(found: Any, operation: AclOperation) -> bool:
 
 
 def _remedy_of_reaching(error: KafkaError) -> str:
-    if is_login(error):
+    if is_login_refused(error):
         return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
     if error.code() == KafkaError._SSL or "SSL" in error.str():
         return "correct security.protocol and the ssl settings"

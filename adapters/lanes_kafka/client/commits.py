@@ -1,16 +1,17 @@
-"""Commits of one client: sent without waiting, answered when the broker answers, given up after a while.
+"""Commits of one client: checked against the ids of their topics, and sent without waiting for the answer.
 
-The broker checks membership, never ownership or direction: that only owned partitions are committed is looked after
-here, at the last moment before a commit leaves; that positions rise is the engine's.
+The broker checks the membership of a client, but neither ownership nor direction. ``Commits`` therefore checks, right
+before it sends, that every partition is still owned. The engine guarantees that positions rise.
 
-In a topic that was deleted and made anew the same positions are those of other messages, the broker takes a commit of
-them, and no callback may tell. A client that fetches when the new topic has grown past its position reads on there. So
-what was read before a commit was due is of the topic whose id is told behind that, or is not committed. Without an
-answer nothing is committed: what was finished runs again, where else messages of the new topic would be passed over.
+``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. In a topic that was deleted
+and recreated, the same positions name other messages. The broker accepts commits of them, and no callback reports the
+change. A client that fetches after the new topic has grown past its position reads on there. So a commit is sent only
+when an id that was asked for after the commit was due shows the same topic. Without an answer nothing is committed:
+finished messages run again, where a commit could skip messages of the new topic.
 
-Two gaps are left. A commit that was sent may be repeated by the client itself within about half a second, onto the new
-topic: a position of the old one, behind which the source stops loudly. And the answer is what one broker knows, which
-may lag behind the others.
+Two gaps remain. The client itself may repeat a commit within about half a second, onto the new topic; that position is
+one of the old topic, and the source stops with an error after it. And the answer comes from one broker, which may lag
+behind the others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -31,24 +33,24 @@ from lanes_kafka.bridge import Answer
 from lanes_kafka.broker import metadata_limit
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.topics import Topics
-from lanes_kafka.errors import ErrorLog, said, words
+from lanes_kafka.errors import ErrorLog, client_message, exception_text
 
 log = logging.getLogger("lanes.kafka")
 
 COMMIT_TIMEOUT: Final = 10.0
-"""Seconds after which a commit that was not answered counts as not made."""
+"""Seconds after which an unanswered commit counts as failed."""
 
-_BLOCKS_FOR: Final = 5.0
-"""Seconds that a commit in a callback may take, the question about its topics included."""
+_CALLBACK_TIMEOUT: Final = 5.0
+"""Seconds that a commit inside a callback may take, including the question for its topic ids."""
 
-_DOWN_FOR: Final = 1.0
-"""Seconds of that while no broker is reached, as far as is known."""
+_CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
+"""The same while the client reports that it reaches no broker."""
 
 Kind = Literal["retry", "lost", "metadata", "permanent"]
 
-# Not ILLEGAL_GENERATION and STALE_MEMBER_EPOCH: those tell a member of a rebalance that is under way, in which it keeps
-# what is not revoked from it. One that was left out of a rebalance is no member any more. What ends a client for good
-# is said beside its messages, and decided there.
+# ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are not here: they tell a member that a rebalance is under way, in which it
+# keeps the partitions that are not revoked. A member that was left out of a rebalance gets UNKNOWN_MEMBER_ID. Errors
+# that end the client arrive beside its messages and are handled there.
 _LOST: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -67,12 +69,12 @@ _PERMANENT: Final = frozenset(
 )
 
 
-def kind_of(error: KafkaError) -> Kind:
-    """What an error of a commit means.
+def classify(error: KafkaError) -> Kind:
+    """The meaning of a commit's error.
 
-    ``"lost"``: this process is no member any more, so nothing of it is committed. ``"metadata"``: the broker takes less
-    metadata. ``"permanent"``: it will never be taken. ``"retry"``: anything else, unknown codes included, for a commit
-    that is repeated does no harm.
+    ``"lost"``: this process is no longer a member of the group, and nothing it sends is committed. ``"metadata"``: the
+    metadata is too large. ``"permanent"``: no retry can succeed. ``"retry"``: any other code, because a repeated
+    commit is harmless.
     """
     code = error.code()
     if code in _LOST or error.fatal():
@@ -83,56 +85,62 @@ def kind_of(error: KafkaError) -> Kind:
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """UTF-16 units of commit metadata that the broker takes beside the client's NUL, 0 … ``LIMIT``; ``LIMIT`` where it
-    does not say: a commit finds out. Says where that carries nothing. Blocks for up to 5 seconds."""
+    """UTF-16 units of commit metadata that the broker accepts beside the client's NUL, 0 to ``LIMIT``.
+
+    It is ``LIMIT`` where the broker does not tell; the first commit finds out then. A limit too small to carry anything
+    is logged as a warning. Blocks for up to 5 seconds.
+    """
     try:
         allowed = metadata_limit(admin)
     except SourceError as failure:
-        log.info("%s: how much commit metadata the broker takes is not known: %s", name, failure)
+        log.info("%s: the broker's limit for commit metadata is unknown: %s", name, failure)
         return LIMIT
     if allowed is None:
         return LIMIT
     room = max(0, min(LIMIT, allowed - 1))
-    if carries(room):
+    if can_carry(room):
         return room
     log.warning(
-        "%s: the broker's offset.metadata.max.bytes=%d carries nothing of what is completed above a position: a drain "
-        "also runs what is queued below the highest that was started, and takes longer; raise it to 4096",
+        "%s: offset.metadata.max.bytes=%d of the broker is too small to hand completed messages over, so drains take "
+        "longer; raise it to 4096",
         name,
         allowed,
     )
     return 0
 
 
-def carries(room: int) -> bool:
-    """Whether so much commit metadata has room for anything that is completed."""
+def can_carry(room: int) -> bool:
+    """Whether this much commit metadata can carry any completed messages."""
     return bool(encode(0, [(1, 2)], room))
 
 
+@dataclass(slots=True, eq=False)
 class Commit:
-    """What is committed together; ``answer`` is given once for all of it. ``releases``: a partition of which it is the
-    last one."""
+    """Positions that are committed together, with one answer for all of them.
 
-    __slots__ = ("answer", "deadline", "offsets", "releases", "settlements")
+    ``releases`` is a partition of which this is the last commit.
+    """
 
-    def __init__(self, settlements: Sequence[Settlement], answer: Answer, releases: Partition | None = None) -> None:
-        self.settlements = settlements
-        self.answer = answer
-        self.releases = releases
-        self.deadline = 0.0
-        self.offsets: list[TopicPartition] = []
+    settlements: Sequence[Settlement]
+    answer: Answer
+    releases: Partition | None = None
+    deadline: float = 0.0
+    offsets: list[TopicPartition] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        return f"<Commit of {len(self.settlements)} partitions>"
+    def fail(self, text: str, *, retryable: bool = True) -> None:
+        """Answer with a ``SourceError``."""
+        self.answer.give(SourceError(text, retryable=retryable))
 
 
 class Commits:
     """The commits of one client, used in the thread that owns it.
 
-    ``owns``: whether a partition may still be committed. ``lost``: called when the broker says that this process is no
-    member any more. ``settings``: whose secrets are not shown. ``limit``: UTF-16 units of metadata that the broker
-    takes, as far as is known; 0 = none.
-    ``degraded``: completed sets that did not fit; that is said once.
+    ``owns`` returns whether a partition may still be committed. ``lost`` is called when the broker reports that this
+    process is no longer a member. The secrets of ``settings`` are not shown.
+
+    Attributes:
+        limit: UTF-16 units of metadata that the broker accepts, as far as is known; 0 for none.
+        degraded: Number of completed sets that did not fit; the first one is logged.
     """
 
     def __init__(
@@ -146,48 +154,48 @@ class Commits:
     ) -> None:
         self.limit = limit
         self.degraded = 0
-        self._told = False
+        self._warned = False
         self._owns = owns
         self._lost = lost
         self._clock = clock
         self._name = name
         self._settings = settings
-        self._under_way: dict[PartitionId, Commit] = {}
+        self._unanswered: dict[PartitionId, Commit] = {}
 
     @property
-    def under_way(self) -> bool:
-        """Whether an answer is awaited."""
-        return bool(self._under_way)
+    def unanswered(self) -> bool:
+        """Whether a commit waits for its answer."""
+        return bool(self._unanswered)
 
     def send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
-        """Send one. ``timeout``: block so many seconds at most until it is made, in a callback of the client, while
-        which no answer comes."""
+        """Send a commit.
+
+        Inside a callback of the client no answers arrive. ``timeout`` is given there, and this blocks for at most so
+        many seconds until the broker has the commit.
+        """
         if commit.answer.given_up:
             return
         if not all(self._owns(each.partition) for each in commit.settlements):
-            # The loss may have been reported and not been heard yet.
-            gone = f"{self._name}: a partition was given up meanwhile: nothing of it is committed any more"
-            commit.answer.give(SourceError(gone, retryable=True))
+            # The loss may have been reported to the loop without having arrived there.
+            commit.fail(f"{self._name}: not committed: a partition was given up meanwhile")
             return
-        # What it has waited for before counts.
+        # The time it has waited for topic ids counts.
         commit.deadline = commit.deadline or self._clock() + COMMIT_TIMEOUT
         commit.offsets = [self._offset(each) for each in commit.settlements]
         try:
             client.commit(offsets=commit.offsets, asynchronous=True)
             if timeout is None:
-                self._under_way |= dict.fromkeys([each.partition.id for each in commit.settlements], commit)
-            elif _is_made(client, commit, timeout):
+                self._unanswered |= dict.fromkeys([each.partition.id for each in commit.settlements], commit)
+            elif _is_stored(client, commit, timeout):
                 commit.answer.give()
             else:
-                # It was refused: this waits for as long as it takes, on a broker that has answered just now, and says
-                # why.
+                # The broker refused it. This call reports why; it has no deadline, but the broker has just answered.
                 answered = client.commit(offsets=commit.offsets, asynchronous=False)
                 self._answered(commit, _error_of(None, answered or ()))
         except KafkaException as failure:
             self._answered(commit, failure.args[0])
         except RuntimeError as failure:
-            why = words(failure, self._settings)
-            commit.answer.give(SourceError(f"{self._name}: not committed: {why}", retryable=True))
+            commit.fail(f"{self._name}: not committed: {exception_text(failure, self._settings)}")
 
     def _offset(self, settlement: Settlement) -> TopicPartition:
         partition_id, floor = settlement.partition.id, settlement.floor
@@ -201,54 +209,49 @@ class Commits:
         return TopicPartition(*partition_id, floor, text)
 
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
-        """The client's callback for a commit that was sent without waiting."""
+        """The client's callback for the answer to a commit."""
         for offset in offsets:
-            commit = self._under_way.get(PartitionId(offset.topic, offset.partition))
-            # Not the answer of an older one, which counts as not made. Of one that says the same both are made.
-            if commit is not None and any(_said_by(each) == _said_by(offset) for each in commit.offsets):
+            commit = self._unanswered.get(PartitionId(offset.topic, offset.partition))
+            # The answer to an older commit with other positions is ignored: that one counts as failed.
+            if commit is not None and any(_content(each) == _content(offset) for each in commit.offsets):
                 self._forget(commit)
-                # One bad partition spoils the report of the others: then nothing is known of any of them.
+                # An error of one partition leaves the outcome of the others unknown.
                 self._answered(commit, _error_of(error, offsets))
 
     def recall(self) -> list[Commit]:
-        """Forget what was sent and not answered, and return it, to be sent again: while a callback of the client runs
-        no answer comes."""
-        commits = list(dict.fromkeys(self._under_way.values()))
-        self._under_way.clear()
+        """Remove and return all unanswered commits, to send them again inside a callback, where no answers arrive."""
+        commits = list(dict.fromkeys(self._unanswered.values()))
+        self._unanswered.clear()
         return commits
 
     def expire(self, now: float) -> None:
-        """Give up on what was not answered in time."""
-        for commit in [each for each in self._under_way.values() if each.deadline <= now]:
+        """Fail the commits that were not answered in time."""
+        for commit in [each for each in self._unanswered.values() if each.deadline <= now]:
             self._forget(commit)
-            late = f"{self._name}: a commit was not answered within {COMMIT_TIMEOUT:g} s"
-            commit.answer.give(SourceError(late, retryable=True))
+            commit.fail(f"{self._name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
 
     def abandon(self, reason: str) -> None:
-        """Give up on everything that was sent."""
-        for commit in list(self._under_way.values()):
+        """Fail all unanswered commits."""
+        for commit in list(self._unanswered.values()):
             self._forget(commit)
-            commit.answer.give(SourceError(f"{self._name}: a commit was not answered: {reason}", retryable=True))
+            commit.fail(f"{self._name}: a commit was not answered: {reason}")
 
     def _forget(self, commit: Commit) -> None:
-        # Of one that was given up, and sent again in part, a newer commit may be under way.
-        self._under_way = {one: each for one, each in self._under_way.items() if each is not commit}
+        # A newer commit may wait for some partitions of one that was given up: remove by identity.
+        self._unanswered = {one: each for one, each in self._unanswered.items() if each is not commit}
 
     def _answered(self, commit: Commit, error: KafkaError | None) -> None:
         if error is None:
             commit.answer.give()
             return
-        kind = kind_of(error)
+        kind = classify(error)
         if kind == "lost":
             self._lost(f"a commit was refused: {error.name()}")
         elif kind == "metadata":
             self._shrink()
         where = ", ".join(sorted(str(each.partition.id) for each in commit.settlements))
-        commit.answer.give(
-            SourceError(
-                f"{self._name}: {where}: not committed: {said(error, self._settings)}", retryable=kind != "permanent"
-            )
-        )
+        text = client_message(error, self._settings)
+        commit.fail(f"{self._name}: {where}: not committed: {text}", retryable=kind != "permanent")
 
     def _shrink(self) -> None:
         self.limit //= 2
@@ -256,20 +259,20 @@ class Commits:
 
     def _degrade(self) -> None:
         self.degraded += 1
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning(
-                "%s: the broker's offset.metadata.max.bytes leaves no room for all that is completed above a position: "
-                "from now on a next owner is told of as much as fits, and repeats the rest; raise it, or lower "
-                "max_ahead, or pass commit_metadata=False",
+                "%s: offset.metadata.max.bytes of the broker is too small for all messages completed above a position, "
+                "so the next owner repeats some of them; raise it, lower max_ahead, or pass commit_metadata=False",
                 self._name,
             )
 
 
-class Vetting:
-    """The commits of one client; used in the thread that owns it. True while one waits for an answer about its topics.
+class TopicIdCheck:
+    """Sends commits after the ids of their topics were checked; used in the thread that owns the client.
 
-    One question is under way at a time: the next one is for all that became due meanwhile.
+    It is True while a commit waits for a topic id. Only one question to the broker is open at a time. The next question
+    covers all commits that became due meanwhile.
     """
 
     def __init__(
@@ -288,24 +291,29 @@ class Vetting:
         return bool(self._waiting)
 
     def commit(self, client: Consumer, commit: Commit, *, until: float | None) -> None:
-        """Have one sent. ``until``: in a callback of the client, which has to end at that time of the clock: now, and
-        block for its answer, for 5 seconds at most. None = in none: ``look`` sends it."""
+        """Queue a commit, which ``advance`` sends.
+
+        Inside a callback of the client ``until`` is the time of the clock at which the callback has to end. The commit
+        is then sent at once, and this blocks for its answer, for at most 5 seconds.
+        """
         if commit.answer.given_up or not all(self._group.owns(each.partition) for each in commit.settlements):
-            # It is refused without a word to the broker.
+            # Sending refuses it without asking the broker.
             self._send(client, commit)
         elif until is not None:
             self._commit_now(client, commit, until)
         elif _has_ids(commit):
             commit.deadline = self._clock() + COMMIT_TIMEOUT
-            self._waiting.append((self._topics.question(), commit))
+            self._waiting.append((self._topics.ask(), commit))
         else:
             self._send(client, commit)
 
-    def look(self, client: Consumer) -> None:
-        """Take in what was answered, send what that lets go, and give up on what has waited for too long. Does not
-        block."""
+    def advance(self, client: Consumer) -> None:
+        """Take in answers, send the commits that they allow, and fail those that have waited too long.
+
+        Does not block.
+        """
         self._commits.expire(self._clock())
-        if self._topics.look():
+        if self._topics.poll():
             self._errors.answered()
         self._check()
         while self._waiting and self._waiting[0][0] <= self._topics.answered:
@@ -313,42 +321,42 @@ class Vetting:
         while self._waiting and self._waiting[0][1].deadline <= self._clock():
             self._refuse(self._waiting.popleft()[1])
 
-    def repeat(self, client: Consumer, until: float) -> None:
-        """Have all sent again that has no answer yet, in a callback of the client, which has to end at that time: while
-        it runs none comes. What this raises is their answer, too."""
+    def resend(self, client: Consumer, until: float) -> None:
+        """Send all unanswered commits again, inside a callback of the client that has to end at ``until``.
+
+        An error that this raises also answers the commits.
+        """
         recalled = self.recall()
         try:
             for commit in recalled:
                 self.commit(client, commit, until=until)
         except BaseException as error:
-            # Of one that was answered the first answer counts.
+            # The first answer counts for a commit that was answered already.
             for commit in recalled:
-                why = self._errors.words(error)
-                commit.answer.give(SourceError(f"{self._name}: not committed: {why}", retryable=True))
+                commit.fail(f"{self._name}: not committed: {self._errors.exception_text(error)}")
             raise
 
     def recall(self) -> list[Commit]:
-        """Forget what has no answer yet, and return it."""
+        """Remove and return all commits without an answer."""
         waiting, self._waiting = self._waiting, deque()
         return [*self._commits.recall(), *(commit for _, commit in waiting)]
 
     def abandon(self, reason: str) -> None:
-        """Give up on everything."""
+        """Fail all commits without an answer."""
         waiting, self._waiting = self._waiting, deque()
         for _, commit in waiting:
-            commit.answer.give(SourceError(f"{self._name}: a commit was not sent: {reason}", retryable=True))
+            commit.fail(f"{self._name}: a commit was not sent: {reason}")
         self._commits.abandon(reason)
 
     def _commit_now(self, client: Consumer, commit: Commit, until: float) -> None:
-        deadline = min(self._clock() + (_DOWN_FOR if self._errors.down else _BLOCKS_FOR), until)
+        deadline = min(self._clock() + (_CALLBACK_TIMEOUT_WHEN_DOWN if self._errors.down else _CALLBACK_TIMEOUT), until)
         answered = self._topics.wait(deadline - self._clock())
         self._check()
         if answered:
             self._errors.answered()
         elif self._errors.down:
-            unreached = f"{self._name}: not committed: no broker is reached"
-            commit.answer.give(SourceError(unreached, retryable=True))
-            self._over(commit)
+            commit.fail(f"{self._name}: not committed: no broker is reached")
+            self._finish(commit)
             return
         elif _has_ids(commit):
             self._refuse(commit)
@@ -356,47 +364,46 @@ class Vetting:
         self._send(client, commit, timeout=max(0.0, deadline - self._clock()))
 
     def _check(self) -> None:
-        # Not only what this took in: whoever else waits for the ids does, too.
+        # Another caller that waits for topic ids may have taken the answer in.
         if self._checked != self._topics.answered:
             self._checked = self._topics.answered
             self._group.check_topics()
 
     def _send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
         self._commits.send(client, commit, timeout=timeout)
-        self._over(commit)
+        self._finish(commit)
 
     def _refuse(self, commit: Commit) -> None:
-        unknown = (
-            f"{self._name}: not committed: the broker did not say in time whether the topics are what they were, and "
-            "positions of one that was made anew are those of other messages"
+        commit.fail(
+            f"{self._name}: not committed: the broker did not confirm the topic ids in time, and a recreated topic has "
+            "other messages at the same positions; check that it runs"
         )
-        commit.answer.give(SourceError(unknown, retryable=True))
-        self._over(commit)
+        self._finish(commit)
 
-    def _over(self, commit: Commit) -> None:
+    def _finish(self, commit: Commit) -> None:
         if commit.releases is not None:
             self._group.release(commit.releases)
 
 
 def _has_ids(commit: Commit) -> bool:
-    """A broker that is too old has none to tell."""
+    """Whether topic ids are known; a broker that is too old has none."""
     return any(each.partition.incarnation for each in commit.settlements)
 
 
-def _is_made(client: Consumer, commit: Commit, timeout: float) -> bool:
-    """Whether the broker has what was sent before this. It answers one client in the order it was asked.
+def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
+    """Whether the broker stored the commit that was sent before. It answers a client in the order of the requests.
 
-    Blocks for ``timeout`` seconds at most. Raises ``KafkaException`` where it does not answer.
+    Blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
     return all(_is_same(*pair) for pair in zip(found, commit.offsets, strict=True))
 
 
 def _is_same(one: TopicPartition, other: TopicPartition) -> bool:
-    return one.error is None and _said_by(one) == _said_by(other)
+    return one.error is None and _content(one) == _content(other)
 
 
-def _said_by(offset: TopicPartition) -> tuple[str, int, int, str]:
+def _content(offset: TopicPartition) -> tuple[str, int, int, str]:
     return offset.topic, offset.partition, offset.offset, offset.metadata or ""
 
 

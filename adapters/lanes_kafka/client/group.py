@@ -1,4 +1,4 @@
-"""What a client owns in its group, and the callbacks by which it hears of that.
+"""The partitions that a client owns in its group, and the callbacks that assign and revoke them.
 
 Everything here runs in the thread that owns the client, most of it inside a call of ``consume`` or ``close``. No
 callback raises: an error becomes the failure of the source.
@@ -17,56 +17,57 @@ from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionId
 from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
-from lanes_kafka.client.offsets import QUERY_TIMEOUT, Beginning, beginnings, bounds, moved
+from lanes_kafka.client.offsets import QUERY_TIMEOUT, StartPosition, log_bounds, position_in_range, start_positions
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.config import ClientConfig
-from lanes_kafka.errors import ended_by, is_permanent, said
+from lanes_kafka.errors import client_message, fatal_error, is_permanent
 
 log = logging.getLogger("lanes.kafka")
 
 OF_POLL_INTERVAL: Final = 0.8
-"""What a drain may take of ``max.poll.interval.ms``, with its last commit and its release; the rest is a margin."""
+"""Share of ``max.poll.interval.ms`` allowed for a drain, its last commit and its release. The rest is a margin."""
 
-_READOPT_AFTER: Final = 5.0
-"""Seconds without a callback after which a partition that was presumed lost, and that the client says it owns, is."""
+_RECLAIM_AFTER: Final = 5.0
+"""Seconds without a callback after which a partition presumed lost starts again, if the client still owns it."""
 
-_DECIDE_EVERY: Final = 5.0
-"""Seconds between two tries to commit where a group begins."""
+_COMMIT_STARTS_EVERY: Final = 5.0
+"""Seconds between two attempts to commit the positions a group starts from."""
 
 _ASK_BOUNDS_EVERY: Final = 5.0
-"""Seconds between two questions what a log has that does not reach where it is read: each may block for some, too."""
+"""Seconds between two questions for the bounds of a log that does not reach the position to read. Each may block."""
 
-_LOOK_TIMEOUT: Final = 1.0
-"""Seconds that the second of them waits to hear whether something is committed by now."""
-
-_TOPIC_PATIENCE: Final = 2.0
+_TOPIC_ID_TIMEOUT: Final = 2.0
 """Seconds that an assignment waits for the ids of its topics."""
 
-_PATIENCE: Final = 60.0
-"""Seconds for which the broker is asked where to begin, at most: it may be about to start."""
+_START_TIMEOUT: Final = 60.0
+"""Maximum time in seconds to keep asking for start positions: the broker may still be starting."""
 
 
 class Assignment:
-    """``partition`` until it is revoked or lost.
+    """One assignment of ``partition``, until it is revoked or lost.
 
-    ``position``: next to be delivered, so whatever comes below it was delivered before. ``end``: behind the last
-    message that was read. ``paused``: what the client was told last. ``drained``: nothing of it is delivered any more;
-    ``returning``: it is being given back by us, in a call in which callbacks may come; ``released``: it was given back,
-    and nothing is committed any more either. ``made``: in which round of callbacks it was made.
+    Attributes:
+        position: The next position to deliver. Messages below it were delivered before.
+        end: The position after the last message that was read.
+        paused: Whether the client was told to pause it.
+        drained: Whether its messages are dropped from now on.
+        returning: Whether the source is giving it back, in a call during which callbacks may come.
+        released: Whether it was given back, so that nothing more is committed.
+        rebalance: The number of the callback that assigned it.
     """
 
-    __slots__ = ("drained", "end", "made", "partition", "paused", "position", "released", "returning")
+    __slots__ = ("drained", "end", "partition", "paused", "position", "rebalance", "released", "returning")
 
-    def __init__(self, partition: Partition, position: int, made: int) -> None:
+    def __init__(self, partition: Partition, position: int, rebalance: int) -> None:
         self.partition = partition
         self.position = self.end = position
-        self.made = made
+        self.rebalance = rebalance
         self.paused = False
         self.drained = self.returning = self.released = False
 
     def at(self, offset: int | None = None) -> TopicPartition:
-        """It as the client names it, with a position."""
+        """The partition in the client's own type, with ``offset`` if it is given."""
         return TopicPartition(*self.partition.id) if offset is None else TopicPartition(*self.partition.id, offset)
 
     def __repr__(self) -> str:
@@ -76,172 +77,174 @@ class Assignment:
 class Group:
     """The assignments of one client.
 
-    ``tell`` takes events for the event loop. ``serve``: perform for a moment what the loop asks for while a callback
-    waits, which has to end at that time of the clock. ``fail``: the source cannot go on. ``starved``: whether there is
-    no room for messages. ``owned``: by partition, until revoked or lost. ``closing``: set before the client is closed;
-    nothing is taken any more. ``rounds`` counts the callbacks that changed something.
+    ``deliver`` takes events for the event loop. ``serve`` performs commands of the loop for a moment while a callback
+    waits; the callback has to end at the time of the clock that it is given. ``fail`` ends the source. ``is_full``
+    returns True when there is no room for messages.
+
+    Attributes:
+        owned: Assignments that were neither revoked nor lost.
+        closing: Set before the client is closed; nothing is assigned from then on.
+        rebalances: Number of callbacks that changed assignments.
     """
 
     def __init__(
         self,
         config: ClientConfig,
         topics: Topics,
-        tell: Callable[[Sequence[SourceEvent]], None],
+        deliver: Callable[[Sequence[SourceEvent]], None],
         serve: Callable[[float], None],
         fail: Callable[[SourceError], None],
         clock: Clock,
         name: str,
         *,
-        starved: Callable[[], bool],
+        is_full: Callable[[], bool],
         hands_over: bool,
     ) -> None:
-        self._starved = starved
+        self._is_full = is_full
         self.owned: dict[PartitionId, Assignment] = {}
         self.closing = False
-        self.rounds = 0
+        self.rebalances = 0
         self.hands_over = hands_over
         self._config = config
         self._topics = topics
-        self._tell = tell
+        self._deliver = deliver
         self._serve = serve
         self._fail = fail
         self._clock = clock
         self._name = name
-        self._presumed: dict[PartitionId, float] = {}
-        self._undecided: dict[PartitionId, int] = {}
-        self._decide_at = 0.0
-        self._astray: dict[Assignment, int] = {}
+        self._presumed_lost: dict[PartitionId, float] = {}
+        self._uncommitted_starts: dict[PartitionId, int] = {}
+        self._commit_starts_at = 0.0
+        self._out_of_range: dict[Assignment, int] = {}
         self._ask_bounds_at = 0.0
 
     def owns(self, partition: Partition) -> bool:
-        """Whether it may be committed: owned, and not given back."""
+        """Whether a partition may be committed: it is owned, and was not given back."""
         assignment = self.owned.get(partition.id)
         return assignment is not None and assignment.partition is partition and not assignment.released
 
     # --- callbacks
 
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Begin with these. The client is told where, and what is paused, before anything of them is read."""
-        self.rounds += 1
+        """Start these partitions. The client gets positions and pauses before it reads any of their messages."""
+        self.rebalances += 1
         if self.closing:
             return
         try:
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
             if ids:
-                # Of the topic there is now: it may have been created anew since the last look.
-                self._topics.wait(_TOPIC_PATIENCE)
+                # The topic may have been recreated since its id was asked for.
+                self._topics.wait(_TOPIC_ID_TIMEOUT)
                 for name in dict.fromkeys(one.source for one in ids):
-                    self._topics.appears(name, _TOPIC_PATIENCE)
+                    self._topics.appears(name, _TOPIC_ID_TIMEOUT)
                 self.check_topics()
-                self._begin(client, ids)
-            self.readopt(client, at_once=True)
+                self._start(client, ids)
+            self.reclaim(client, at_once=True)
         except SourceError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(self._ended_by("assigning partitions failed", error))
+            self._fail(self._fatal_error("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Have these drained, and wait for that up to 0.8 of ``max.poll.interval.ms``."""
-        self.rounds += 1
-        leaving = self._taken(partitions)
-        for each in partitions:
-            self._presumed.pop(PartitionId(each.topic, each.partition), None)
+        """Ask for these partitions to be drained, and wait up to 0.8 of ``max.poll.interval.ms``."""
+        self.rebalances += 1
+        leaving = self._leaving(partitions)
         if self.closing:
             return
         try:
             waiting = [each for each in leaving if not each.released and not each.returning]
             limit = OF_POLL_INTERVAL * self._config.max_poll_interval
-            self._tell([Revoking(each.partition, limit) for each in waiting])
+            self._deliver([Revoking(each.partition, limit) for each in waiting])
             until = self._clock() + limit
-            # Released is forgotten; so is what is lost meanwhile, and what a stop gives back.
-            while any(self._still(each) for each in waiting) and not self.closing and self._clock() < until:
+            # A released partition is removed, and so is one that is lost meanwhile or given back by a stop.
+            while any(self._is_owned(each) for each in waiting) and not self.closing and self._clock() < until:
                 self._serve(until)
-            self._lose([each for each in waiting if self._still(each)], f"it was not released within {limit:g} s")
+            self._lose([each for each in waiting if self._is_owned(each)], f"it was not released within {limit:g} s")
         except Exception as error:
-            self._fail(self._ended_by("revoking partitions failed", error))
+            self._fail(self._fatal_error("revoking partitions failed", error))
         finally:
             self._forget(leaving)
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give these up: they are somebody else's already, and nothing of them is committed."""
-        self.rounds += 1
-        for each in partitions:
-            self._presumed.pop(PartitionId(each.topic, each.partition), None)
-        self._lose(self._taken(partitions), "the group gave it up, or gave it to another member")
+        """Give these partitions up without a commit: another member may own them already."""
+        self.rebalances += 1
+        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")
 
     # --- between callbacks
 
     def drained(self, partition: Partition) -> None:
-        """Nothing of it is delivered any more. Idempotent."""
+        """Deliver no more messages of a partition. Idempotent."""
         assignment = self.owned.get(partition.id)
         if assignment is not None and assignment.partition is partition:
             assignment.drained = True
 
     def release(self, partition: Partition) -> None:
-        """It is drained, and nothing of it is committed any more. Idempotent."""
+        """Deliver and commit nothing more of a partition. Idempotent."""
         assignment = self.owned.get(partition.id)
         if assignment is not None and assignment.partition is partition:
             assignment.drained = assignment.released = True
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
-        """Give everything up. ``presumed``: until the client says whether that is so, by a callback or by none."""
+        """Give every partition up. ``presumed``: the client has not confirmed the loss, so ``reclaim`` may undo it."""
         if presumed:
             now = self._clock()
-            self._presumed |= dict.fromkeys(self.owned, now)
+            self._presumed_lost |= dict.fromkeys(self.owned, now)
         self._lose(list(self.owned.values()), reason)
 
-    def readopt(self, client: Consumer, *, at_once: bool = False) -> None:
-        """Begin anew with what was presumed lost, is still the client's, and was not heard of for a while; and commit
-        where the group begins, and go on where the log did not reach, if that has failed.
+    def reclaim(self, client: Consumer, *, at_once: bool = False) -> None:
+        """Start partitions again that were presumed lost and that the client still owns after ``_RECLAIM_AFTER``.
 
-        May block for the broker. Raises ``KafkaException`` when it does not answer.
+        It also repeats failed commits of start positions, and failed moves of positions out of range. May block for the
+        broker. Raises ``KafkaException`` when the broker does not answer.
         """
-        self._decide(client, again=True)
-        self._go_on(client, again=True)
+        self._commit_starts(client, again=True)
+        self._move_into_range(client, again=True)
         now = self._clock()
-        due = [one for one, since in self._presumed.items() if at_once or now - since >= _READOPT_AFTER]
+        due = [one for one, since in self._presumed_lost.items() if at_once or now - since >= _RECLAIM_AFTER]
         if not due or self.closing:
             return
         mine = {PartitionId(each.topic, each.partition) for each in client.assignment()}
         for partition_id in due:
-            del self._presumed[partition_id]
-        self._begin(client, [one for one in due if one in mine and one not in self.owned], known=True)
+            del self._presumed_lost[partition_id]
+        self._start(client, [one for one in due if one in mine and one not in self.owned], known=True)
 
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
-        """The log does not reach where a partition is read: go on where the rule says, or fail. Nothing of it comes
-        until the broker has said what the log has: that is asked again by ``readopt``."""
+        """Move a partition whose log does not reach ``offset`` into the log, or fail, as the configuration says.
+
+        It delivers nothing until the broker has answered for the bounds of the log; ``reclaim`` asks again.
+        """
         assignment = self.owned.get(partition_id)
         if assignment is not None:
-            self._astray[assignment] = offset
-            self._go_on(client)
+            self._out_of_range[assignment] = offset
+            self._move_into_range(client)
 
     def check_topics(self) -> None:
-        """Fail when the offsets of a topic mean other messages than they did, as far as is known."""
+        """Fail when a topic was recreated, so that its offsets name other messages than before."""
         for assignment in self.owned.values():
             name = assignment.partition.id.source
-            what = self._topics.change(name, assignment.partition.incarnation)
-            if what is not None:
-                self.lose_all(f"topic {name!r} is not what it was")
+            change = self._topics.change(name, assignment.partition.incarnation)
+            if change is not None:
+                self.lose_all(f"topic {name!r} was {change}")
                 self._fail(
                     SourceError(
-                        f"{self._name}: topic {name!r} was {what} while it was read: its offsets mean other messages. "
-                        "Nothing more is committed. Check what the group has committed for it, reset that where it is "
-                        "of the old topic, and start again"
+                        f"{self._name}: topic {name!r} was {change} while it was read, so its offsets name other "
+                        "messages; nothing more is committed. Check the positions that the group has committed for it, "
+                        "reset those of the old topic, and start again"
                     )
                 )
                 return
 
     # --- inside
 
-    def _begin(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
-        """``known``: the client has these, and is told to go back to where to begin."""
+    def _start(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
+        """``known``: the client has these partitions assigned, and seeks back to their start positions."""
         if not ids:
             return
-        # An id that is older than the position: where the topic is made anew in between, it is found to be another.
+        # Take the ids before the positions: a topic recreated in between is then found by its id.
         topic_ids = {one.source: self._topics.id_of(one.source) for one in ids}
-        found = self._beginnings(client, ids)
-        begun = [self._announce(one, found[one], topic_ids[one.source]) for one in ids]
-        offsets = [each.at(each.position) for each in begun]
+        found = self._start_positions(client, ids)
+        started = [self._add(one, found[one], topic_ids[one.source]) for one in ids]
+        offsets = [each.at(each.position) for each in started]
         if known:
             for offset in offsets:
                 client.seek(offset)
@@ -250,19 +253,19 @@ class Group:
         else:
             client.incremental_assign(offsets)
         # A pause belongs to the client, not to an assignment.
-        self._pause_or_resume(client, begun)
-        self._undecided |= {one: found[one].floor for one in found if found[one].decided}
-        self._decide(client)
-        self._tell([Assigned(each.partition) for each in begun])
+        self._pause_or_resume(client, started)
+        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}
+        self._commit_starts(client)
+        self._deliver([Assigned(each.partition) for each in started])
 
-    def _beginnings(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, Beginning]:
+    def _start_positions(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, StartPosition]:
         config = self._config
         sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
-        until = self._clock() + min(_PATIENCE, OF_POLL_INTERVAL * config.max_poll_interval)
-        told = False
+        until = self._clock() + min(_START_TIMEOUT, OF_POLL_INTERVAL * config.max_poll_interval)
+        warned = False
         while True:
             try:
-                return beginnings(
+                return start_positions(
                     client,
                     ids,
                     start=config.start,
@@ -275,84 +278,84 @@ class Group:
                 error = failure.args[0]
                 if is_permanent(error) or self.closing or self._clock() >= until:
                     raise
-                if not told:
-                    told = True
-                    why = self._said(failure)
-                    log.warning("%s: the broker does not say where to begin, asking on: %s", self._name, why)
+                if not warned:
+                    warned = True
+                    log.warning("%s: cannot read the start positions, retrying: %s", self._name, self._text(failure))
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
-                    # The coordinator may know of partitions that were added lately before this client does.
+                    # The coordinator may know new partitions before this client does.
                     with contextlib.suppress(KafkaException):
                         client.list_topics(timeout=QUERY_TIMEOUT)
                 self._serve(until)
 
-    def _announce(self, partition_id: PartitionId, beginning: Beginning, incarnation: str) -> Assignment:
-        partition = Partition(partition_id, READER, incarnation, floor=beginning.floor, completed=beginning.completed)
-        self._presumed.pop(partition_id, None)
-        assignment = self.owned[partition_id] = Assignment(partition, beginning.floor, self.rounds)
+    def _add(self, partition_id: PartitionId, start: StartPosition, incarnation: str) -> Assignment:
+        partition = Partition(partition_id, READER, incarnation, floor=start.floor, completed=start.completed)
+        self._presumed_lost.pop(partition_id, None)
+        assignment = self.owned[partition_id] = Assignment(partition, start.floor, self.rebalances)
         return assignment
 
-    def _decide(self, client: Consumer, *, again: bool = False) -> None:
-        """Commit where the group begins: that is decided once, however its first run ends. ``again``: unless something
-        is committed by now, which may be beyond it."""
-        if not self._undecided or (again and self._clock() < self._decide_at):
+    def _commit_starts(self, client: Consumer, *, again: bool = False) -> None:
+        """Commit the start positions of the group, which are decided once, however its first run ends.
+
+        ``again``: only where nothing is committed by now, because a later commit may be above them.
+        """
+        if not self._uncommitted_starts or (again and self._clock() < self._commit_starts_at):
             return
-        # Of what others own, too: they may have begun by now, and have gone on.
-        asked = [TopicPartition(*one) for one in self._undecided if again or one not in self.owned]
+        # Other members may have started their partitions by now, and have committed above the start.
+        asked = [TopicPartition(*one) for one in self._uncommitted_starts if again or one not in self.owned]
         try:
             known = client.committed(asked, QUERY_TIMEOUT) if asked else []
-            decided = {PartitionId(each.topic, each.partition) for each in known if each.offset >= 0}
-            offsets = [TopicPartition(*each, floor) for each, floor in self._undecided.items() if each not in decided]
+            committed = {PartitionId(each.topic, each.partition) for each in known if each.offset >= 0}
+            starts = self._uncommitted_starts.items()
+            offsets = [TopicPartition(*one, floor) for one, floor in starts if one not in committed]
             if offsets:
                 client.commit(offsets=offsets, asynchronous=False)
-            self._undecided.clear()
+            self._uncommitted_starts.clear()
         except KafkaException as failure:
-            self._decide_at = self._clock() + _DECIDE_EVERY
-            why = self._said(failure)
-            log.warning("%s: where the group begins is not committed yet, again soon: %s", self._name, why)
+            self._commit_starts_at = self._clock() + _COMMIT_STARTS_EVERY
+            log.warning("%s: cannot commit the start positions, retrying: %s", self._name, self._text(failure))
 
-    def _go_on(self, client: Consumer, *, again: bool = False) -> None:
-        if not self._astray or (again and self._clock() < self._ask_bounds_at):
+    def _move_into_range(self, client: Consumer, *, again: bool = False) -> None:
+        if not self._out_of_range or (again and self._clock() < self._ask_bounds_at):
             return
-        astray = {each: offset for each, offset in self._astray.items() if self._still(each)}
-        self._astray = {}
+        strays = {each: offset for each, offset in self._out_of_range.items() if self._is_owned(each)}
+        self._out_of_range = {}
         try:
-            targets = self._targets(client, astray) if astray else {}
+            targets = self._targets(client, strays) if strays else {}
         except SourceError as error:
             self._fail(error)
         except KafkaException as failure:
             if is_permanent(failure.args[0]):
-                self._fail(self._ended_by("asking what the log has failed", failure))
+                self._fail(self._fatal_error("reading the offset range of a log failed", failure))
                 return
             if not again:
-                why = self._said(failure)
-                log.warning("%s: the broker does not say what its log has, asking on: %s", self._name, why)
-            self._astray, self._ask_bounds_at = astray, self._clock() + _ASK_BOUNDS_EVERY
+                log.warning("%s: cannot read the log's offset range, retrying: %s", self._name, self._text(failure))
+            self._out_of_range, self._ask_bounds_at = strays, self._clock() + _ASK_BOUNDS_EVERY
         else:
             for each, target in targets.items():
                 self._move(client, each, target)
 
-    def _targets(self, client: Consumer, astray: dict[Assignment, int]) -> dict[Assignment, int]:
-        lows, highs = bounds(client, [each.partition.id for each in astray])
-        rule, name = self._config.out_of_range, self._name
-        return {
-            each: moved(each.partition.id, offset, lows[each.partition.id], highs[each.partition.id], rule, name)
-            for each, offset in astray.items()
-        }
+    def _targets(self, client: Consumer, strays: dict[Assignment, int]) -> dict[Assignment, int]:
+        lows, highs = log_bounds(client, [each.partition.id for each in strays])
+        rule, targets = self._config.out_of_range, {}
+        for each, offset in strays.items():
+            one = each.partition.id
+            targets[each] = position_in_range(one, offset, lows[one], highs[one], rule, self._name)
+        return targets
 
     def _move(self, client: Consumer, assignment: Assignment, target: int) -> None:
         if target >= assignment.position:
-            # A gap in the offsets, as any other.
+            # This is a gap in the offsets like any other.
             self._assign_again(client, assignment, target)
             return
-        # Within one assignment positions only rise.
-        self._lose([assignment], "its log was truncated, and is read again from an earlier offset")
+        # Positions must rise within one assignment, so this is a new one.
+        self._lose([assignment], "its log was truncated and is read again from an earlier offset")
         incarnation = self._topics.id_of(assignment.partition.id.source)
-        begun = self._announce(assignment.partition.id, Beginning(target, [], decided=True), incarnation)
-        self._assign_again(client, begun, target)
-        self._tell([Assigned(begun.partition)])
+        started = self._add(assignment.partition.id, StartPosition(target, [], uncommitted=True), incarnation)
+        self._assign_again(client, started, target)
+        self._deliver([Assigned(started.partition)])
 
     def _assign_again(self, client: Consumer, assignment: Assignment, target: int) -> None:
-        # The client refuses to seek a partition that has nowhere to read.
+        # The client refuses to seek a partition without a valid fetch position.
         assignment.position = target
         if self._config.protocol == "eager":
             owned = [each for each in self.owned.values() if not each.released]
@@ -365,57 +368,62 @@ class Group:
         self.pause(client, [each for each in owned if each.paused])
 
     def _pause_or_resume(self, client: Consumer, assignments: list[Assignment]) -> None:
-        if self._starved():
+        if self._is_full():
             self.pause(client, assignments)
         else:
             self.resume(client, assignments)
 
-    def rest(
-        self, client: Consumer, resting: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
+    def apply_pauses(
+        self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Have the client hand out nothing of what is ``resting`` or released, and, with ``resume``, all the others but
-        the ``paused``, which stay as they are."""
+        """Pause the client for the partitions in ``to_pause`` and for released ones.
+
+        With ``resume``, the others are resumed, except those in ``paused``, which stay as they are.
+        """
         owned = self.owned.values()
-        self.pause(client, [each for each in owned if not each.paused and (each.released or each.partition in resting)])
+        unpaused = [each for each in owned if not each.paused]
+        self.pause(client, [each for each in unpaused if each.released or each.partition in to_pause])
         if resume:
-            kept = resting | paused
-            rested = [each for each in owned if each.paused and not each.released and each.partition not in kept]
-            self.resume(client, rested)
+            kept = to_pause | paused
+            resumed = [each for each in owned if each.paused and not each.released and each.partition not in kept]
+            self.resume(client, resumed)
 
     def pause(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Have the client hand out nothing of these."""
+        """Pause the client for these partitions."""
         if assignments:
             client.pause([each.at() for each in assignments])
             for each in assignments:
                 each.paused = True
 
     def resume(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Have the client hand out what there is of these."""
+        """Resume the client for these partitions."""
         if assignments:
             client.resume([each.at() for each in assignments])
             for each in assignments:
                 each.paused = False
 
-    def _taken(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
+    def _leaving(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
         ids = [PartitionId(each.topic, each.partition) for each in partitions]
+        for one in ids:
+            self._presumed_lost.pop(one, None)
         return [self.owned[one] for one in ids if one in self.owned]
 
-    def _still(self, assignment: Assignment) -> bool:
+    def _is_owned(self, assignment: Assignment) -> bool:
         return self.owned.get(assignment.partition.id) is assignment and not assignment.released
 
     def _lose(self, assignments: list[Assignment], reason: str) -> None:
         self._forget(assignments)
         lost = [Lost(each.partition, reason) for each in assignments if not each.released]
         if lost:
-            self._tell(lost)
+            self._deliver(lost)
 
     def _forget(self, assignments: list[Assignment]) -> None:
         for each in assignments:
             if self.owned.get(each.partition.id) is each:
                 del self.owned[each.partition.id]
 
-    def _ended_by(self, what: str, error: Exception) -> SourceError:
-        return ended_by(f"{self._name}: {what}", error, self._config.client)
+    def _fatal_error(self, what: str, error: Exception) -> SourceError:
+        return fatal_error(f"{self._name}: {what}", error, self._config.client)
 
-    def _said(self, failure: KafkaException) -> str:
-        return said(failure.args[0], self._config.client)
+    def _text(self, failure: KafkaException) -> str:
+        return client_message(failure.args[0], self._config.client)

@@ -1,4 +1,4 @@
-"""What a client has read, made events: a run for each partition, and how far there is nothing more.
+"""Events from the messages that a client reads: a run for each partition, and the gaps between messages.
 
 Used in the thread that owns the client.
 """
@@ -15,17 +15,18 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Partition, PartitionId
 from lanes.source import Delivered, Progressed
 from lanes_kafka.client.group import Assignment, Group
-from lanes_kafka.client.lag import heard
+from lanes_kafka.client.lag import cached_end
 from lanes_kafka.client.records import KeyFunction, messages, offset_of
 
-_BEHIND: Final = 1_000
-"""Messages that are read to find what lies behind the last one of a partition, at most."""
+_READ_PAST_LIMIT: Final = 1_000
+"""Maximum number of messages read to find whether a message or a gap follows the last one of a partition."""
 
 
 class Intake:
-    """Reads from one client what its ``group`` owns. ``on_error``: called with a message that is an error.
+    """Reads the partitions of ``group`` from one client. ``on_error`` is called with each message that is an error.
 
-    ``average``: bytes of a message, roughly, of late.
+    Attributes:
+        average: Approximate size in bytes of recent messages.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class Intake:
         self._on_error = on_error
 
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
-        """At most ``count`` messages, as runs, and whether that many came, so that there may be more; calls back what
-        there is to be called back.
+        """Read at most ``count`` messages as runs; also return whether so many came that there may be more.
 
-        Blocks up to ``timeout`` seconds for the first, and no longer for the others.
+        The client's callbacks are served meanwhile. Blocks for up to ``timeout`` seconds for the first message, and not
+        for the others.
         """
-        # A call that asks for a batch waits for all of it, so one message first.
+        # A call for a batch waits until the batch is complete, so ask for one message first.
         raws = self._consume(1, timeout)
         events = self._events(raws)
         if events and count > 1:
@@ -53,23 +54,25 @@ class Intake:
         return events, len(raws) >= count
 
     def progress(self) -> list[Progressed]:
-        """Partitions in which more was read than messages: gaps at the end of what there is, from transaction markers,
-        compaction and aborted messages."""
+        """Partitions that the client has read past their last message.
+
+        The gap comes from transaction markers, compaction or aborted messages.
+        """
         owned = [each for each in self._group.owned.values() if not each.released]
         if not owned:
             return []
         events = []
         for each, found in zip(owned, self._client.position([one.at() for one in owned]), strict=True):
-            # After a seek there is none until something is read.
+            # After a seek the client has no position until it reads again.
             if found.offset > each.position:
                 each.position = found.offset
                 events.append(Progressed(each.partition, found.offset))
         return events
 
-    def gap_behind(self, partition: Partition, committed: int) -> int | None:
-        """Up to where there is no message behind ``committed``; None where nothing was found there, or a message.
+    def gap_after(self, partition: Partition, committed: int) -> int | None:
+        """The end of the gap after ``committed``; None where there is no gap, or a message follows.
 
-        In a callback as well: what the call around it has read already is in no position before it returns.
+        Callable in callbacks too: the position includes no messages of the call around the callback until that returns.
         """
         assignment = self._group.owned.get(partition.id)
         if assignment is None or assignment.partition is not partition or assignment.end > committed:
@@ -77,19 +80,19 @@ class Intake:
         (found,) = self._client.position([assignment.at()])
         return found.offset if found.offset > committed else None
 
-    def read_behind(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
-        """Read on until it is known whether a message lies behind ``committed``, where the log goes on there: a marker
-        may be read after its last message. A revoke that comes meanwhile takes the partition. Returns what was read of
-        other partitions.
+    def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
+        """Read on until it is known whether a message or a gap follows ``committed``, if the log continues there.
 
-        Not in a callback. Blocks for ``patience`` seconds at most, and reads ``_BEHIND`` messages.
+        A transaction marker may be read after the last message. A revoke that comes meanwhile takes the partition.
+        Returns the messages that were read of other partitions. Not callable in a callback. Blocks for at most
+        ``patience`` seconds, and reads at most ``_READ_PAST_LIMIT`` messages.
         """
         assignment = self._group.owned.get(partition.id)
         others: list[Delivered] = []
         if assignment is None or assignment.partition is not partition:
             return others
-        deadline, left = time.monotonic() + patience, _BEHIND
-        # A revoke within would wait for this release, which goes on behind it.
+        deadline, left = time.monotonic() + patience, _READ_PAST_LIMIT
+        # A revoke within this call would wait for this release, which continues after it.
         assignment.returning = True
         try:
             while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
@@ -97,7 +100,7 @@ class Intake:
                     self._group.resume(self._client, [assignment])
                 events, _ = self.read(min(left, 100), min(seconds, 0.02))
                 left -= sum(len(event.run) for event in events)
-                # Whoever gives it back wants nothing more of it.
+                # Messages of the partition itself are dropped, because it is being given back.
                 others += [event for event in events if event.partition is not partition]
         finally:
             assignment.returning = False
@@ -106,27 +109,27 @@ class Intake:
     def _is_unknown(self, assignment: Assignment, committed: int) -> bool:
         return (
             self._group.owned.get(assignment.partition.id) is assignment
-            and assignment.end <= committed < heard(self._client, assignment)
-            and self.gap_behind(assignment.partition, committed) is None
+            and assignment.end <= committed < cached_end(self._client, assignment)
+            and self.gap_after(assignment.partition, committed) is None
         )
 
     def _consume(self, count: int, timeout: float) -> list[Raw]:
-        rounds = self._group.rounds
+        rebalances = self._group.rebalances
         raws = self._client.consume(count, timeout)
-        return self._without_old(raws, rounds) if raws and self._group.rounds != rounds else raws
+        return self._without_stale(raws, rebalances) if raws and self._group.rebalances != rebalances else raws
 
-    def _without_old(self, raws: list[Raw], rounds: int) -> list[Raw]:
-        """Without what may be of a former assignment, where a partition was assigned anew in the same call."""
+    def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
+        """Drop messages that may belong to a former assignment, of partitions that the same call assigned again."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
             assignment = self._group.owned.get(partition_id_of(raw)) if raw.error() is None else None
-            if assignment is not None and assignment.made > rounds:
+            if assignment is not None and assignment.rebalance > rebalances:
                 again[assignment.partition.id] = assignment
             else:
                 kept.append(raw)
         for assignment in again.values():
-            # Of which of the two it is nobody can tell: all of it is read again.
+            # It is unknown to which of the two assignments they belong: read all of them again.
             self._client.seek(assignment.at(assignment.position))
         return kept
 
@@ -138,7 +141,7 @@ class Intake:
         for raw in raws:
             error = raw.error()
             if error is not None:
-                # What came before it comes before what it changes: it may move a position.
+                # The error may move a position, so the messages before it are handled first.
                 events += self._runs(runs)
                 runs, last = {}, (None, None)
                 self._on_error(error, raw)
@@ -156,7 +159,7 @@ class Intake:
     def _delivered(self, partition_id: PartitionId, run: list[Raw]) -> Delivered | None:
         assignment = self._group.owned.get(partition_id)
         if assignment is None or assignment.drained:
-            # Of a former assignment.
+            # The messages belong to a former assignment.
             return None
         if offset_of(run[0]) < assignment.position:
             run = [raw for raw in run if offset_of(raw) >= assignment.position]
@@ -169,7 +172,7 @@ class Intake:
 
 
 def partition_id_of(raw: Raw) -> PartitionId:
-    """Where a message, or an error of a partition, comes from."""
+    """The partition of a message, or of an error of a partition."""
     topic, number = raw.topic(), raw.partition()
-    assert topic is not None and number is not None, "it says where it comes from"
+    assert topic is not None and number is not None, "a fetched message has a topic and a partition"
     return PartitionId(topic, number)

@@ -1,4 +1,4 @@
-"""How far the partitions reach that a client owns: with what is committed, that is the lag."""
+"""The end offsets of the partitions that a client owns; the lag is their distance from the committed positions."""
 
 from __future__ import annotations
 
@@ -12,57 +12,61 @@ from lanes.core.types import Partition, PartitionId
 from lanes_kafka.client.group import Assignment
 
 ASK_AFTER: Final = 5.0
-"""Seconds without news of an end after which the broker is asked: a client that is paused, or has its queue full,
-fetches nothing and hears nothing."""
+"""Seconds without news of an end offset after which the broker is asked. A client that is paused, or whose queue is
+full, fetches nothing and learns nothing."""
 
 _ASK_TIMEOUT: Final = 0.5
-"""Seconds that it may take to answer: nothing else is done meanwhile."""
+"""Seconds allowed for the answer; the thread waits for it."""
 
 _NOT_AGAIN_FOR: Final = 30.0
-"""Seconds after which one that did not answer is asked again."""
+"""Seconds after which a broker that did not answer is asked again."""
 
 
 class _End(NamedTuple):
-    """``offset``: next to be written, ``OFFSET_INVALID`` while unknown; ``ask_at``: when the broker is asked, unless it
-    is heard of before."""
+    """One end offset.
+
+    Attributes:
+        offset: The next offset to be written; ``OFFSET_INVALID`` while unknown.
+        ask_at: When the broker is asked, unless a fetch reports the end before.
+    """
 
     offset: int
     ask_at: float
 
 
-class Ends:
-    """The end of what may be read of each partition: behind its last message, or before an open transaction.
+class EndOffsets:
+    """The readable end of each partition: the offset after its last message, or that of an open transaction.
 
-    Used in the thread that owns the client, but for ``of``.
+    Used in the thread that owns the client, except for ``of``.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._not_before = 0.0
-        # Replaced, never changed: another thread may be looking into it.
+        # Replaced and never changed, because another thread may be reading it.
         self._known: dict[Partition, _End] = {}
 
     def of(self, partition: Partition) -> int | None:
-        """The end as it is known, None where it is not. From any thread; does not block."""
+        """The end offset, or None while it is unknown. Callable from any thread. Does not block."""
         end = self._known.get(partition)
         return None if end is None or end.offset == OFFSET_INVALID else end.offset
 
-    def look(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
-        """Take in what the client has heard of what it owns, and ask the broker where it has heard nothing for long.
+    def refresh(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
+        """Update the ends from the last fetches, and ask the broker for ends without news for ``ASK_AFTER`` seconds.
 
-        ``ask``: whether the broker may be asked, for which this blocks up to half a second.
+        ``ask`` allows the question to the broker, which blocks for up to half a second.
         """
         now = self._clock()
         known: dict[Partition, _End] = {}
-        unheard = []
+        unknown = []
         for each in owned:
             before = self._known.get(each.partition, _End(OFFSET_INVALID, now + ASK_AFTER))
-            offset = heard(client, each)
+            offset = cached_end(client, each)
             known[each.partition] = before if offset <= before.offset else _End(offset, now + ASK_AFTER)
             if known[each.partition].ask_at <= now:
-                unheard.append(each)
-        if unheard and ask and now >= self._not_before:
-            known |= self._asked(client, unheard, known, now)
+                unknown.append(each)
+        if unknown and ask and now >= self._not_before:
+            known |= self._asked(client, unknown, known, now)
         self._known = known
 
     def _asked(
@@ -72,7 +76,7 @@ class Ends:
         try:
             answers = client.offsets_for_times([each.at(OFFSET_END) for each in assignments], timeout=_ASK_TIMEOUT)
         except KafkaException:
-            # Nobody acts on a lag: an outage is told of by what fails in it.
+            # An unknown lag needs no error: calls that matter report the outage.
             self._not_before = now + _NOT_AGAIN_FOR
             return {}
         asked = {}
@@ -81,16 +85,16 @@ class Ends:
             if answer.error is None:
                 asked[partition] = _End(answer.offset, now + ASK_AFTER)
             else:
-                # As while it has no leader: what is known of it stays.
+                # A partition may have no leader for a moment: keep the known end.
                 asked[partition] = _End(known[partition].offset, now + _NOT_AGAIN_FOR)
         return asked
 
 
-def heard(client: Consumer, assignment: Assignment) -> int:
-    """The end as it came with the last fetch, ``OFFSET_INVALID`` where none did. Asks nobody."""
+def cached_end(client: Consumer, assignment: Assignment) -> int:
+    """The end reported by the last fetch, or ``OFFSET_INVALID`` without one. Does not ask the broker."""
     try:
         found = client.get_watermark_offsets(assignment.at(), cached=True)
     except KafkaException:
-        # A client may own what it has no metadata of yet.
+        # A client may own a partition before it has metadata of it.
         return OFFSET_INVALID
     return OFFSET_INVALID if found is None else int(found[1])

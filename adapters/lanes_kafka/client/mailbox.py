@@ -1,7 +1,8 @@
-"""What the event loop asks of the thread that owns a client, and the mailbox it is asked through."""
+"""The requests of the event loop to the thread that owns a client, and the mailbox they go through."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -10,49 +11,45 @@ from lanes_kafka.bridge import Answer
 from lanes_kafka.client.commits import Commit
 
 
-class Want:
-    """What the event loop has room for. ``number`` rises; ``paused``: of what nothing is delivered; ``resting``: those
-    of them that the client is to be paused for; ``rewind``: by which request, and from where, partitions are read again
-    that the loop has forgotten messages of. ``held``: messages that it has and that wait for room; ``aside``: those of
-    paused partitions; ``received``: all it ever got."""
+@dataclass(slots=True, eq=False)
+class Demand:
+    """The messages that the event loop has room for.
 
-    __slots__ = ("aside", "bytes", "held", "messages", "number", "paused", "received", "resting", "rewind")
+    Attributes:
+        number: Number of this demand; it rises.
+        messages: Messages that fit; 0 or less when full.
+        bytes: Bytes that fit; 0 or less when full.
+        paused: Partitions of which nothing is delivered.
+        rewind: For each partition whose messages the loop has dropped, the demand that dropped them and the position
+            to read from again.
+        client_paused: Those of ``paused`` that the client is to be paused for as well.
+        waiting: Messages that the loop has and that wait for room.
+        waiting_paused: Messages of paused partitions that the loop has.
+        received: Messages that the loop ever received.
+    """
 
-    def __init__(
-        self,
-        number: int,
-        messages: int,
-        size: int,
-        paused: frozenset[Partition],
-        rewind: dict[Partition, tuple[int, int]],
-        *,
-        resting: frozenset[Partition] = frozenset(),
-        held: int = 0,
-        aside: int = 0,
-        received: int = 0,
-    ) -> None:
-        self.number = number
-        self.messages = messages
-        self.bytes = size
-        self.paused = paused
-        self.rewind = rewind
-        self.resting = resting
-        self.held = held
-        self.aside = aside
-        self.received = received
+    number: int
+    messages: int
+    bytes: int
+    paused: frozenset[Partition]
+    rewind: dict[Partition, tuple[int, int]]
+    client_paused: frozenset[Partition] = frozenset()
+    waiting: int = 0
+    waiting_paused: int = 0
+    received: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Release:
-    """Give a partition back that is drained. ``committed``: its position, where nothing is completed above that."""
+    """Give a drained partition back. ``committed``: its position, or None where a message above it is completed."""
 
-    def __init__(self, partition: Partition, answer: Answer, committed: int | None) -> None:
-        self.partition = partition
-        self.answer = answer
-        self.committed = committed
+    partition: Partition
+    answer: Answer
+    committed: int | None
 
 
 class Expire:
-    """Presume everything lost: the client was not polled for too long."""
+    """Presume every partition lost: the client was not polled for too long."""
 
 
 class Close:
@@ -60,19 +57,25 @@ class Close:
 
 
 Command = Commit | Release | Expire | Close | None
-"""None only wakes: there is a new ``Want``."""
+"""None only wakes the thread: there is a new ``Demand``."""
 
 
 class Perform(Protocol):
-    """``until``: in a callback of the client, while which no answer of the broker comes: when that has to end, in
-    seconds of the clock; None = in none."""
+    """Performs one command.
+
+    Inside a callback of the client no answer of the broker arrives. ``until`` is then the time of the clock at which
+    the callback has to end; outside of callbacks it is None.
+    """
 
     def __call__(self, command: Command, *, until: float | None) -> None: ...
 
 
 class Mailbox:
-    """Commands on their way to a thread; False while it is empty. ``perform`` is called in that thread, with one after
-    the other; all but ``put`` is for that thread alone."""
+    """A queue of commands for a thread; it is False while empty.
+
+    ``perform`` is called in that thread, with one command at a time, in the order they were sent. Only ``put`` may be
+    called from other threads.
+    """
 
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
@@ -82,11 +85,11 @@ class Mailbox:
         return not self._commands.empty()
 
     def put(self, command: Command) -> None:
-        """Have a command performed. From any thread. Does not block."""
+        """Queue a command. Callable from any thread. Does not block."""
         self._commands.put(command)
 
     def serve(self) -> None:
-        """Perform all that are there."""
+        """Perform all commands that are queued."""
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -95,7 +98,7 @@ class Mailbox:
             self._perform(command, until=None)
 
     def wait(self, seconds: float, *, until: float | None = None) -> bool:
-        """Wait for one so long, and perform it; False when there was none. ``until``: see ``Perform``."""
+        """Wait for one command and perform it; return False when none came in time. ``until``: see ``Perform``."""
         try:
             command = self._commands.get(timeout=max(0.0, seconds))
         except Empty:

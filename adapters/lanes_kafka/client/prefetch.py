@@ -1,8 +1,9 @@
-"""Reading ahead of what there is room for, so that partitions share the room.
+"""Reading ahead of the room there is, so that partitions share it.
 
-The client has one queue, in which what was fetched of a partition lies together: thousands of messages of one, then
-of the next. Taken as they come, one partition after the other would be handled alone, with as few handlers at once as
-it has keys.
+The client has one queue, in which the messages fetched from a partition lie together: thousands of one partition, then
+of the next. Delivered in that order, one partition after the other would be handled alone, with as few concurrent
+handlers as it has keys. ``ReadAhead`` decides in the client's thread how much to read. ``Prefetched`` keeps the
+messages on the event loop until there is room, and shares it out.
 """
 
 from __future__ import annotations
@@ -15,81 +16,88 @@ from typing import Final
 from lanes.core.types import Partition, Room
 from lanes.source import Delivered, Lost, Progressed, Revoking, SourceEvent
 from lanes_kafka.client.group import Group
-from lanes_kafka.client.mailbox import Want
+from lanes_kafka.client.mailbox import Demand
 
-AHEAD: Final = 20_000
-"""Messages that are read beside what there is room for, at most, where several partitions are read; what was read of
-paused partitions, until it is forgotten, is among them."""
+READ_AHEAD: Final = 20_000
+"""Maximum number of messages read beyond the room when several partitions are read. Messages of paused partitions count
+until they are dropped."""
 
-AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""Their bytes, roughly: it goes by the size of a message of late."""
+READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
+"""Approximate size of those messages in bytes, estimated from the average size of recent messages."""
 
 REWIND_AFTER: Final = 1.0
-"""Seconds that a partition is not to be delivered before the client is paused, and what was read of it is forgotten:
-both throw away what was fetched, and reading it again takes its time."""
+"""Seconds that a partition stays paused before its messages are dropped and the client is paused for it. Both discard
+fetched messages, and fetching them again takes time."""
 
 _NEVER: Final = (0, 0)
 
 
-class Ahead:
-    """What was read and is not told yet, and how much more is to be read; used in the thread that owns the client."""
+class ReadAhead:
+    """Messages that were read and not sent to the event loop yet, and how many more to read.
+
+    Used in the thread that owns the client.
+    """
 
     def __init__(self) -> None:
         self._gathered: list[Delivered] = []
         self._count = 0
-        self._told = 0
-        self._rounds = self._looked = -1
+        self._sent = 0
+        self._rebalances = self._sent_at = -1
 
     def __bool__(self) -> bool:
         return bool(self._gathered)
 
-    def wanted(self, want: Want, group: Group, average: float) -> int:
-        """How many messages of ``average`` bytes are to be read now of what the group owns; 0 or more."""
-        others = len(group.owned) - len(want.paused)
-        if not others and want.paused:
+    def to_read(self, demand: Demand, group: Group, average: float) -> int:
+        """Number of messages of ``average`` bytes to read now from the partitions that the group owns; 0 or more."""
+        others = len(group.owned) - len(demand.paused)
+        if not others and demand.paused:
             return 0
         several = others > 1
-        # Handlers that keep up need no choice, but for the first look at what there is.
-        ahead = several and (want.messages <= 0 or group.rounds != self._looked)
-        self._rounds = group.rounds
-        # What is on its way to the loop is not among what it held when it asked.
-        held = want.held + self._told - want.received
-        room = max(0, want.messages)
-        if held and held >= room + (AHEAD // 2 if ahead else 0):
+        # Handlers that keep up need no choice of partitions, except at the first read after a rebalance.
+        ahead = several and (demand.messages <= 0 or group.rebalances != self._sent_at)
+        self._rebalances = group.rebalances
+        # Messages on their way to the loop had not arrived when the loop made this demand.
+        waiting = demand.waiting + self._sent - demand.received
+        room = max(0, demand.messages)
+        if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 0):
             return 0
-        size = max(0, want.bytes) + (AHEAD_BYTES if ahead else 0)
-        most = min(room + (AHEAD if ahead else 0), int(size / average)) - held
-        # What is kept of paused partitions, until it is forgotten, takes its place of what may be read ahead.
-        most = min(most, room + AHEAD - held - want.aside) - self._count
+        size = max(0, demand.bytes) + (READ_AHEAD_BYTES if ahead else 0)
+        most = min(room + (READ_AHEAD if ahead else 0), int(size / average)) - waiting
+        # Messages kept of paused partitions use up the read-ahead until they are dropped.
+        most = min(most, room + READ_AHEAD - waiting - demand.waiting_paused) - self._count
         # A message that is larger than all the room comes alone.
-        return max(most, 1 if room and not held and not self._count else 0)
+        return max(most, 1 if room and not waiting and not self._count else 0)
 
     def gather(self, events: list[Delivered]) -> None:
-        """Keep these until they are told."""
+        """Keep these events until they are sent to the loop."""
         self._gathered += events
         self._count += sum(len(event.run) for event in events)
 
-    def taken(self) -> list[Delivered]:
-        """What is to be told now, in the order it was read."""
+    def take(self) -> list[Delivered]:
+        """Remove and return all events for the loop, in the order they were read."""
         events, self._gathered = self._gathered, []
-        self._told += self._count
+        self._sent += self._count
         self._count = 0
         if events:
-            self._looked = self._rounds
+            self._sent_at = self._rebalances
         return events
 
 
-class Held:
-    """In the order they came: what was read ahead, plus a few messages that came beside answers of the broker.
+class Prefetched:
+    """Events that arrived from the client's thread and are not delivered yet, in the order of arrival.
 
-    ``messages``: how many of them there are; ``received``: how many were ever added. ``resting``: the partitions that
-    the client is to be paused for.
+    Used on the event loop.
+
+    Attributes:
+        messages: Number of messages it has.
+        received: Number of messages that were ever added.
+        client_paused: Partitions that the client is to be paused for.
     """
 
     def __init__(self) -> None:
         self.messages = 0
         self.received = 0
-        self.resting: frozenset[Partition] = frozenset()
+        self.client_paused: frozenset[Partition] = frozenset()
         self._events: deque[SourceEvent] = deque()
         self._rewound: dict[Partition, tuple[int, int]] = {}
         self._paused_at: dict[Partition, float] = {}
@@ -99,7 +107,7 @@ class Held:
         return bool(self._events)
 
     def add(self, events: Sequence[SourceEvent], number: int) -> None:
-        """Hold what was read for request ``number``: what was read before its partition was rewound comes again."""
+        """Add events that were read for demand ``number``, except those read before their partition was rewound."""
         for event in events:
             if isinstance(event, Delivered):
                 self.received += len(event.run)
@@ -113,7 +121,7 @@ class Held:
             self._events.append(event)
 
     def drop(self, partition: Partition) -> None:
-        """Deliver nothing of a partition any more. Idempotent."""
+        """Drop the messages of a partition. Idempotent."""
         kept: deque[SourceEvent] = deque()
         for event in self._events:
             if not (isinstance(event, Delivered | Progressed) and event.partition is partition):
@@ -123,13 +131,13 @@ class Held:
         self._events = kept
 
     def waiting(self, paused: frozenset[Partition]) -> int:
-        """How many messages wait for nothing but room."""
+        """Number of messages that wait for room alone, because their partition is not ``paused``."""
         return self.messages - sum(
             len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
         )
 
     def due(self) -> float:
-        """When ``rewind`` has something to do next, going by what was paused when it was called last; inf: never."""
+        """When ``rewind`` has something to do next, for the partitions paused at its last call; inf for never."""
         if not self._paused_at:
             return math.inf
         crowded = self._is_crowded()
@@ -138,28 +146,29 @@ class Held:
             (
                 -math.inf if crowded else since + REWIND_AFTER
                 for partition, since in self._paused_at.items()
-                if partition in has or partition not in self.resting
+                if partition in has or partition not in self.client_paused
             ),
             default=math.inf,
         )
 
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
-        """Forget the messages of partitions that are paused for a while, or of all of them where they take what may be
-        read ahead for the others, and let the client rest from these.
+        """Drop the messages of partitions that stay paused, and choose the partitions to pause the client for.
 
-        Returns of every partition for which that was ever done, by which request, ``number`` for those of now, and
-        where it is to be read from again: a request may be replaced before anybody has seen it.
+        A partition counts as soon as it was paused for ``REWIND_AFTER`` seconds, or when paused partitions use up the
+        read-ahead of the others. Returns for every partition that was ever rewound the demand that did so and the
+        position to read from again. All are returned each time because a demand may be replaced before the thread has
+        seen it.
         """
         self._paused_at = {partition: self._paused_at.get(partition, now) for partition in room.paused}
         self._is_taking = room.messages > 0
         crowded = self._is_crowded()
         over = {each for each, since in self._paused_at.items() if crowded or now - since >= REWIND_AFTER}
         if room.messages <= 0 and room.paused >= owned:
-            # By the user, or it has been full for a while.
-            self.resting = room.paused
+            # The user paused everything, or the consumer has been full for a while.
+            self.client_paused = room.paused
         else:
-            # One that waits for a commit may go on in a moment.
-            self.resting = (self.resting & room.paused) | over
+            # A partition that waits for a commit may go on in a moment.
+            self.client_paused = (self.client_paused & room.paused) | over
         positions: dict[Partition, int] = {}
         for event in self._events:
             if isinstance(event, Delivered) and event.partition in over:
@@ -174,33 +183,35 @@ class Held:
             return False
         waiting = [each for each in self._events if isinstance(each, Delivered) and each.partition in self._paused_at]
         messages, size = sum(len(event.run) for event in waiting), sum(event.size for event in waiting)
-        return messages > AHEAD // 2 or size > AHEAD_BYTES // 2
+        return messages > READ_AHEAD // 2 or size > READ_AHEAD_BYTES // 2
 
     def take(self, room: Room) -> list[SourceEvent]:
-        """What may be delivered into ``room`` now: in order within a partition, and each with an equal share of it as
-        far as there is enough of each."""
+        """Remove and return the events that fit into ``room``.
+
+        They keep the order within a partition. Partitions get equal shares of the room as far as each has messages.
+        """
         if not self._events:
             return []
         taken: list[SourceEvent] = []
         kept: deque[SourceEvent] = deque()
-        shares, size, behind = self._shares(room), room.bytes, set[Partition]()
+        shares, size, full = self._shares(room), room.bytes, set[Partition]()
         for event in self._events:
             if isinstance(event, Delivered):
                 partition, run = event.partition, event.run
                 share = shares.get(partition, 0)
-                if share <= 0 or size <= 0 or partition in behind:
-                    behind.add(partition)
+                if share <= 0 or size <= 0 or partition in full:
+                    full.add(partition)
                     kept.append(event)
                     continue
                 count = min(share, max(1, size * len(run) // max(1, event.size)))
                 if len(run) > count:
                     event, rest = _split(event, count)
-                    behind.add(partition)
+                    full.add(partition)
                     kept.append(rest)
                 shares[partition] = share - len(event.run)
                 self.messages -= len(event.run)
                 size -= event.size
-            elif isinstance(event, Progressed) and event.partition in behind:
+            elif isinstance(event, Progressed) and event.partition in full:
                 kept.append(event)
                 continue
             taken.append(event)
@@ -208,7 +219,7 @@ class Held:
         return taken
 
     def _shares(self, room: Room) -> dict[Partition, int]:
-        """How many messages of each partition fit; what one does not need is for those that have more."""
+        """Number of messages of each partition that fit; the others share the part that one does not need."""
         available: dict[Partition, int] = {}
         for event in self._events:
             if isinstance(event, Delivered) and event.partition not in room.paused:

@@ -1,4 +1,4 @@
-"""Records of the client made messages of ``lanes``."""
+"""Messages of ``lanes`` made from the client's records."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from lanes.errors import MessageError
 __all__ = ["READER", "KeyFunction", "messages", "offset_of", "record_key"]
 
 KeyFunction = Callable[[Raw], PartitionKey | None]
-"""A plain function of the client's message; None means "no key": its order is not claimed. It is called in the thread
-that owns the client."""
+"""A plain function from the client's message to its key, called in the thread that owns the client. A message whose key
+is None has no order."""
 
 _LATEST: Final = 10**14
-"""Milliseconds since the epoch beyond which a timestamp is none: a producer may write any number."""
+"""Milliseconds since the epoch above which a timestamp is ignored: a producer may write any number."""
 
 
 def record_key(raw: Raw) -> PartitionKey | None:
-    """The key is the record's own."""
+    """The record's own key, as the partition key.
+
+    Args:
+        raw: The client's message.
+
+    Returns:
+        The key of the record; None for a record without a key, which has no order.
+    """
     return raw.key()
 
 
 def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tuple[list[Message], int]:
-    """A run of messages of one partition, and its size in bytes: keys, values and headers.
+    """A run of messages of one partition, and its size in bytes, which counts keys, values and headers.
 
-    A record whose key cannot be had has none, and is ``broken``. O(records).
+    A record whose key function fails has no key and is ``broken``. Takes O(records).
     """
     run: list[Message] = []
     total = 0
@@ -50,9 +57,9 @@ def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tup
 
 
 def offset_of(raw: Raw) -> int:
-    """The offset of a message that is no error."""
+    """The offset of a message that is not an error."""
     offset = raw.offset()
-    assert offset is not None, "what was fetched has an offset"
+    assert offset is not None, "a fetched message has an offset"
     return offset
 
 
@@ -67,8 +74,8 @@ def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Messa
         lane = None if found is None else key_bytes(found)
     except Exception as error:
         broken = MessageError(
-            f"key=… failed at {partition.id} offset {raw.offset()} with {type(error).__name__}: correct the key "
-            "function; it gets the client's message, and returns bytes, str, int or None"
+            f"key=… failed at {partition.id} offset {raw.offset()} with {type(error).__name__}; correct the key "
+            "function, which gets the client's message and returns bytes, str, int or None"
         )
         broken.__cause__ = error
     message = Message(partition, offset_of(raw), lane, size, raw, None)
@@ -78,7 +85,7 @@ def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Messa
 
 
 def details(raw: Raw) -> Details:
-    """What dead letters keep of a record beside what every message has."""
+    """The facts of a record that a dead letter keeps beside those of every message."""
     headers: Any = raw.headers() or ()
     kind, milliseconds = raw.timestamp()
     known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= milliseconds <= _LATEST
@@ -91,7 +98,7 @@ def details(raw: Raw) -> Details:
 
 
 class _Reader:
-    """Looks into the client's messages; see ``lanes.core.types.Reader``."""
+    """Reads the client's messages; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         assert isinstance(raw, Raw)

@@ -1,4 +1,4 @@
-"""The topics that are read, by their ids: one that was deleted and created anew has other messages at its offsets."""
+"""The ids of the topics that are read; a topic that was deleted and recreated has other messages at its offsets."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError
-from lanes_kafka.broker import no_answer, wait
+from lanes_kafka.broker import unanswered_topics, wait_for
 
-LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at the ids."""
+ASK_EVERY: Final = 1.0
+"""Seconds between two questions for the ids."""
 
 _GONE_AFTER: Final = 0.5
-"""Seconds for which a topic that was there is unknown before it is gone: a broker that has just started may not know of
+"""Seconds that a known topic must stay unknown before it counts as deleted: a broker that has just started may not know
 it yet."""
 
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
-"""Seconds after which a question that has not even failed is given up, and another one begins."""
+"""Seconds after which a question without answer or error is given up and repeated."""
 
 _APPEARS_WITHIN: Final = 1.0
 """Seconds that a topic may stay unknown at the start."""
 
 
 class Topic(NamedTuple):
-    """``id`` is "" where the broker is too old to have one; ``partitions`` is their number."""
+    """One topic.
+
+    Attributes:
+        id: The topic id; "" where the broker is too old to have ids.
+        partitions: Number of partitions.
+    """
 
     id: str
     partitions: int
 
 
 class Topics:
-    """What the broker says of these topics; used by one thread, and asked beside what it does.
+    """The newest answer of the broker about some topics, asked for without blocking; used by one thread.
 
-    ``known``: the newest answer; a topic that does not exist is not in it. ``answered``: the number of the question it
-    is to. ``admin``: whom it asks; None once closed. ``wake`` is called, from a thread of the client, when there may be
-    something to ``look`` at.
+    ``wake`` is called from a thread of the client when ``poll`` may find an answer.
+
+    Attributes:
+        known: The newest answer; topics that do not exist are missing from it.
+        answered: The number of the question that ``known`` answers.
+        admin: The client to ask; None after ``close``.
     """
 
     def __init__(
@@ -58,8 +66,8 @@ class Topics:
         self._begun = self._wanted = 0
         self._next = self._given_up_at = 0.0
 
-    def look(self) -> bool:
-        """Take in an answer that has come, and ask again when it is time; True when there was an answer.
+    def poll(self) -> bool:
+        """Take in an answer that has arrived, and ask again when it is due; return whether there was an answer.
 
         Does not block. A question that fails is asked again.
         """
@@ -72,10 +80,10 @@ class Topics:
             self._begin()
         return answered
 
-    def question(self) -> int:
-        """The number of a question that begins now, or as soon as the one under way has ended. Does not block.
+    def ask(self) -> int:
+        """Ask now, or as soon as the open question has ended; return the number of the question. Does not block.
 
-        Its answer, or a later one, says what is so now: one under way may have been answered already.
+        Its answer, or a later one, is newer than this call. The open question may have been answered before it.
         """
         if not self._is_asked():
             self._begin()
@@ -84,11 +92,11 @@ class Topics:
         return self._wanted
 
     def wait(self, timeout: float) -> bool:
-        """``question``, and block for its answer up to ``timeout`` seconds; False when it did not come."""
-        number, deadline = self.question(), time.monotonic() + timeout
+        """Ask, and block for the answer up to ``timeout`` seconds; return whether it came."""
+        number, deadline = self.ask(), time.monotonic() + timeout
         while self._asked:
-            assert self.admin is not None, "once closed it has asked nothing"
-            if not wait(self.admin, self._asked.values(), deadline):
+            assert self.admin is not None, "no question is open after close"
+            if not wait_for(self.admin, self._asked.values(), deadline):
                 return False
             answered = self._take()
             if self._begun >= number:
@@ -97,9 +105,9 @@ class Topics:
         return False
 
     def appears(self, topic: str, timeout: float) -> bool:
-        """Whether it is known, or comes up within a second: not every broker knows of it as soon as it is made. So long
-        it is waited for its id, too, where others have one.
+        """Whether a topic is known, or becomes known within a second.
 
+        Some brokers learn of a new topic later than others. The same applies to its id, where other topics have one.
         Blocks; each answer may take ``timeout`` seconds.
         """
         deadline = self._clock() + _APPEARS_WITHIN
@@ -109,42 +117,42 @@ class Topics:
         return topic in self.known
 
     def check(self, timeout: float, settings: Mapping[str, Any], name: str) -> None:
-        """Refuse what can be known to fail, as source ``name``. ``settings``: what its clients are made with.
+        """Check that all topics exist, for the source ``name`` whose clients are made with ``settings``.
 
-        Blocks; each answer may take ``timeout`` seconds. Raises ``ConfigError`` where there is no such topic, and what
-        ``no_answer`` says without a broker or a permission.
+        Blocks; each answer may take ``timeout`` seconds. Raises ``ConfigError`` for a missing topic, ``SourceError``
+        without a broker or a permission.
         """
         if not self.wait(timeout):
-            raise no_answer(settings, self._names, name)
+            raise unanswered_topics(settings, self._names, name)
         for topic in self._names:
             if not self.appears(topic, timeout):
                 raise ConfigError(
-                    f"{name}: there is no topic {topic!r}, or this client may not see it: create it, or correct "
+                    f"{name}: there is no topic {topic!r}, or this client may not see it; create it, or correct "
                     "topics=…"
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
-        """What became of a topic that had this id; None where it is what it was, as far as is known."""
+        """How a topic that had the id ``incarnation`` has changed; None when no change is known."""
         now = self.known.get(topic)
         if now is None:
             return "deleted"
         if incarnation and now.id and now.id != incarnation:
-            return f"deleted and created anew ({incarnation} is {now.id} now)"
+            return f"deleted and recreated (its id was {incarnation}, and is {now.id} now)"
         return None
 
     def id_of(self, topic: str) -> str:
-        """As far as is known; "" where it is not."""
+        """The id of a topic; "" while it is unknown."""
         return "" if (found := self.known.get(topic)) is None else found.id
 
     def close(self) -> None:
-        """Let go of the client: nothing is asked any more. Idempotent."""
+        """Release the client and stop asking. Idempotent."""
         self._asked, self.admin = {}, None
 
     def _lacks(self, topic: str) -> bool:
         return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
 
     def _is_asked(self) -> bool:
-        """Whether a question is under way. Of one that is given up no answer is heard any more."""
+        """Whether a question is open. The answer to a question that was given up is ignored."""
         if self._clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
         return bool(self._asked)
@@ -155,10 +163,10 @@ class Topics:
     def _begin(self) -> None:
         if self.admin is None:
             return
-        # What it logs for the user's logger waits in it until somebody takes it.
+        # Log lines for the user's logger wait in the client until it is polled.
         self.admin.poll(0)
         now = self._clock()
-        self._next, self._given_up_at = now + LOOK_EVERY, now + _GIVEN_UP_AFTER
+        self._next, self._given_up_at = now + ASK_EVERY, now + _GIVEN_UP_AFTER
         self._begun += 1
         self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
         for future in self._asked.values():
@@ -180,22 +188,22 @@ class Topics:
                 if code != KafkaError.TOPIC_AUTHORIZATION_FAILED or not self.answered:
                     whole = False
                 elif name in self.known:
-                    # This user was allowed to, and is not any more: nobody says whether it is what it was.
+                    # The permission was taken away, so changes of the topic cannot be seen any more.
                     known[name] = self.known[name]
             else:
                 self._missing.pop(name, None)
-                known[name] = Topic(_text(found.topic_id), len(found.partitions))
+                known[name] = Topic(_id_text(found.topic_id), len(found.partitions))
         if whole:
             self.known, self.answered = known, self._begun
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Whether a topic that was there is unknown for so short a time that it says nothing."""
+        """Whether a known topic has been unknown for too short a time to count as deleted."""
         now = self._clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
 
 
-def _text(topic_id: Any) -> str:
+def _id_text(topic_id: Any) -> str:
     text = "" if topic_id is None else str(topic_id)
-    # A broker without ids says zero.
+    # A broker without ids sends zero.
     return "" if not text.strip("A=-0") else text

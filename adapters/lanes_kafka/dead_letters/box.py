@@ -19,13 +19,13 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, Found, Parked
 from lanes.errors import ConfigError, MessageError, SourceError
-from lanes_kafka.broker import ask_topic
+from lanes_kafka.broker import describe_topic
 from lanes_kafka.client.records import READER
 from lanes_kafka.dead_letters.log_reader import LogReader, Range
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import WIRE, Record, disposition_record, read_disposition, read_letter, read_whole
 from lanes_kafka.dead_letters.writer import is_topic, topic_name
-from lanes_kafka.errors import is_permanent, named
+from lanes_kafka.errors import client_text, is_permanent
 
 _Place = tuple[int, int]
 """Partition and offset."""
@@ -104,7 +104,7 @@ class KafkaLetterBox:
         # A letter is anybody's text, and the client takes what stands in front of a NUL for the name.
         facts = None
         if is_topic(letter.source):
-            facts = await self._producer.call(lambda wanted: ask_topic(self._settings, letter.source, wanted))
+            facts = await self._producer.call(lambda wanted: describe_topic(self._settings, letter.source, wanted))
         if facts is None or letter.partition >= facts.partitions:
             raise SourceError(
                 f"{letter.source}/{letter.partition}, where letter {letter.id} came from, is not there: publish it "
@@ -130,14 +130,14 @@ class KafkaLetterBox:
         except KafkaException as failure:
             error = failure.args[0]
             raise SourceError(
-                f"not confirmed by {topic}/{partition} ({named(error, self._settings)})",
+                f"not confirmed by {topic}/{partition} ({client_text(error, self._settings)})",
                 retryable=not is_permanent(error),
             ) from None
 
     # --- in the thread of the producer
 
     def _open(self, wanted: _Wanted) -> None:
-        if ask_topic(self._settings, self._topic, wanted) is None:
+        if describe_topic(self._settings, self._topic, wanted) is None:
             raise ConfigError(f"dead-letter topic {self._topic!r} does not exist: correct its name, or the brokers")
         if self._reader is None:
             self._reader = LogReader(self._settings, self._topic)

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from lanes.errors import SourceError
 from lanes_kafka.config import addresses
-from lanes_kafka.errors import client_failure, is_permanent, named
+from lanes_kafka.errors import client_text, is_permanent, settings_error
 
 SILENCE: Final = 15.0
 """Seconds without an answer of the broker after which reading has failed."""
@@ -49,7 +49,7 @@ class LogReader:
         try:
             self._consumer = Consumer({**settings, **_OURS})
         except (KafkaException, TypeError, ValueError) as failure:
-            raise client_failure(failure.args[0], settings) from None
+            raise settings_error(failure.args[0], settings) from None
 
     def close(self) -> None:
         """Close the client. Idempotent."""
@@ -113,7 +113,7 @@ class LogReader:
     def _failure(self, error: KafkaError) -> SourceError:
         return SourceError(
             f"topic {self._topic!r} at {addresses(self._settings)} cannot be read "
-            f"({named(error, self._settings)}): see that the broker runs, and that this user "
+            f"({client_text(error, self._settings)}): see that the broker runs, and that this user "
             "may read the topic",
             retryable=not is_permanent(error),
         )

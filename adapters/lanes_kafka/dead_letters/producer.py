@@ -15,9 +15,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Answer, Bridge
-from lanes_kafka.config import Given, check_addresses, connects
+from lanes_kafka.config import UserSettings, check_addresses, connects
 from lanes_kafka.dead_letters.wire import Record
-from lanes_kafka.errors import ErrorLog, client_failure
+from lanes_kafka.errors import ErrorLog, settings_error
 
 log = logging.getLogger("lanes.kafka")
 
@@ -64,7 +64,7 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``ConfigError`` where the dictionary says otherwise, names no broker, or is none.
     """
-    whole = Given(config)
+    whole = UserSettings(config)
     check_addresses(whole)
     given = {name: value for name, value in whole.client.items() if connects(name)}
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
@@ -187,9 +187,9 @@ class ConfirmedProducer:
                 key=record.key,
                 headers=record.headers,
                 partition=partition,
-                on_delivery=functools.partial(_reported, outcome),
+                on_delivery=functools.partial(_report, outcome),
             )
-            self._jobs.put(_look)
+            self._jobs.put(_wake)
             return await outcome.wait()
         except BufferError as full:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full")) from full
@@ -264,7 +264,7 @@ class ConfirmedProducer:
             try:
                 self._producer = Producer(settings)
             except (KafkaException, TypeError, ValueError) as failure:
-                raise client_failure(failure.args[0], self._settings) from None
+                raise settings_error(failure.args[0], self._settings) from None
 
     def _end(self, timeout: float) -> None:
         if self._producer is not None:
@@ -285,7 +285,7 @@ def _finish(producer: Producer, timeout: float) -> None:
         producer.flush(_POLL)
 
 
-def _reported(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, message: Message) -> None:
+def _report(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, message: Message) -> None:
     if error is not None:
         outcome.fail(KafkaException(error))
         return
@@ -295,5 +295,5 @@ def _reported(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, mess
     outcome.give((partition, offset))
 
 
-def _look() -> None:
+def _wake() -> None:
     """There is something on its way."""

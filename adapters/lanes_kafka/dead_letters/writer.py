@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
-from lanes_kafka.broker import ask_topic
+from lanes_kafka.broker import describe_topic
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, letter_record
-from lanes_kafka.errors import named
+from lanes_kafka.errors import client_text
 
 __all__ = ["KafkaDeadLetters", "is_topic", "topic_name"]
 
@@ -71,7 +71,7 @@ class KafkaDeadLetters:
         """
         self._producer.open()
         try:
-            found = await self._producer.call(lambda wanted: ask_topic(self._settings, self._topic, wanted))
+            found = await self._producer.call(lambda wanted: describe_topic(self._settings, self._topic, wanted))
             if found is None:
                 raise ConfigError(
                     f"dead-letter topic {self._topic!r} does not exist: letters would be lost; create it, with "
@@ -126,7 +126,7 @@ class KafkaDeadLetters:
         return self._limit if limit is None and self._limit < record.size else record.size // 2
 
     def _failure(self, error: KafkaError) -> SourceError:
-        said = named(error, self._settings)
+        said = client_text(error, self._settings)
         if error.code() not in _NEVER:
             return SourceError(f"dead letter not confirmed by {self._topic} ({said})", retryable=True)
         return SourceError(f"dead letter refused by {self._topic} ({said}): mend permissions or settings of the topic")
