@@ -137,7 +137,9 @@ async def test_a_leader_that_is_missing_while_others_are_looked_for_is_waited_fo
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b"\xff{}"])
 async def test_an_answer_that_is_no_object_is_told_with_what_was_asked(data: bytes) -> None:
     answer: Any = SimpleNamespace(data=data)
-    with pytest.raises(lanes.SourceError, match=r"^bucket 'b': read of 'k': the answer is no JSON object: see that it"):
+    with pytest.raises(
+        lanes.SourceError, match=r"^bucket 'b': read of 'k': the answer is no JSON object; check that the server"
+    ):
         json_object(answer, "bucket 'b': read of 'k'")
 
 

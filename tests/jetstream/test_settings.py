@@ -128,20 +128,20 @@ async def test_jetstream_disabled_for_the_account(fresh_nats: Callable[..., Nats
 async def test_jetstream_disabled_on_the_server(fresh_nats: Callable[..., NatsServer], reader: dict[str, Any]) -> None:
     server = fresh_nats(arguments=["-js=false"])
     source = JetStreamSource(server.url, stream="S", key=whole_subject, **reader)
-    with pytest.raises(lanes.SourceError, match=r"nats://.*JetStream does not answer: enable it on the server \(-js\)"):
+    with pytest.raises(lanes.SourceError, match=r"nats://.*JetStream does not answer; enable it on the server \(-js\)"):
         await lanes.run(source, handler)
 
 
 async def test_server_that_is_too_old(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.OLDEST_SERVER", (99, 1))
-    with pytest.raises(lanes.ConfigError, match=r"nats-server \d+\.\d+ is too old: .* needs 99\.1 or newer; upgrade"):
+    with pytest.raises(lanes.ConfigError, match=r"nats-server \d+\.\d+ is too old; upgrade it to 99\.1 or newer"):
         await lanes.run(stream.source(), handler)
 
 
 async def test_failing_key_function_is_the_outcome_of_that_message(stream: Stream) -> None:
     await stream.publish(5)
     recorder = Recorder()
-    with pytest.raises(lanes.HandlerHalted, match=r"sequence \d with LookupError: correct the key function") as halted:
+    with pytest.raises(lanes.HandlerHalted, match=r"sequence \d with LookupError; correct the key function") as halted:
         with anyio.fail_after(10):
             await lanes.run(stream.source(key=subject_token(7)), recorder)
     error = halted.value.__cause__
@@ -211,10 +211,10 @@ async def test_arguments_are_checked_when_made(arguments: dict[str, Any], words:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"start": 0}, "start=0: use .* 1 or more"),
-        ({"start": -5}, "start=-5: use"),
-        ({"start": True}, "start=True: use"),
-        ({"start": "begining"}, "start='begining': use"),
+        ({"start": 0}, "start=0 is invalid; use .* 1 or more"),
+        ({"start": -5}, "start=-5 is invalid; use"),
+        ({"start": True}, "start=True is invalid; use"),
+        ({"start": "begining"}, "start='begining' is invalid; use"),
         ({"start": datetime(2020, 1, 1)}, "start=2020-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
         ({"max_ack_pending": 0}, "max_ack_pending=0: must be a whole number, 1 or more"),
         ({"max_ack_pending": -1}, "max_ack_pending=-1: must be a whole number, 1 or more"),

@@ -235,7 +235,9 @@ async def test_shared_durable_is_not_taken_over_from_those_that_hold(stream: Str
 
 @pytest.mark.parametrize("order", ["key", "partition", "serial"])
 async def test_shared_durable_keeps_no_order(stream: Stream, order: Any) -> None:
-    with pytest.raises(lanes.ConfigError, match=rf"order='{order}' cannot be kept .* order=\"none\""):
+    with pytest.raises(
+        lanes.ConfigError, match=rf'order="{order}": several processes .* no order can be kept; use order="none"'
+    ):
         await lanes.run(stream.source(shared=True), Recorder(), settings=lanes.Settings(order=order))
 
 

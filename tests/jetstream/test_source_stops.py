@@ -106,7 +106,7 @@ def test_a_consumer_that_went_with_its_stream_is_told_as_that() -> None:
         "stream 'S' was deleted while it was read"
     )
     assert durable.failure_text(ApiError(10014, "consumer not found", 404)).startswith(
-        "consumer S/d was deleted: stop whoever"
+        "consumer S/d was deleted; prevent that"
     )
 
 
@@ -221,7 +221,7 @@ async def test_durable_deleted_behind_a_full_consumer(stream: Stream) -> None:
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    async with stops(consumer, "was deleted: stop whoever does that, or start again: a new one begins at start="):
+    async with stops(consumer, "was deleted; prevent that, or start again with a new one, which begins at start="):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         await stream.client.jetstream().delete_consumer(stream.name, DURABLE)
@@ -311,7 +311,7 @@ async def test_permission_missing_at_the_start(fresh_stream: MakeStream) -> None
     server, stream = await fresh_stream(config=_USERS.format(denied='"$JS.API.CONSUMER.INFO.>"'))
     url = server.url.replace("nats://", "nats://app:app@")
     with anyio.fail_after(4):
-        with pytest.raises(lanes.SourceError, match=r"permissions violation .*consumer\.info.*: permit it"):
+        with pytest.raises(lanes.SourceError, match=r"permissions violation .*consumer\.info.*; permit it"):
             await lanes.run(stream.source(where=url), Recorder())
 
 

@@ -41,7 +41,7 @@ def test_the_oldest_that_is_tested_is_the_oldest_that_is_let_pass() -> None:
 
 async def test_older_server_is_refused(fresh_stream: MakeStream) -> None:
     _, stream = await fresh_stream(program=program(OLDER))
-    with pytest.raises(lanes.ConfigError, match=r"nats-server 2\.10 is too old: lanes needs 2\.11 or newer; upgrade"):
+    with pytest.raises(lanes.ConfigError, match=r"nats-server 2\.10 is too old; upgrade it to 2\.11 or newer"):
         await lanes.run(stream.source(), Recorder())
 
 

@@ -291,7 +291,7 @@ class DurableConsumer:
         if error.err_code == STREAM_NOT_FOUND:
             return self._stream_gone
         if error.err_code == CONSUMER_NOT_FOUND:
-            return f"consumer {self} was deleted: stop whoever does that, or start again: a new one begins at start=…"
+            return f"consumer {self} was deleted; prevent that, or start again with a new one, which begins at start=…"
         return f"consumer {self}: {error}"
 
     async def restore(self) -> None:

@@ -1,7 +1,7 @@
-"""Acknowledgements on their way: sent, repeated after a reconnect, confirmed where that was asked for.
+"""Acknowledgements: sent, repeated after a reconnect, and confirmed if the mode asks for it.
 
-A confirmation says that the server has read the acknowledgement, not that it counted; one of a delivery that was
-repeated meanwhile counts too.
+A confirmation says that the server has read the acknowledgement, not that it had an effect. A confirmation for a
+delivery that was repeated in the meantime counts too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nats.aio.subscription import Subscription
 
 from lanes.clock import monotonic
 from lanes.errors import SourceError
+from lanes_jetstream.wire.connection import CLOSED
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -30,29 +31,30 @@ ACK: Final = b"+ACK"
 IN_PROGRESS: Final = b"+WPI"
 
 CONFIRM_TIMEOUT: Final = 5.0
-"""Seconds for the confirmations of one settlement; those that do not come are asked for again."""
+"""Seconds for the confirmations of one settlement. Missing confirmations are requested again."""
 
 SYNC_DELAY: Final = 0.25
-"""Seconds until a server with one copy has written down what it was told: it does so every 0.1 s, and what it was told
-since is lost when it is killed."""
+"""Seconds until a server with one copy has written an acknowledgement. It writes every 0.1 s, and a kill loses the
+rest.
+"""
 
 _KEPT: Final = 10_000
 """Acknowledgements that are repeated after a reconnect: more than a connection can lose."""
 
 
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:
-    """Publish the same to many subjects, which were reply subjects of the server's. Raises what the client raises.
+    """Publish the same body to many reply subjects of the server. Raises the client's errors.
 
-    In one piece where the client can: the calls for each of them cost more than handling a message does.
+    The client gets all of them in one piece where possible, because a call for each costs more than handling a message.
     """
     send, flush = getattr(client, "_send_command", None), getattr(client, "_flush_pending", None)
     if send is None or flush is None or not client.is_connected or client.is_draining:
-        # What is sent while it reconnects is bounded by the client, and by nothing else.
+        # While the client reconnects, its own buffer bounds the unsent data.
         for subject in subjects:
             await client.publish(subject, body)
         return
     end = f"  {len(body)}\r\n{body.decode()}\r\n"
-    # A subject that came from the server has neither blanks nor line ends: the line it came in was split at them.
+    # A subject from the server has neither blanks nor line ends, because the client splits its input there.
     await send("".join([f"PUB {subject}{end}" for subject in subjects]).encode())
     client.stats["out_msgs"] += len(subjects)
     client.stats["out_bytes"] += len(subjects) * len(body)
@@ -61,17 +63,17 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
 
 @contextmanager
 def ack_errors(name: str) -> Iterator[None]:
-    """Raise what the client raises while acknowledgements of ``name`` are sent as ``SourceError``."""
+    """Turn the client's errors while it acknowledges messages of ``name`` into ``SourceError``."""
     try:
         yield
     except nats.errors.ConnectionClosedError:
-        raise SourceError(f"{name}: the connection is closed and does not come back: start again") from None
+        raise SourceError(f"{name}: {CLOSED}") from None
     except (nats.errors.Error, OSError) as error:
-        raise SourceError(f"{name}: not acknowledged: {type(error).__name__}", retryable=True) from error
+        raise SourceError(f"{name}: acknowledgement failed ({type(error).__name__})", retryable=True) from error
 
 
 async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None:
-    """Tell the server that these deliveries to ``name`` are in progress. Best effort: what is lost comes again."""
+    """Tell the server that these deliveries to ``name`` are in progress. Best effort: a lost one is redelivered."""
     if not client.is_connected:
         return
     try:
@@ -81,7 +83,10 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
 
 
 class Acks:
-    """The acknowledgements of one source. ``takeovers``: how many have begun. asyncio only; one ``send`` at a time."""
+    """The acknowledgements of one source. Needs asyncio; one ``send`` at a time.
+
+    ``takeovers`` returns the number of takeovers that have begun.
+    """
 
     def __init__(self, client: Client, mode: AckMode, name: str, takeovers: Callable[[], int]) -> None:
         self._client = client
@@ -98,12 +103,12 @@ class Acks:
         self._all_confirmed = asyncio.Event()
 
     async def send(self, tokens: Sequence[str]) -> None:
-        """Acknowledge these deliveries; ``"confirmed"``: and wait for the server to say so.
+        """Acknowledge these deliveries; in the mode ``"confirmed"``, wait until the server confirms them.
 
-        Raises a retryable ``SourceError`` when that does not come in time, unless a takeover has begun since: what the
-        server does not know is then delivered again, and acknowledged again. Raises what the client raises.
+        Raises the client's errors, and a retryable ``SourceError`` when a confirmation is late. It does not raise if a
+        takeover began in the meantime: the server then redelivers the messages, and they are acknowledged again.
         """
-        # Before the first of them leaves: all are of finished messages, so none may be repeated too early.
+        # Keep them before the first is sent. All belong to finished messages, so a repeat is never too early.
         self._kept.extend(tokens)
         if self._mode == "confirmed":
             await self._send_confirmed(tokens)
@@ -112,9 +117,9 @@ class Acks:
         self._last_sent = monotonic()
 
     async def resend(self) -> None:
-        """Repeat the last acknowledgements after a reconnect: some may have been lost with the connection.
+        """Repeat the last acknowledgements after a reconnect: the old connection may have lost some.
 
-        An acknowledgement names one delivery of one message, so a repeated one changes nothing.
+        An acknowledgement names one delivery of one message, so repeating it is idempotent.
         """
         reconnects = self._client.stats["reconnects"]
         if reconnects != self._reconnects:
@@ -123,20 +128,21 @@ class Acks:
             self._last_sent = monotonic()
 
     async def finish(self, *, loses_last_acks: bool) -> None:
-        """Return when the server has acted on every acknowledgement that was sent, and will not forget one.
+        """Return when the server has acted on every acknowledgement and will not lose one.
 
-        ``forgets``: it has one copy, and writes what it is told a moment later. Nothing to do in the mode
-        ``"fire-and-forget"``. Raises a retryable ``SourceError`` without a confirmation, and what the client raises.
+        ``loses_last_acks``: the server has one copy and writes acknowledgements a moment later. In the mode
+        ``"fire-and-forget"`` this returns at once. Raises the client's errors, and a retryable ``SourceError`` without
+        a confirmation.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return
-        # It acts on them in the order in which they came: when it has on the last one, it has on all.
+        # The server acts on acknowledgements in order, so the last confirmation covers all of them.
         try:
             await self._client.request(self._kept[-1], ACK, timeout=CONFIRM_TIMEOUT)
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
             raise SourceError(
-                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}): what the server "
-                "has not read is delivered again",
+                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}); the server "
+                "redelivers messages whose acknowledgement it has not read",
                 retryable=True,
             ) from None
         if loses_last_acks:
@@ -151,7 +157,7 @@ class Acks:
     async def _send_confirmed(self, tokens: Sequence[str]) -> None:
         if self._subscription is None:
             self._inbox = self._client.new_inbox()
-            # Without limits, like the inbox of the messages: a confirmation that is dropped would be waited for.
+            # No pending limits: the client would drop a confirmation silently, and the send would wait for it.
             self._subscription = await self._client.subscribe(
                 f"{self._inbox}.*", cb=self._confirmed, pending_msgs_limit=0, pending_bytes_limit=0
             )
@@ -170,15 +176,15 @@ class Acks:
         except TimeoutError:
             if takeovers == self._takeovers():
                 raise SourceError(
-                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed: what the server has "
-                    "not read is delivered again",
+                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed; the server redelivers "
+                    "messages whose acknowledgement it has not read",
                     retryable=True,
                 ) from None
-            log.info("%s: %d acknowledgements were overtaken by a takeover", self._name, len(self._unconfirmed))
+            log.info("%s: a takeover overtook %d acknowledgements", self._name, len(self._unconfirmed))
 
     async def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":
-            # Nobody has read it: the consumer is gone, or has no leader now.
+            # No responder: the consumer was deleted, or has no leader now.
             return
         self._unconfirmed.pop(message.subject, None)
         if not self._unconfirmed:

@@ -1,4 +1,4 @@
-"""Where the partition key of a JetStream message comes from."""
+"""Partition keys of JetStream messages: from a subject, a header, or a function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lanes.errors import ConfigError
 __all__ = ["KeyFunction", "header", "subject_token", "whole_subject"]
 
 KeyFunction = Callable[[Msg], PartitionKey | None]
-"""A plain function of the client's message; None means "no key": its order is not claimed."""
+"""Maps the client's message to its key. None = no key, so no order is claimed for the message."""
 
 
 class SubjectTokens:
-    """A key function: these ``tokens`` of the subject, joined by dots, which no token has."""
+    """A key function over ``tokens`` of the subject, joined by dots."""
 
     __slots__ = ("_first", "tokens")
 
@@ -38,24 +38,44 @@ class SubjectTokens:
 
 
 def subject_token(index: int, *more: int) -> SubjectTokens:
-    """The key is one token of the subject, or several of them, counted from 0; negative counts from the end.
+    """Make a key function over one or several tokens of the subject.
 
-    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. A subject that is
-    too short raises ``LookupError`` at that message.
+    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. At a message whose
+    subject is too short, the function raises ``LookupError``.
+
+    Args:
+        index: Index of the token, from 0; negative counts from the end.
+        *more: Indices of further tokens of the key, in order.
+
+    Returns:
+        A key function for ``JetStreamSource(key=…)``.
+
+    Raises:
+        ConfigError: An index is not a whole number.
     """
     tokens = (index, *more)
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise ConfigError(
-            f"subject_token({', '.join(map(repr, tokens))}): pass the number of each token, 0 for the first, -1 for "
-            "the last"
+            f"subject_token({', '.join(map(repr, tokens))}): an index is no whole number; pass 0 for the first token, "
+            "-1 for the last"
         )
     return SubjectTokens(tokens)
 
 
 def header(name: str) -> KeyFunction:
-    """The key is a header's value; a message without that header has no key."""
+    """Make a key function over one header. A message without the header has no key.
+
+    Args:
+        name: Name of the header.
+
+    Returns:
+        A key function for ``JetStreamSource(key=…)``.
+
+    Raises:
+        ConfigError: ``name`` is empty or no text.
+    """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"header({name!r}): pass the header's name")
+        raise ConfigError(f"header({name!r}) has no name; pass the header's name")
 
     def key(message: Msg) -> PartitionKey | None:
         headers = message.headers
@@ -65,5 +85,12 @@ def header(name: str) -> KeyFunction:
 
 
 def whole_subject(message: Msg) -> PartitionKey:
-    """The key is the subject itself."""
+    """Key function: the key is the whole subject.
+
+    Args:
+        message: Message of the nats client.
+
+    Returns:
+        The subject as bytes.
+    """
     return message.subject.encode()

@@ -1,4 +1,4 @@
-"""From the client's message to that of the core: how to look into it, its key, and what one is without."""
+"""Turns a delivery of the client into the core's message: its position, key and size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lanes_jetstream.wire.keys import KeyFunction
 
 
 class _Reader:
-    """Looks into the client's messages; see ``lanes.core.types.Reader``."""
+    """Reads the client's messages; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         assert isinstance(raw, Msg)
@@ -32,7 +32,7 @@ READER: Final = _Reader()
 
 
 def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction | None) -> Message:
-    """The core's message of a delivery. One whose key cannot be had has none, and is ``broken``."""
+    """The core's message for a delivery. If the key function fails, the message has no key and is ``broken``."""
     lane, broken = None, None
     if key is not None:
         try:
@@ -47,7 +47,7 @@ def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction |
 
 
 def _size_of(raw: Msg) -> int:
-    """The bytes a message counts for: payload, subject and headers."""
+    """The size that a message counts for: payload, subject and headers, in bytes."""
     size = len(raw.data) + len(raw.subject)
     if raw.headers:
         size += sum(len(name) + len(value) for name, value in raw.headers.items())
@@ -56,37 +56,37 @@ def _size_of(raw: Msg) -> int:
 
 def _break(message: Message, error: Exception) -> None:
     message.broken = MessageError(
-        f"key=… failed at {message.partition.id.source} sequence {message.position} with {type(error).__name__}: "
+        f"key=… failed at {message.partition.id.source} sequence {message.position} with {type(error).__name__}; "
         "correct the key function, or exclude such messages with filter_subject"
     )
     message.broken.__cause__ = error
 
 
 def sequences(reply: str) -> tuple[int, int]:
-    """Stream sequence and delivery number of the consumer, from either form of the reply subject.
+    """The stream sequence and the delivery number of the consumer, from either form of the reply subject.
 
-    ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or with
-    ``<domain>.<account hash>`` before the stream and possibly a token behind (NATS ADR-15). Raises ``SourceError``
-    for any other.
+    The short form is ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``. The long
+    form has ``<domain>.<account hash>`` before the stream, and possibly one more token at the end (NATS ADR-15). Raises
+    ``SourceError`` for any other subject.
     """
     dots = reply.count(".")
     if dots == 8:
         _, stream, consumer, _, _ = reply.rsplit(".", 4)
     else:
         stream, consumer = reply.split(".")[7:9] if dots in (10, 11) else ("", "")
-    # Sequences have 64 bits; Python refuses to read numbers of thousands of digits.
+    # Sequences have 64 bits. Python refuses to parse numbers of thousands of digits.
     both = stream + consumer
     if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):
         raise SourceError(
-            f"a delivery has the reply subject {reply!r:.200}, which is not one of JetStream's: see that nobody else "
-            "publishes to the inbox of this client"
+            f"a delivery has the reply subject {reply!r:.200}, which JetStream does not use; check that no other "
+            "client publishes to the inbox of this client"
         )
     return int(stream), int(consumer)
 
 
 def pending(reply: str) -> int:
-    """How many messages the consumer had still to deliver behind one, as that one's reply subject says."""
+    """Number of messages that the consumer had still to deliver after this one, from its reply subject."""
     tokens = reply.split(".")
     number = tokens[8] if len(tokens) == 9 else tokens[10]
-    # Of one that does not say it nothing can be missed.
+    # Without the number, no loss can be detected, which 0 expresses.
     return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else 0

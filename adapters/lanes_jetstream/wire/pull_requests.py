@@ -1,8 +1,8 @@
-"""The pull requests that are open for one consumer: what they may still bring, what they brought, why they end.
+"""The open pull requests of one consumer: how many messages they may still bring, and why they end.
 
-Several stay open at once, so the server never waits for the client; what they may still bring is counted and never
-exceeds the room given. The count is only as good as the connection: whatever shakes it (a reconnect, missed
-heartbeats, a change of leader) makes the requests ``broken``, and whoever has them begins anew.
+Several requests stay open at once, so the server never waits for the client. The messages that they may still bring are
+counted and never exceed the room. Only a steady connection keeps that count right. A reconnect, missed heartbeats or a
+change of leader is an ``interruption``, after which the owner starts new requests.
 """
 
 from __future__ import annotations
@@ -22,31 +22,36 @@ from lanes.errors import SourceError
 __all__ = ["PULL_EXPIRES", "Interruption", "PullRequests"]
 
 PULL_EXPIRES: Final = 30.0
-"""Seconds after which the server ends a pull request that was not filled."""
+"""Seconds after which the server ends a pull request that is not filled."""
 
 HEARTBEAT: Final = 2.0
-"""Seconds after which the server shows that an idle pull request is still there."""
+"""Seconds between two heartbeats of the server on an idle pull request."""
 
 HEARTBEATS_MISSED: Final = 3.0
-"""Heartbeats without a sign of life after which the requests count as broken."""
+"""Heartbeats without a sign of life after which the requests count as interrupted."""
 
 _DELETED: Final = "Consumer Deleted"
 
 _FATAL: Final = {
-    _DELETED: "the consumer was deleted: stop whoever does that, or start again: a new one begins at start=…",
-    "Consumer is push based": "the consumer is push-based now: use a durable of its own for lanes",
-    "Exceeded MaxRequestBatch": "the consumer's max_batch is too small: raise or remove it",
-    "Exceeded MaxRequestExpires": f"the consumer's max_expires is below {PULL_EXPIRES:g} s: raise or remove it",
-    "Exceeded MaxRequestMaxBytes": "the consumer's max_bytes is too small: raise or remove it",
+    _DELETED: "the consumer was deleted; prevent that, or start again with a new one, which begins at start=…",
+    "Consumer is push based": "use a separate pull consumer for lanes",
+    "Exceeded MaxRequestBatch": "raise or remove the consumer's max_batch",
+    "Exceeded MaxRequestExpires": f"raise the consumer's max_expires to {PULL_EXPIRES:g} s or more, or remove it",
+    "Exceeded MaxRequestMaxBytes": "raise or remove the consumer's max_bytes",
 }
 
 
 class Interruption(NamedTuple):
-    """Why requests are to begin anew. ``kind`` is what to go by, ``text`` what to say.
+    """Why the requests must start again. ``kind`` decides what to do, ``text`` is for people.
 
-    ``"new"``: there were none yet. ``"connection"``: it is lost, or another one. ``"unsent"``. ``"silence"``: no
-    heartbeat. ``"gap"``: a delivery did not arrive, over a connection that held. ``"unanswered"``: nobody reads what is
-    sent to the consumer. ``"crowded"``: as many wait as the consumer allows. ``"ended"``: by the server, for now.
+    - ``new``: nothing was requested yet
+    - ``connection``: the connection was lost or replaced
+    - ``unsent``: a request could not be sent
+    - ``silence``: the heartbeat is missing
+    - ``gap``: a delivery did not arrive, although the connection held
+    - ``unanswered``: nothing reads requests to the consumer
+    - ``crowded``: the consumer allows no more waiting requests
+    - ``ended``: the server ended the request for now
     """
 
     kind: Literal["new", "connection", "unsent", "silence", "gap", "unanswered", "crowded", "ended"]
@@ -57,12 +62,12 @@ class Interruption(NamedTuple):
 
 
 class PullRequests:
-    """Of one consumer, by requests to ``next_subject``. asyncio only; one caller.
+    """The pull requests of one consumer, sent to ``next_subject``. Needs asyncio; one caller.
 
-    ``wake`` is set whenever something has arrived; several may share one. ``expires``: seconds after which the server
-    ends a request that was not filled, of those that follow. ``failure``: why the consumer cannot be used any more;
-    ``deleted``: because it is not there. ``caught_up``: the server had nothing more to send when it last said
-    something.
+    ``wake`` is set whenever something arrived; several instances may share one. ``expires`` is the time in seconds
+    after which the server ends an unfilled request, for requests sent from now on. ``failure`` says why the consumer is
+    unusable for good, and ``deleted`` that it no longer exists. ``caught_up``: at its last sign of life the server had
+    nothing more to send.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class PullRequests:
         self.failure: SourceError | None = None
 
     def restart(self, inbox: str) -> None:
-        """Forget what was requested before. What comes belongs to ``inbox`` from now on; nothing is requested yet."""
+        """Forget all earlier requests. Messages arrive at ``inbox`` from now on; nothing is requested yet."""
         self._arrived = []
         self._outstanding = 0
         self._open = 0
@@ -100,39 +105,39 @@ class PullRequests:
         self._inbox = inbox
         self.interruption = None
 
-    # --- what is asked for
+    # --- requests
 
     @property
     def outstanding(self) -> int:
-        """How many messages may still come from what is asked for."""
+        """Number of messages that open requests may still bring."""
         return self._outstanding
 
     @property
     def reserved(self) -> int:
-        """How many messages have arrived, or may yet."""
+        """Number of messages that arrived or may still arrive."""
         return self._outstanding + len(self._arrived)
 
     @property
     def open_requests(self) -> int:
-        """How many requests may be open, at most."""
+        """Largest number of requests that may be open."""
         return self._open if self._outstanding else 0
 
     async def pull(self, room: Room) -> None:
-        """Request what fits into the room and is not requested yet, once half of it is free."""
-        # The server tells no sizes beforehand: the average of what came bounds how many are asked for, and
-        # max_bytes bounds each request should they grow suddenly.
+        """Request the free part of the room, once half of it is free."""
+        # The server announces no sizes. The average of earlier messages bounds the number of messages, and max_bytes
+        # bounds each request in case messages grow suddenly.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
         free = fits - self._outstanding - len(self._arrived)
         if self._oversized and not self._outstanding and room.messages > 0 and room.bytes > 0:
-            # The next message is larger than the room for bytes: it comes alone.
+            # The next message exceeds the room for bytes, so it comes alone.
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
-            # What is still to come from other requests takes its share of the bytes too.
+            # Messages of other open requests take their share of the bytes.
             await self._ask(free, max(1, room.bytes - int(self._outstanding * self._average_size)))
 
     async def request_exactly(self, count: int) -> None:
-        """Request ``count`` messages whatever their size."""
+        """Request ``count`` messages of any size."""
         await self._ask(count, None)
 
     async def _ask(self, batch: int, max_bytes: int | None) -> None:
@@ -147,7 +152,7 @@ class PullRequests:
             "expires": int(self.expires * 1e9),
         }
         if self.expires > 2 * HEARTBEAT:
-            # The server refuses heartbeats of a request that ends before it would miss them.
+            # The server refuses heartbeats for a request that is shorter than two of them.
             request["idle_heartbeat"] = int(HEARTBEAT * 1e9)
         if max_bytes is not None:
             request["max_bytes"] = max_bytes
@@ -155,11 +160,11 @@ class PullRequests:
             self._next_subject, json.dumps(request).encode(), reply=f"{self._inbox}.{self._request}"
         )
 
-    # --- what has come
+    # --- arrivals
 
     def on_message(self, message: Msg) -> None:
-        """A message of the consumer. Called for every one: what can be done once for many is done elsewhere."""
-        # Also behind others that wait: while nothing of a paused partition is taken, it is the only sign of life.
+        """Take a message of the consumer. Runs for each message, so it does nothing that can be done once for many."""
+        # Set for each message: while a paused partition is not read, arrivals are the only sign of life.
         self._heard = True
         if not self._arrived:
             self._wake.set()
@@ -168,57 +173,57 @@ class PullRequests:
         self._outstanding -= 1
 
     def on_status(self, message: Msg) -> None:
-        """A status of the requests."""
+        """Take a status of the requests."""
         self._heard = True
         self._wake.set()
         headers = message.headers or {}
         status, text = headers.get("Status", ""), headers.get("Description", "")
-        # The server shows that it is there only while it has nothing to send.
+        # The server sends heartbeats only while it has nothing to send.
         self.caught_up = status == "100"
         if self.caught_up:
             return
         if status == "503":
             self.interrupt("unanswered", "no responders")
             return
-        # The request is over: give back what it did not bring.
+        # The request is over: release the messages that it did not bring.
         self._open = max(0, self._open - 1)
         self._outstanding = max(0, self._outstanding - _count(headers.get("Nats-Pending-Messages")))
         if text.startswith("Message Size Exceeds MaxBytes"):
             self._oversized = True
             return
         if status == "400" or any(text.startswith(known) for known in _FATAL):
-            remedy = next((r for known, r in _FATAL.items() if text.startswith(known)), "see the server's log")
-            self.failure = SourceError(f"{self._name}: pull refused: {status} {text}: {remedy}")
+            remedy = next((r for known, r in _FATAL.items() if text.startswith(known)), "check the server's log")
+            self.failure = SourceError(f"{self._name}: pull refused ({status} {text}): {remedy}")
             self.deleted = text.startswith(_DELETED)
         elif status == "409" and not text.startswith("Batch Completed"):
-            # Server Shutdown, Leadership Change and the like: the request is gone, the consumer is not.
+            # Server Shutdown, Leadership Change and the like end the request, not the consumer.
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
     @property
     def arrived(self) -> Sequence[Msg]:
-        """What has arrived and was not taken."""
+        """Messages that arrived and were not taken."""
         return self._arrived
 
     def take(self) -> list[Msg]:
-        """What has arrived since the last call. Raises ``SourceError`` when the consumer cannot be used any more."""
+        """Take all messages that arrived. Raises ``SourceError`` when the consumer is unusable for good."""
         if self.failure is not None:
             raise self.failure
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def learn_sizes(self, count: int, size: int) -> None:
-        """So many messages, one or more, had so many bytes together: what is asked for is bounded by their average."""
-        # As if each one had moved it by a twentieth towards its size.
+        """Note the total ``size`` of ``count`` messages; their average bounds the next requests."""
+        # Exponential average: each message moves it by a twentieth towards its own size.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
-    # --- whether they still count
+    # --- interruptions
 
     def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
-        """They are to begin anew: the count of what may come is worth nothing. The last reason counts."""
+        """Mark the requests as interrupted: their count is worthless now. The last reason wins."""
         self.interruption = Interruption(kind, text)
 
     def check(self) -> Interruption | None:
-        """Why they have to begin anew, or None."""
+        """The reason why the requests must start again, or None."""
         if self.interruption is None:
             if not self._client.is_connected:
                 self.interruption = Interruption("connection", "disconnected")
@@ -230,7 +235,7 @@ class PullRequests:
 
     def _check_heartbeat(self, now: float) -> None:
         if self._heard or now - self._last_look > HEARTBEAT / 2:
-            # Or nobody looked for so long: this loop was blocked, and what the server sent waits to be read.
+            # After a long pause between two checks the loop was blocked, and heartbeats may wait to be read.
             self._heard = False
             self._last_sign = now
         elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:

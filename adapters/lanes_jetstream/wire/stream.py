@@ -1,4 +1,4 @@
-"""A stream as a consumer needs it: its state, where a new consumer begins, and what to do about dropped messages."""
+"""A stream as a consumer needs it: its state, where a new consumer begins, and the policy for dropped messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from lanes.errors import ConfigError
 from lanes_jetstream.wire.connection import STREAM_NOT_FOUND, ApiError, Connection
 
 Start = Literal["beginning", "next"] | int | datetime
-"""``"beginning"`` of the stream, the ``"next"`` message that is published, a stream sequence (1 or more), or an aware
-``datetime``: the first message stored then or later."""
+"""Where a consumer that is created here begins: ``"beginning"``, ``"next"``, a stream sequence (1 or more), or an aware
+``datetime``. A time means the first message stored then or later; ``"next"`` means the next published message.
+"""
 
 OutOfRange = Literal["fail", "earliest"]
 """What to do when the stream dropped messages before they were delivered."""
@@ -20,10 +21,11 @@ OutOfRange = Literal["fail", "earliest"]
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """``first``, ``last``: the sequences it has. ``incarnation``: its creation time.
+    """The identity and the range of a stream.
 
-    ``thins``: it drops single messages by design (one a subject, a time to live each, rollups), so one that is gone
-    says nothing. ``forgets``: a server that is killed forgets what it was told last: one copy, on disk.
+    ``incarnation`` is its creation time; ``first`` and ``last`` are its sequences. ``drops_single_messages``: it drops
+    single messages by design (one a subject, a time to live each, rollups), so a missing message means nothing.
+    ``loses_last_acks``: a server that is killed loses the last acknowledgements, because there is one copy, on disk.
     """
 
     incarnation: str
@@ -35,13 +37,13 @@ class StreamState:
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
-    """Ask the server. Raises ``ConfigError`` for a stream that is not there, ``NoAnswer``, and ``SourceError``."""
+    """Ask the server for the state. Raises ``ConfigError`` for a missing stream, ``NoAnswer``, and ``SourceError``."""
     try:
         info = await connection.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             raise ConfigError(
-                f"stream {stream!r} does not exist at {connection.servers}: create it, or correct stream=…"
+                f"stream {stream!r} does not exist at {connection.servers}; create it, or correct stream=…"
             ) from None
         raise connection.failed(f"stream {stream!r}", error) from None
     config, state = info["config"], info["state"]
@@ -57,7 +59,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
 
 
 def start_fields(start: object) -> dict[str, Any]:
-    """The fields of a consumer's configuration for it. Raises ``ConfigError`` for what is none."""
+    """The configuration fields for a start. Raises ``ConfigError`` for anything else."""
     if start == "beginning":
         return {"deliver_policy": "all"}
     if start == "next":
@@ -68,4 +70,6 @@ def start_fields(start: object) -> dict[str, Any]:
         check_aware("start", start)
         moment = start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return {"deliver_policy": "by_start_time", "opt_start_time": moment}
-    raise ConfigError(f'start={start!r}: use "beginning", "next", a stream sequence of 1 or more, or an aware datetime')
+    raise ConfigError(
+        f'start={start!r} is invalid; use "beginning", "next", a stream sequence of 1 or more, or an aware datetime'
+    )
