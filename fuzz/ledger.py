@@ -19,18 +19,18 @@ class NaiveLedger:
     """A naive ledger: the held and the settled positions."""
 
     def __init__(self) -> None:
-        self.held: dict[int, Message] = {}
+        self.unsettled: dict[int, Message] = {}
         self.settled: set[int] = set()
         self.highest = -1
 
     def settle(self, messages: Sequence[Message]) -> tuple[int, int]:
-        mine = {m for m in messages if self.held.get(m.position) is m}
+        mine = {m for m in messages if self.unsettled.get(m.position) is m}
         self.settled |= {m.position for m in mine}
-        self.held = {p: m for p, m in self.held.items() if m not in mine}
+        self.unsettled = {p: m for p, m in self.unsettled.items() if m not in mine}
         return len(mine), sum(m.size for m in mine)
 
     def floor(self) -> int:
-        return min(self.held, default=self.highest + 1)
+        return min(self.unsettled, default=self.highest + 1)
 
 
 class Step(NamedTuple):
@@ -69,7 +69,7 @@ def check(steps: list[Step]) -> None:
         settled = naive.settle(messages)
         assert ledger.settle(messages) == settled
         assert few.settle(messages) == settled
-        assert ledger.held == few.held == naive.held
+        assert ledger.unsettled == few.unsettled == naive.unsettled
         assert ledger.floor() == naive.floor()
         for position in {p + near for message in known for p in [message.position] for near in (-1, 0, 1)}:
             assert ledger.is_settled(position) == (position in naive.settled)
@@ -87,10 +87,10 @@ def _admit(
         position = naive.highest + 1 + (0 if number else step.gap)
         message = new_message(partition, position, size=position % 7)
         known.append(message)
-        naive.held[position] = message
+        naive.unsettled[position] = message
         naive.highest = position
         for ledger in ledgers:
-            ledger.held[position] = message
+            ledger.unsettled[position] = message
             ledger.highest = position
 
 

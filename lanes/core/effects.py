@@ -7,7 +7,7 @@ from typing import Final
 from lanes.core.policy import Follows
 from lanes.core.types import Failure, Message, Partition
 
-STILL_HELD: Final = "held"
+STILL_IN_FLIGHT: Final = "held"
 ALREADY_SETTLED: Final = "settled"
 LATE: Final = "late"
 

@@ -82,7 +82,7 @@ class Engine(Ownership):
             self._receive_draining(partition, ledger, run)
             return
         tails, ready = partition.tails, self._ready
-        held, highest = ledger.held, ledger.highest
+        unsettled, highest = ledger.unsettled, ledger.highest
         admitted = len(run)
         for message in run:
             position = message.position
@@ -92,7 +92,7 @@ class Engine(Ownership):
                     size -= message.size
                 continue
             highest = position
-            held[position] = message
+            unsettled[position] = message
             message.received = now
             message.state = QUEUED
             lane = message.lane
@@ -321,11 +321,11 @@ class Engine(Ownership):
 
     def _redelivered(self, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
         """A position not above the highest delivered; True when it was admitted."""
-        known = ledger.held.get(message.position)
+        known = ledger.unsettled.get(message.position)
         if known is not None:
             known.token = message.token
             known.raw = message.raw
-            self.effects.append(fx.Redelivered(message, fx.STILL_HELD))
+            self.effects.append(fx.Redelivered(message, fx.STILL_IN_FLIGHT))
             return False
         if ledger.is_settled(message.position):
             step(message, "settle")
@@ -334,7 +334,7 @@ class Engine(Ownership):
             return False
         self.late += 1
         self.effects.append(fx.Redelivered(message, fx.LATE))
-        ledger.held[message.position] = message
+        ledger.unsettled[message.position] = message
         message.received = now
         step(message, "admit")
         self.chains.insert(message)
@@ -343,7 +343,7 @@ class Engine(Ownership):
     def _receive_draining(self, partition: Partition, ledger: AckLedger, run: list[Message]) -> None:
         """While draining only what is known matters: held, or settled and to be settled again."""
         for message in run:
-            if message.position in ledger.held or ledger.is_settled(message.position):
+            if message.position in ledger.unsettled or ledger.is_settled(message.position):
                 self._redelivered(partition, ledger, message, 0.0)
 
     # --- settling
@@ -403,7 +403,7 @@ class Engine(Ownership):
         """The lanes whose head is held, blocked or on its way to the dead letters."""
         return list(self.stopped.by_head.values())
 
-    def held_since(self, time: float) -> list[Message]:
+    def in_flight_since(self, time: float) -> list[Message]:
         """Everything in flight of live partitions that was delivered at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 

@@ -37,15 +37,15 @@ _NEVER: Final = -1
 class AckLedger:
     """The ledger of one assignment of a partition.
 
-    ``held``: position -> message, for everything delivered and not settled, in order of delivery.
+    ``unsettled``: position -> message, for everything delivered and not settled, in order of delivery.
     ``highest``: the highest position delivered so far, -1 before the first. ``knows_settled``: whether settled
     positions are remembered.
     """
 
-    __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "held", "highest")
+    __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "highest", "unsettled")
 
     def __init__(self, *, knows_settled: bool = True) -> None:
-        self.held: dict[int, Message] = {}
+        self.unsettled: dict[int, Message] = {}
         self.highest: int = -1
         self._starts: list[int] = []
         self._ends: list[int] = []  # one behind the last of the run
@@ -66,8 +66,8 @@ class AckLedger:
 
         Idempotent: a message that is not held any more, or is not *that* message, is skipped.
         """
-        held = self.held
-        take_out = held.pop
+        unsettled = self.unsettled
+        take_out = unsettled.pop
         positions = []
         size = 0
         for message in messages:
@@ -78,7 +78,7 @@ class AckLedger:
                 positions.append(position)
                 size += message.size
             elif known is not None:
-                held[position] = known
+                unsettled[position] = known
         count = len(positions)
         if not self._knows_settled:
             return count, size
@@ -126,27 +126,27 @@ class AckLedger:
 
     def drop(self, message: Message) -> None:
         """Hold it no more although it is unfinished: it is delivered again later."""
-        del self.held[message.position]
+        del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
         """The messages held, those included that are finished and not settled, in order of delivery."""
-        return list(self.held.values())
+        return list(self.unsettled.values())
 
     def unfinished(self) -> list[Message]:
         """Those of them that are not finished."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first. O(held)."""
+        """The unfinished message that was delivered first. O(unsettled)."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
         """How many deliveries are not settled."""
-        return len(self.held)
+        return len(self.unsettled)
 
     def floor(self) -> int:
-        """Next to read: below it nothing that was delivered is unfinished. O(held), for status only."""
-        return min(self.held) if self.held else self.highest + 1
+        """Next to read: below it nothing that was delivered is unfinished. O(unsettled), for status only."""
+        return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
         """Add start…end-1, none of which is in a run yet: each was held, and held and settled exclude each other."""
@@ -171,7 +171,8 @@ class AckLedger:
 
     def __repr__(self) -> str:
         loose = f" and {len(self._loose)} positions" if self._loose else ""
-        return f"<AckLedger {len(self.held)} held, {len(self._starts)} settled runs{loose}, highest {self.highest}>"
+        runs = f"{len(self._starts)} settled runs{loose}"
+        return f"<AckLedger {len(self.unsettled)} unsettled, {runs}, highest {self.highest}>"
 
 
 _TRIM: Final = 1_024
@@ -265,12 +266,12 @@ class OffsetLedger:
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
         """These are finished; returns their count and their bytes. Each must be held."""
-        opened, held, base = self._open, self._messages, self._base
+        opened, entries, base = self._open, self._messages, self._base
         count = size = 0
         for message in messages:
             index = message.ordinal - base
             opened[index] = 0
-            held[index] = None
+            entries[index] = None
             message.state = SETTLED
             count += 1
             size += message.size

@@ -98,7 +98,7 @@ class CommitsState(NamedTuple):
 class AssignmentState(NamedTuple):
     """One assignment: owned, or given up while handlers of it run.
 
-    ``held``: what its ledger holds, in order of delivery; ``fenced``: what runs although it was fenced.
+    ``in_flight``: what its ledger holds, in order of delivery; ``fenced``: what runs although it was fenced.
     """
 
     id: PartitionId
@@ -115,7 +115,7 @@ class AssignmentState(NamedTuple):
     ledger: AckLedgerState | OffsetLedgerState
     commits: CommitsState | None
     ahead: bool
-    held: tuple[MessageState, ...]
+    in_flight: tuple[MessageState, ...]
     fenced: tuple[MessageState, ...]
     waiting: tuple[MessageState, ...]
     finished: tuple[MessageId, ...]
@@ -220,7 +220,7 @@ def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
         ledger=_ledger_state(ledger),
         commits=_commits_state(partition.commits) if owned else None,
         ahead=partition in engine.committer.ahead,
-        held=_messages(ledger.in_flight()),
+        in_flight=_messages(ledger.in_flight()),
         fenced=_messages(fenced),
         waiting=_messages(ledger.waiting) if isinstance(ledger, OffsetLedger) else (),
         finished=tuple(message_id(message) for message in partition.finished),
@@ -318,7 +318,7 @@ def restore(state: EngineState) -> Engine:
     for each in state.assignments:
         partitions[each.assignment] = _restore_assignment(engine, each, messages)
     for each in state.assignments:
-        for one in each.held + each.fenced:
+        for one in each.in_flight + each.fenced:
             if one.next is not None:
                 messages[MessageId(each.assignment, one.position)].next = messages[one.next]
     engine.chains.ready.extend(messages[one] for one in state.ready)
@@ -346,20 +346,20 @@ def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[M
     partition.assignment, partition.live = state.assignment, state.live
     partition.draining, partition.unended = state.draining, state.unended
     partition.steady = state.live and not state.draining
-    held = _restored(partition, state.held)
+    in_flight = _restored(partition, state.in_flight)
     fenced = _restored(partition, state.fenced)
-    for message in held + fenced:
+    for message in in_flight + fenced:
         messages[message_id(message)] = message
     engine.chains.fenced.update(fenced)
     if isinstance(state.ledger, OffsetLedgerState):
-        ledger = _restore_offsets(state.ledger, held)
+        ledger = _restore_offsets(state.ledger, in_flight)
         ledger.waiting = _restored(partition, state.waiting)
         partition.ledger = ledger
         _restore_commits(engine, partition, state.commits)
         if state.owned:
             engine.committer.partitions[partition] = ledger
     else:
-        partition.ledger = _restore_acks(state.ledger, held, engine.policy)
+        partition.ledger = _restore_acks(state.ledger, in_flight, engine.policy)
     if state.ahead:
         engine.committer.ahead.add(partition)
     if state.owned:
@@ -383,21 +383,21 @@ def _restore_message(partition: Partition, state: MessageState) -> Message:
     return message
 
 
-def _restore_acks(state: AckLedgerState, held: list[Message], policy: Policy) -> AckLedger:
+def _restore_acks(state: AckLedgerState, in_flight: list[Message], policy: Policy) -> AckLedger:
     ledger = AckLedger(knows_settled=policy.knows_settled)
     ledger.highest = state.highest
     ledger._starts.extend(start for start, _ in state.settled)
     ledger._ends.extend(end for _, end in state.settled)
     ledger._loose.update(state.loose)
-    ledger.held.update((message.position, message) for message in held)
+    ledger.unsettled.update((message.position, message) for message in in_flight)
     return ledger
 
 
-def _restore_offsets(state: OffsetLedgerState, held: list[Message]) -> OffsetLedger:
+def _restore_offsets(state: OffsetLedgerState, in_flight: list[Message]) -> OffsetLedger:
     ledger = OffsetLedger(state.floor, state.seeded)
     ledger.highest, ledger._trailing, ledger._delivered = state.highest, state.trailing, state.delivered
     ledger._base = state.first_ordinal
-    following = iter(held)
+    following = iter(in_flight)
     for offset, unfinished, is_held in state.entries:
         ledger._open.append(unfinished)
         ledger._offsets.append(offset)

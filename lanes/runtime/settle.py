@@ -225,7 +225,7 @@ class Settler:
             for partition in list(self._engine.partitions.values()):
                 if partition.deadline != NEVER:
                     self._context.overdue(partition)
-            messages = self._engine.held_since(self._clock() - period)
+            messages = self._engine.in_flight_since(self._clock() - period)
             if messages:
                 await self._source.extend(messages)
                 self._tap.extended(messages)

@@ -70,7 +70,7 @@ class _Actor:
         engine = snapshot(self.engine)
         self._check(invariants.in_flight_bounded, engine)
         self._check(invariants.only_its_lane_waits, engine)
-        running = [(a.id, m.lane) for a in engine.assignments for m in a.held + a.fenced if m.state == RUNNING]
+        running = [(a.id, m.lane) for a in engine.assignments for m in a.in_flight + a.fenced if m.state == RUNNING]
         self._check(invariants.one_handler_a_key, running)
         if len({one[0] for one in running}) < len(running):
             self._note("two lanes of a partition ran at once")
@@ -85,7 +85,7 @@ class _Actor:
         self._perform()
         self._settled()
         now = snapshot(self.engine)
-        kept = {(a.assignment, m.position) for a in now.assignments for m in a.held if m.state != RUNNING}
+        kept = {(a.assignment, m.position) for a in now.assignments for m in a.in_flight if m.state != RUNNING}
         gone = {one for one in self._before.ready if one not in kept}
         self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
 

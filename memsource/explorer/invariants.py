@@ -130,7 +130,7 @@ def given_up_is_forgotten(engine: Engine) -> None:
 def in_flight_bounded(state: EngineState) -> None:
     """25: what is in flight is what is counted, and never more than ``max_in_flight``."""
     counted, bound = state.flow.in_flight, state.policy.max_in_flight
-    held = [m for a in state.assignments for m in a.held + a.fenced + a.waiting if m.state != SETTLED]
+    held = [m for a in state.assignments for m in a.in_flight + a.fenced + a.waiting if m.state != SETTLED]
     if len(held) != counted or counted > bound:
         broken(in_flight_bounded, f"{len(held)} in flight, {counted} counted, bound {bound}")
 
@@ -151,7 +151,7 @@ def only_its_lane_waits(state: EngineState) -> None:
         if each.waiting and not each.ahead:
             broken(only_its_lane_waits, f"{len(each.waiting)} messages wait, and max_ahead is not reached")
         lanes = set()
-        for message in each.held:
+        for message in each.in_flight:
             head = message.lane not in lanes
             lanes.add(message.lane)
             name = MessageId(each.assignment, message.position)
@@ -242,7 +242,7 @@ def zombie_changes_nothing(before: EngineState, after: EngineState) -> None:
 
 
 def _ledgers(state: EngineState) -> list[object]:
-    return [(a.ledger, a.commits, a.finished, a.resettle, len(a.held)) for a in state.assignments if a.owned]
+    return [(a.ledger, a.commits, a.finished, a.resettle, len(a.in_flight)) for a in state.assignments if a.owned]
 
 
 def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
@@ -259,7 +259,7 @@ def nothing_stands_still(lacking: Collection[int]) -> None:
 
 def running_of(assignment: AssignmentState) -> list[int]:
     """The positions of an assignment whose handlers run."""
-    return [m.position for m in assignment.held + assignment.fenced if m.state == RUNNING]
+    return [m.position for m in assignment.in_flight + assignment.fenced if m.state == RUNNING]
 
 
 # --- individual acknowledgements
@@ -274,15 +274,15 @@ def ack_only_what_is_done(message: Message, done: Collection[int], *, owned: boo
 def redelivery_joins_the_held(before: EngineState, after: EngineState, position: int) -> None:
     """21: what comes again while it is held changes the token of what is held, and nothing else."""
     (old,), (new,) = ([a for a in state.assignments if a.owned] for state in (before, after))
-    if position in {m.position for m in old.held}:
-        blank = [[m._replace(token=None) for m in held] for held in (old.held, new.held)]
-        tokens = [next(m.token for m in held if m.position == position) for held in (old.held, new.held)]
+    if position in {m.position for m in old.in_flight}:
+        blank = [[m._replace(token=None) for m in held] for held in (old.in_flight, new.in_flight)]
+        tokens = [next(m.token for m in held if m.position == position) for held in (old.in_flight, new.in_flight)]
         if blank[0] != blank[1] or before.ready != after.ready or tokens[0] == tokens[1]:
-            broken(redelivery_joins_the_held, f"position {position} was held, and came again: {new.held}")
+            broken(redelivery_joins_the_held, f"position {position} was held, and came again: {new.in_flight}")
 
 
 def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
     """22: what was done and comes again is acknowledged again, and not run."""
-    queued = {m.position for a in after.assignments if a.owned for m in a.held if m.state == QUEUED}
+    queued = {m.position for a in after.assignments if a.owned for m in a.in_flight if m.state == QUEUED}
     if done and position in queued:
         broken(settled_runs_no_more, f"position {position} was done, came again, and is queued")

@@ -103,7 +103,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
             found += [Event(way, state.id.number, state.assignment, position) for way in ways]
         found += [
             Event("parked", state.id.number, state.assignment, m.position)
-            for m in state.held
+            for m in state.in_flight
             if m.state == DEAD_LETTERING
         ]
     if engine.next_due() != NEVER:

@@ -84,7 +84,9 @@ def _view(scope: Scope, member: Member) -> View:
     room = restore(state).room()
     return View(
         events=tuple(events(scope, member)),
-        running=frozenset((a.id, m.lane) for a in state.assignments if a.live for m in a.held if m.state == RUNNING),
+        running=frozenset(
+            (a.id, m.lane) for a in state.assignments if a.live for m in a.in_flight if m.state == RUNNING
+        ),
         owns=any(a.owned for a in state.assignments),
         live=frozenset(a.id.number for a in state.assignments if a.live and not a.draining),
         messages=room.messages,

@@ -38,7 +38,7 @@ class Chain:
         self.members.append(message)
         # In any order: what it is called with comes out of a dict by delivery.
         self.partition.ledger = AckLedger()
-        self.partition.ledger.held = {m.position: m for m in self.members[::-1]}
+        self.partition.ledger.unsettled = {m.position: m for m in self.members[::-1]}
         self.chains.insert(message)
         heads = [m for m in self.members if all(other.next is not m for other in self.members)]
         assert len(heads) == 1

@@ -377,16 +377,16 @@ def test_what_is_finished_is_in_flight_and_holds_nothing_up(floor: int | None) -
     assert engine.oldest() is None
 
 
-def test_held_since_is_all_in_flight_that_came_by_then() -> None:
+def test_in_flight_since_is_all_in_flight_that_came_by_then() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (finished,) = deliver(engine, partition, 0, now=1.0)
     engine.finish(take(engine), ACK, 1.0)
     (queued,) = deliver(engine, partition, 1, now=2.0)
     (recent,) = deliver(engine, partition, 2, now=3.0)
-    assert engine.held_since(0.9) == []
-    assert engine.held_since(2.0) == [finished, queued]
-    assert engine.held_since(3.0) == [finished, queued, recent]
+    assert engine.in_flight_since(0.9) == []
+    assert engine.in_flight_since(2.0) == [finished, queued]
+    assert engine.in_flight_since(3.0) == [finished, queued, recent]
 
 
 def test_the_engine_shows_counts() -> None:

@@ -46,7 +46,7 @@ EFFECTS = {
     fx.Zombie: "zombie",
 }
 GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
-CAUSES = {"held": fx.STILL_HELD, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
+CAUSES = {"held": fx.STILL_IN_FLIGHT, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
 NAMES = {"done": "finished", "stuck": "blocked"}
 
 NUMBERS = (0, 1)

@@ -50,7 +50,7 @@ def test_what_is_held_gets_the_newer_token(state: str) -> None:
         engine.collect(0.0)
     before = message.state
     newer, cause = again(engine, partition, 3)
-    assert cause == fx.STILL_HELD
+    assert cause == fx.STILL_IN_FLIGHT
     assert (message.token, message.raw, message.state) == ("newer token", "newer raw", before)
     assert newer.state != QUEUED
     assert (engine.flow.in_flight, engine.flow.bytes) == (1, 1)
@@ -112,7 +112,7 @@ def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
     effects(engine)
     deliver(engine, partition, 6, 1, 5, 3, 6, 7, size=100)
     causes = [effect.cause for effect in effects(engine) if isinstance(effect, fx.Redelivered)]
-    assert causes == [fx.ALREADY_SETTLED, fx.STILL_HELD, fx.LATE, fx.STILL_HELD]
+    assert causes == [fx.ALREADY_SETTLED, fx.STILL_IN_FLIGHT, fx.LATE, fx.STILL_IN_FLIGHT]
     assert (engine.flow.in_flight, engine.flow.bytes) == (4, 310)
     assert ran(engine) == [3, 5, 6, 7]
 
@@ -257,7 +257,7 @@ def test_while_draining_a_running_message_gets_the_newer_token() -> None:
     take(engine)
     engine.drain(partition)
     _, cause = again(engine, partition, 3)
-    assert (cause, message.token, message.raw) == (fx.STILL_HELD, "newer token", "newer raw")
+    assert (cause, message.token, message.raw) == (fx.STILL_IN_FLIGHT, "newer token", "newer raw")
 
 
 def test_while_draining_nothing_is_admitted() -> None:

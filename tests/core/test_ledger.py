@@ -17,7 +17,7 @@ PARTITION = new_partition()
 def admit(ledger: AckLedger, *positions: int, partition: Partition = PARTITION) -> list[Message]:
     messages = [new_message(partition, position, size=position + 1) for position in positions]
     for message in messages:
-        ledger.held[message.position] = message
+        ledger.unsettled[message.position] = message
         ledger.highest = max(ledger.highest, message.position)
     return messages
 
@@ -30,7 +30,7 @@ def test_a_new_ledger_knows_nothing() -> None:
     ledger = AckLedger()
     assert ledger.floor() == 0
     assert settled(ledger, 5) == []
-    assert repr(ledger) == "<AckLedger 0 held, 0 settled runs, highest -1>"
+    assert repr(ledger) == "<AckLedger 0 unsettled, 0 settled runs, highest -1>"
 
 
 def test_held_is_not_settled() -> None:
@@ -38,8 +38,8 @@ def test_held_is_not_settled() -> None:
     messages = admit(ledger, 0, 1, 2)
     assert ledger.settle([messages[1]]) == (1, 2)
     assert settled(ledger, 5) == [1]
-    assert (list(ledger.held), ledger.holes()) == ([0, 2], 2)
-    assert repr(ledger) == "<AckLedger 2 held, 1 settled runs, highest 2>"
+    assert (list(ledger.unsettled), ledger.holes()) == ([0, 2], 2)
+    assert repr(ledger) == "<AckLedger 2 unsettled, 1 settled runs, highest 2>"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_nothing_settled_is_kept_where_the_source_remembers() -> None:
     assert ledger.settle([messages[3], *messages[:2]]) == (3, 68)
     assert ledger.settle(messages[:1]) == (0, 0)
     assert settled(ledger, 100) == []
-    assert (list(ledger.held), ledger._starts, ledger._loose) == ([2], [], set())
+    assert (list(ledger.unsettled), ledger._starts, ledger._loose) == ([2], [], set())
     assert messages[0].state == SETTLED
 
 
@@ -95,7 +95,7 @@ def test_another_message_of_the_same_position_settles_nothing() -> None:
     (held,) = admit(ledger, 4)
     stranger = new_message(new_partition(), 4)
     assert ledger.settle([stranger]) == (0, 0)
-    assert ledger.held == {4: held}
+    assert ledger.unsettled == {4: held}
     assert not ledger.is_settled(4)
 
 
@@ -164,4 +164,4 @@ def test_the_number_of_runs_stays_bounded() -> None:
     ledger._runs_limit = 64
     for position in range(0, 4_000, 2):
         ledger.settle(admit(ledger, position))
-        assert int(repr(ledger).split(" held, ")[1].split()[0]) <= 64
+        assert int(repr(ledger).split(" unsettled, ")[1].split()[0]) <= 64

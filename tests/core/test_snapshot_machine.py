@@ -44,7 +44,7 @@ KNOWN = {
     Partition: "assignment commits completed deadline dirty draining fencing_token finished floor id incarnation "
     "ledger live reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
-    AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts held highest",
+    AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     PartitionCommits: "_count _interval _not_before changes confirmed confirmed_ordinal over sending since",
     Committer: "_chains _effects _policy ahead partitions",

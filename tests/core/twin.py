@@ -174,7 +174,7 @@ def asked(engine: Engine) -> list[Any]:
     answers: list[Any] = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
     answers += [
         engine.stopped_lanes(),
-        engine.held_since(float("inf")),
+        engine.in_flight_since(float("inf")),
         engine.oldest(),
         engine.running_handlers,
         engine.halted,

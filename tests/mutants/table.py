@@ -122,7 +122,7 @@ _SETTLING: Final = (
         """            await self._source.settle(
                 settlements
                 + [
-                    type(s)(s.partition, [m for m in s.partition.ledger.held.values() if m.state == 2])
+                    type(s)(s.partition, [m for m in s.partition.ledger.unsettled.values() if m.state == 2])
                     for s in settlements
                 ]
             )""",

@@ -101,8 +101,8 @@ RUNTIME: Final = (
     Mutant(
         "extension_misses_queued",
         "lanes.runtime.settle",
-        "            messages = self._engine.held_since(self._clock() - period)",
-        "            messages = [m for m in self._engine.held_since(self._clock() - period) if m.state == 2]",
+        "            messages = self._engine.in_flight_since(self._clock() - period)",
+        "            messages = [m for m in self._engine.in_flight_since(self._clock() - period) if m.state == 2]",
         "what does not run yet comes again, behind the ack wait",
         "jetstream",
         ("KeptAlive",),

@@ -238,7 +238,7 @@ def token_not_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Engine._redelivered
 
     def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
-        known = ledger.held.get(message.position)
+        known = ledger.unsettled.get(message.position)
         if known is not None:
             message.token = known.token
         return real(engine, partition, ledger, message, now)
@@ -250,7 +250,7 @@ def held_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Engine._redelivered
 
     def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
-        held = ledger.held.get(message.position)
+        held = ledger.unsettled.get(message.position)
         if held is not None and held.state == QUEUED:
             engine._ready.append(held)
         return real(engine, partition, ledger, message, now)
