@@ -25,7 +25,7 @@ from rich.table import Table
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, command_group, require, stop
 from lanes.cli.views import document, fields, payload, printable, row, row_headings
 from lanes.dead_letter import error_text
-from lanes.dead_letters.box import Disposition, LetterBox, Parked, replay
+from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
 from lanes.errors import LanesError, SourceError
 from lanes.workers.outcomes import counts
 
@@ -57,7 +57,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a l
 Id = Annotated[str, typer.Argument(help="As `list` shows it.", metavar="ID", show_default=False)]
 Ids = Annotated[list[str], typer.Argument(help="As `list` shows them.", metavar="ID", show_default=False)]
 
-Work = Callable[[LetterBox], Awaitable[int]]
+Work = Callable[[DeadLetterBox], Awaitable[int]]
 
 
 class Where(NamedTuple):
@@ -72,7 +72,7 @@ class Where(NamedTuple):
     def __str__(self) -> str:
         return printable(self.topic or self.subject)
 
-    def box(self) -> LetterBox:
+    def box(self) -> DeadLetterBox:
         """The box of these letters, not open. Raises ``ConfigError``; ends the process where an extra is missing."""
         if bool(self.topic) == bool(self.subject):
             stop("`lanes dead-letters` needs --topic (Kafka) or --subject (JetStream), one of the two", EXIT_USAGE)
@@ -83,11 +83,11 @@ class Where(NamedTuple):
         return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
 
 
-def _make_box(broker: str, option: str, *arguments: object) -> LetterBox:
+def _make_box(broker: str, option: str, *arguments: object) -> DeadLetterBox:
     """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
     (point,) = entry_points(group="lanes.dead_letter_boxes", name=broker)
     require(f"`lanes dead-letters {option}`", *point.extras)
-    box: LetterBox = point.load()(*arguments)
+    box: DeadLetterBox = point.load()(*arguments)
     return box
 
 
@@ -195,24 +195,24 @@ def _run(where: Where, work: Work) -> None:
 
 
 @asynccontextmanager
-async def _opened(box: LetterBox) -> AsyncIterator[LetterBox]:
+async def _opened(box: DeadLetterBox) -> AsyncIterator[DeadLetterBox]:
     await box.open()
     try:
         yield box
-        if box.strangers:
-            _note(f"{box.strangers} messages there are no dead letters, and are left alone")
+        if box.other_messages:
+            _note(f"{box.other_messages} messages there are no dead letters, and are left alone")
     finally:
         await box.aclose()
 
 
-async def _list(box: LetterBox, where: Where, limit: int, as_json: bool) -> int:
+async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> int:
     # One more than is shown says that there are more.
     ids = await box.ids(limit + 1)
     shown: list[Any] = []
     for start in range(0, min(limit, len(ids)), _AT_ONCE):
         wanted = ids[start : min(start + _AT_ONCE, limit)]
         found = await box.find(wanted)
-        parked = [letter for letter in map(found.get, wanted) if isinstance(letter, Parked)]
+        parked = [letter for letter in map(found.get, wanted) if isinstance(letter, StoredDeadLetter)]
         shown += map(document if as_json else row, parked)
     if as_json:
         for one in shown:
@@ -231,9 +231,9 @@ async def _list(box: LetterBox, where: Where, limit: int, as_json: bool) -> int:
     return 0
 
 
-async def _show(box: LetterBox, letter: str, with_payload: bool, as_json: bool) -> int:
+async def _show(box: DeadLetterBox, letter: str, with_payload: bool, as_json: bool) -> int:
     found = (await box.find([letter])).get(letter)
-    if not isinstance(found, Parked):
+    if not isinstance(found, StoredDeadLetter):
         became = _elsewhere(box, found)
         _note(f"{letter}: {became.said}")
         return 0 if became.done else EXIT_UNUSABLE
@@ -247,15 +247,15 @@ async def _show(box: LetterBox, letter: str, with_payload: bool, as_json: bool) 
         table.add_row(name, text)
     _console().print(table)
     if with_payload:
-        typer.echo(payload(found.letter))
+        typer.echo(payload(found.dead_letter))
     return 0
 
 
-Act = Callable[[LetterBox, Parked], Awaitable[str]]
+Act = Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[str]]
 """What is done with a letter; returns what is to be said of it. Raises what it fails with."""
 
 
-async def _publish(box: LetterBox, parked: Parked) -> str:
+async def _publish(box: DeadLetterBox, parked: StoredDeadLetter) -> str:
     return f"replayed: it is {await box.publish(parked)} now"
 
 
@@ -263,8 +263,8 @@ def _handle(handler: str, decode: str) -> Act:
     run = _loaded("--handler", handler)
     read = _loaded("--decode", decode) if decode else None
 
-    async def act(box: LetterBox, parked: Parked) -> str:
-        await replay(parked.letter, run, read)
+    async def act(box: DeadLetterBox, parked: StoredDeadLetter) -> str:
+        await replay(parked.dead_letter, run, read)
         return "replayed"
 
     return act
@@ -278,25 +278,29 @@ class _Became(NamedTuple):
     said: str
 
 
-async def _replay(box: LetterBox, ids: Sequence[str], act: Act, as_json: bool) -> int:
+async def _replay(box: DeadLetterBox, ids: Sequence[str], act: Act, as_json: bool) -> int:
     wanted = ids or await box.ids()
     _note(_ORDER)
     return await _each(box, wanted, functools.partial(_replay_one, act=act), as_json=as_json)
 
 
-async def _drop(box: LetterBox, ids: Sequence[str], as_json: bool) -> int:
+async def _drop(box: DeadLetterBox, ids: Sequence[str], as_json: bool) -> int:
     return await _each(box, ids, _drop_one, as_json=as_json)
 
 
 async def _each(
-    box: LetterBox, ids: Sequence[str], one: Callable[[LetterBox, Parked], Awaitable[_Became]], *, as_json: bool
+    box: DeadLetterBox,
+    ids: Sequence[str],
+    one: Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[_Became]],
+    *,
+    as_json: bool,
 ) -> int:
     """Do it to every letter that is parked, say what became of each, and return the status."""
     failed = 0
     for letter in ids:
         # One at a time, so that what somebody else does meanwhile is seen.
         found = (await box.find([letter])).get(letter)
-        if isinstance(found, Parked):
+        if isinstance(found, StoredDeadLetter):
             try:
                 became = await one(box, found)
             except _Stays as why:
@@ -314,8 +318,8 @@ class _Stays(Exception):
     """A letter stays parked, or may be replayed again."""
 
 
-async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> _Became:
-    letter = parked.letter
+async def _replay_one(box: DeadLetterBox, parked: StoredDeadLetter, act: Act) -> _Became:
+    letter = parked.dead_letter
     if parked.whole_size is not None:
         raise _Stays(
             f"stays: it was cut to {len(letter.value)} of {parked.whole_size} bytes; take the whole message "
@@ -331,12 +335,12 @@ async def _replay_one(box: LetterBox, parked: Parked, act: Act) -> _Became:
     return _Became("replayed", True, said)
 
 
-async def _drop_one(box: LetterBox, parked: Parked) -> _Became:
+async def _drop_one(box: DeadLetterBox, parked: StoredDeadLetter) -> _Became:
     await _dispose(box, parked, "dropped")
     return _Became("dropped", True, "dropped")
 
 
-async def _dispose(box: LetterBox, parked: Parked, how: Disposition) -> None:
+async def _dispose(box: DeadLetterBox, parked: StoredDeadLetter, how: Disposition) -> None:
     try:
         await box.dispose(parked, how)
     except SourceError as error:
@@ -345,7 +349,7 @@ async def _dispose(box: LetterBox, parked: Parked, how: Disposition) -> None:
         ) from error
 
 
-def _elsewhere(box: LetterBox, found: Disposition | None) -> _Became:
+def _elsewhere(box: DeadLetterBox, found: Disposition | None) -> _Became:
     """What has become of a letter that is not parked."""
     if found is not None:
         return _Became(found, True, f"already {found}")

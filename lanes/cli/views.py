@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import Parked
+from lanes.dead_letters.box import StoredDeadLetter
 from lanes.history.recorder import key_hash
 
 __all__ = ["document", "fields", "moment", "payload", "printable", "row", "row_headings"]
@@ -24,9 +24,9 @@ def row_headings() -> tuple[str, ...]:
     return "id", "origin", "key", "attempts", "error", "parked", "bytes"
 
 
-def row(parked: Parked) -> tuple[str, ...]:
+def row(parked: StoredDeadLetter) -> tuple[str, ...]:
     """One letter of a list: neither its key nor anything of its content."""
-    letter = parked.letter
+    letter = parked.dead_letter
     return (
         letter.id,
         _origin(letter),
@@ -38,9 +38,9 @@ def row(parked: Parked) -> tuple[str, ...]:
     )
 
 
-def fields(parked: Parked, *, with_payload: bool = False) -> Iterator[tuple[str, str]]:
+def fields(parked: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[tuple[str, str]]:
     """What there is to know of a letter, by name. ``with_payload``: subject, key and headers too."""
-    letter = parked.letter
+    letter = parked.dead_letter
     yield "id", letter.id
     yield "lies at", printable(parked.place)
     yield "origin", _origin(letter)
@@ -72,9 +72,9 @@ def payload(letter: DeadLetter) -> str:
     return "\n".join(_text(line) for line in letter.value.split(b"\n"))
 
 
-def document(parked: Parked, *, with_payload: bool = False) -> dict[str, Any]:
+def document(parked: StoredDeadLetter, *, with_payload: bool = False) -> dict[str, Any]:
     """A letter for JSON. ``with_payload``: subject, key, headers and value too, in base64."""
-    letter = parked.letter
+    letter = parked.dead_letter
     found: dict[str, Any] = {
         "id": letter.id,
         "place": parked.place,
@@ -116,8 +116,8 @@ def _origin(letter: DeadLetter) -> str:
     return f"{printable(letter.source)}/{letter.partition} {letter.position}"
 
 
-def _size(parked: Parked) -> int:
-    return len(parked.letter.value) if parked.whole_size is None else parked.whole_size
+def _size(parked: StoredDeadLetter) -> int:
+    return len(parked.dead_letter.value) if parked.whole_size is None else parked.whole_size
 
 
 def _text(content: bytes) -> str:

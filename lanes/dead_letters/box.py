@@ -1,4 +1,4 @@
-"""The operator's side of dead letters: where they lie, what becomes of them, and the user's handler over one."""
+"""Dead letters for the operator: a box of them, their dispositions, and a replay by the user's handler."""
 
 from __future__ import annotations
 
@@ -14,112 +14,157 @@ from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import DeadLetter, Details
 from lanes.handlers import Decode, async_handler, check_handler, is_async, sync_handler
 
-__all__ = ["Disposition", "Found", "LetterBox", "Parked", "message_of", "replay"]
+__all__ = ["DeadLetterBox", "Disposition", "FoundDeadLetters", "StoredDeadLetter", "message_of", "replay"]
 
 Disposition = Literal["replayed", "dropped"]
-"""What became of a letter: handled or published again, or given up for good."""
+"""How a dead letter was disposed of: handled or published again, or dropped for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Parked:
-    """A letter where it lies. ``place``: for people. ``whole_size``: bytes its value had, where it was cut."""
+class StoredDeadLetter:
+    """A dead letter at its place in a topic or stream.
 
-    letter: DeadLetter
+    Attributes:
+        dead_letter: The dead letter.
+        place: Where it is stored, as text for people.
+        whole_size: Bytes of the original value when it was cut to fit; None = it was not cut.
+    """
+
+    dead_letter: DeadLetter
     place: str
     whole_size: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Parked {self.letter.id} at {self.place}>"
+        return f"<StoredDeadLetter {self.dead_letter.id} at {self.place}>"
 
 
-Found = Mapping[str, Parked | Disposition]
-"""Letters by their ids; of one that is disposed of, how. One that is not there is not in it."""
+FoundDeadLetters = Mapping[str, StoredDeadLetter | Disposition]
+"""Dead letters by id, or their disposition. An id that the box does not know is missing."""
 
 
-class LetterBox(Protocol):
-    """The dead letters of one topic or subject. A letter is disposed of by its id, once.
+class DeadLetterBox(Protocol):
+    """The dead letters of one topic or subject. Disposing of an id disposes of every copy.
 
-    ``remembers``: whether a letter that was disposed of is told from one that never was. ``strangers``: messages seen
-    so far that are no dead letters.
+    Attributes:
+        remembers: Whether ``find`` tells a dead letter that was disposed of from an unknown id.
+        other_messages: Messages seen so far that are not dead letters.
     """
 
     remembers: bool
-    strangers: int
+    other_messages: int
 
     async def open(self) -> None:
-        """Connect. Raises ``ConfigError`` when there is no such place, ``SourceError`` when it cannot be reached."""
+        """Connect.
+
+        Raises:
+            ConfigError: The topic or subject does not exist.
+            SourceError: The broker cannot be reached.
+        """
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """The ids of the letters that are not disposed of, in the order they were parked, at most ``limit`` of them.
+        """List the dead letters that are not disposed of. Takes time in proportion to the number of messages.
 
-        Takes time with the number of messages. Raises ``SourceError``.
+        Args:
+            limit: Maximum number of ids; None = no limit.
+
+        Returns:
+            Their ids, the oldest dead letter first.
+
+        Raises:
+            SourceError: The broker cannot be read.
         """
 
-    async def find(self, ids: Sequence[str]) -> Found:
-        """The letters of these ids, whole: they are all in memory. Raises ``SourceError``."""
+    async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
+        """Read dead letters with their values, which are all in memory then.
 
-    async def dispose(self, parked: Parked, how: Disposition) -> None:
-        """Have the letter listed no more, nor any copy of it, confirmed by the broker.
+        Args:
+            ids: Ids as ``ids`` returns them.
 
-        ``parked``: as ``find`` of this box gave it. Idempotent. Raises ``SourceError``.
+        Returns:
+            The dead letters and dispositions by id.
+
+        Raises:
+            SourceError: The broker cannot be read.
         """
 
-    async def publish(self, parked: Parked) -> str:
-        """Publish the original message at the end of where it came from, with the header ``Lanes-Dead-Letter``.
+    async def dispose(self, stored: StoredDeadLetter, how: Disposition, /) -> None:
+        """Remove the dead letter and all of its copies from the list, confirmed by the broker. Idempotent.
 
-        Headers that the broker would act on are left out: they were meant for the first time. Returns where it is now,
-        when the broker has confirmed that. Does not dispose of the letter. Raises ``SourceError``, also for a letter
-        whose origin is not there or is no name, and for a header that the client cannot send: a letter is anybody's
-        text.
+        Args:
+            stored: A result of ``find`` of this box.
+            how: The disposition.
+
+        Raises:
+            SourceError: The broker did not confirm it.
+        """
+
+    async def publish(self, stored: StoredDeadLetter, /) -> str:
+        """Publish the original message at the end of its topic or stream, with the header ``Lanes-Dead-Letter``.
+
+        The dead letter is not disposed of. Headers that make the broker act are left out.
+
+        Args:
+            stored: A result of ``find`` of this box.
+
+        Returns:
+            The place of the published message, after the broker has confirmed it.
+
+        Raises:
+            SourceError: The origin does not exist or is no valid name, the client cannot send a header, or the broker
+                did not confirm it.
         """
 
     async def aclose(self) -> None:
-        """Close what ``open`` opened. Idempotent."""
+        """Close the connection. Idempotent."""
 
 
-class _LetterReader:
-    """Looks into letters; see ``lanes.core.types.Reader``."""
+class _DeadLetterReader:
+    """The ``lanes.core.types.Reader`` of a dead letter."""
 
     def value(self, raw: object) -> bytes:
-        return _letter(raw).value
+        return _dead_letter(raw).value
 
     def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        return _letter(raw).headers
+        return _dead_letter(raw).headers
 
     def subject(self, raw: object) -> str:
-        return _letter(raw).subject
+        return _dead_letter(raw).subject
 
     def details(self, raw: object) -> Details:
-        letter = _letter(raw)
-        return Details(letter.record_key, letter.tombstone, tuple(letter.null_headers), letter.timestamp)
+        dead_letter = _dead_letter(raw)
+        return Details(
+            dead_letter.record_key, dead_letter.tombstone, tuple(dead_letter.null_headers), dead_letter.timestamp
+        )
 
 
-_READER: Final = _LetterReader()
+_READER: Final = _DeadLetterReader()
 
 
-def _letter(raw: object) -> DeadLetter:
+def _dead_letter(raw: object) -> DeadLetter:
     assert isinstance(raw, DeadLetter)
     return raw
 
 
-def message_of(letter: DeadLetter) -> Message:
-    """The message that a letter was made of, as its handler saw it: a first attempt, in the assignment of then."""
-    partition = Partition(PartitionId(letter.source, letter.partition), _READER, fencing_token=letter.epoch)
-    size = len(letter.value) + len(letter.key or b"")
-    size += sum(len(name) + len(value) for name, value in letter.headers)
-    message = Message(partition, letter.position, letter.key, size, letter, None)
+def message_of(dead_letter: DeadLetter) -> Message:
+    """Make the original message of a dead letter, as its handler saw it, at its first attempt."""
+    partition = Partition(
+        PartitionId(dead_letter.source, dead_letter.partition), _READER, fencing_token=dead_letter.epoch
+    )
+    size = len(dead_letter.value) + len(dead_letter.key or b"")
+    size += sum(len(name) + len(value) for name, value in dead_letter.headers)
+    message = Message(partition, dead_letter.position, dead_letter.key, size, dead_letter, None)
     message.received = monotonic()
     return message
 
 
-async def replay(letter: DeadLetter, handler: Callable[[Message], object], decode: Decode | None) -> None:
-    """Run a handler of one message over a letter, once, and raise what it raises.
+async def replay(dead_letter: DeadLetter, handler: Callable[[Message], object], decode: Decode | None) -> None:
+    """Call a handler of one message once with a dead letter, and raise its exception.
 
-    A plain function is called in a thread, as a consumer does it; cancelled, its end is waited for. Raises
-    ``ConfigError`` for what is no handler.
+    A plain function runs in a thread, and a cancelled call waits for its end. Raises ``ConfigError`` for an object that
+    is no handler.
     """
     check_handler(handler, decode, Settings())
-    message = message_of(letter)
+    message = message_of(dead_letter)
     if is_async(handler):
         await async_handler(handler, decode)(message)
     else:

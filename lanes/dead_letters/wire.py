@@ -1,7 +1,7 @@
-"""Dead letters on the wire: what every backend writes of one into ``Lanes-…`` headers, and reads back.
+"""Dead letters on the wire: the ``Lanes-…`` headers that every backend writes and reads.
 
-Which names original headers have in a letter, what goes first where it does not fit, and what a message has that is
-published again is decided here, once. A backend's ``Wire`` says what its broker does not take.
+This module decides how original headers are named in a dead letter, what is cut when it is too large, and which headers
+a republished message has. The ``Wire`` of a backend adds what its broker does not take.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ from lanes.core.types import Message
 from lanes.dead_letter import ERROR_TEXT_LIMIT, DeadLetter
 from lanes.errors import MessageError, SourceError
 
-__all__ = ["REPLAYED", "TRUNCATED", "Again", "Letter", "Parts", "Wire", "fitting"]
+__all__ = [
+    "REPLAYED",
+    "TRUNCATED",
+    "Parts",
+    "ReadDeadLetter",
+    "RepublishedHeaders",
+    "Wire",
+    "cut_to_fit",
+]
 
 _FIELD: Final = "Lanes-"
-"""What the names of the headers of a letter begin with."""
+"""Prefix of the headers that describe a dead letter."""
 
 _ORIGIN: Final = "Lanes-Origin-"
-"""In front of the name of an original header that would have a meaning to the broker or to ``lanes``."""
+"""Prefix for the name of an original header that would have a meaning to the broker or to ``lanes``."""
 
 TRUNCATED: Final = "Lanes-Truncated"
-"""The header of a letter that did not fit as it was: how many bytes its value had."""
+"""Header of a dead letter that was cut to fit: the bytes of its original value."""
 
 REPLAYED: Final = "Lanes-Dead-Letter"
-"""The header of a message that was published again: the id of the letter it was."""
+"""Header of a republished message: the id of its dead letter."""
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NUMBER: Final = re.compile(r"[0-9]{1,20}")
@@ -41,38 +49,41 @@ _TIME: Final = re.compile(r"[0-9]{1,12}\.[0-9]{6}")
 _PERCENT: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 
 _READABLE: Final = "!#$&'*+.^_`|~-"
-"""What stays of a name that is quoted, beside letters and digits: every broker takes it in a name."""
+"""Characters, beside letters and digits, that a quoted name keeps: every broker takes them in a name."""
 
 _T = TypeVar("_T")
 
 _Refuse = Callable[[str], MessageError]
-"""Makes the error for a message that is no letter, of what it has."""
+"""Makes the error for a message that is not a dead letter."""
 
-Again = list[tuple[str, bytes | None]]
-"""Headers of a message that is published again; one without a value has None."""
+RepublishedHeaders = list[tuple[str, bytes | None]]
+"""Headers of a republished message; a header without a value has None."""
 
 
 class Parts(NamedTuple):
-    """The headers of a message: those that say what the letter is, and those of the original message."""
+    """The headers of a stored message: those that describe the dead letter, and those of the original message."""
 
     fields: Mapping[str, str]
     origin: Sequence[tuple[str, bytes]]
 
 
-class Letter(NamedTuple):
-    """A letter that was read. ``whole``: bytes of the original value of one that was cut."""
+class ReadDeadLetter(NamedTuple):
+    """A dead letter as it was read; ``whole_size`` is the bytes of its original value when it was cut."""
 
-    letter: DeadLetter
-    whole: int | None
+    dead_letter: DeadLetter
+    whole_size: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """How the letters of one backend are written and read. Pure.
+    """How one backend writes and reads dead letters. Pure.
 
-    ``writer``, ``remedy``: its dead letters, and how to read nothing else, for messages. ``id_field``: the header with
-    the id. ``sendable``: whether its client can send a header of this name. ``acted_on``: what the names of headers
-    begin with, in small letters, that its broker acts on.
+    Attributes:
+        writer: Name of the backend's ``DeadLetters``, for error texts.
+        remedy: How to read nothing but dead letters, for error texts.
+        id_field: Header with the id.
+        sendable: Whether the client can send a header of this name.
+        acted_on: Prefixes, in small letters, of header names that make the broker act.
     """
 
     writer: str
@@ -82,19 +93,19 @@ class Wire:
     acted_on: tuple[str, ...] = ()
 
     def kept_name(self, name: str) -> str:
-        """The name that an original header has in a letter."""
+        """Return the name of an original header in a dead letter."""
         reserved = name.lower().startswith((_FIELD.lower(), *self.acted_on))
         return _quoted(name) if reserved or not self.sendable(name) else name
 
-    def fields(self, letter: DeadLetter, whole: int | None) -> dict[str, str]:
-        """The headers that say what a letter is. ``whole``: bytes its value had, where it was cut."""
-        cut = {} if whole is None else {TRUNCATED: str(whole)}
-        return {self.id_field: letter.id, **_letter_fields(letter), **cut}
+    def fields(self, dead_letter: DeadLetter, whole_size: int | None) -> dict[str, str]:
+        """Return the headers that describe a dead letter."""
+        cut = {} if whole_size is None else {TRUNCATED: str(whole_size)}
+        return {self.id_field: dead_letter.id, **_fields(dead_letter), **cut}
 
     def parts(self, message: Message) -> Parts:
-        """The headers of a message, those of the original message under their own names.
+        """Split the headers of a stored message, and restore the names of the original ones.
 
-        Raises ``MessageError`` for one that is there twice, or a name that is not what ``lanes`` writes.
+        Raises ``MessageError`` for a repeated field, and for a name that ``lanes`` does not write.
         """
         fields: dict[str, str] = {}
         origin: list[tuple[str, bytes]] = []
@@ -109,108 +120,108 @@ class Wire:
                 origin.append((name, value))
         return Parts(fields, tuple(origin))
 
-    def letter(self, message: Message, parts: Parts) -> Letter:
-        """The letter that a message of these parts is.
+    def read(self, message: Message, parts: Parts) -> ReadDeadLetter:
+        """Read the dead letter of a stored message.
 
-        Raises ``MessageError`` naming the header that is missing or is nothing that ``fields`` writes.
+        Raises ``MessageError`` that names the missing or invalid header.
         """
         fields, origin = parts
-        letter = _letter_of(
+        dead_letter = _read_fields(
             fields,
             lambda what: self.refusal(message, what),
             id_field=self.id_field,
             value=message.value,
             headers=origin,
         )
-        return Letter(letter, _number(fields.get(TRUNCATED, "")))
+        return ReadDeadLetter(dead_letter, _number(fields.get(TRUNCATED, "")))
 
-    def again(self, letter: DeadLetter) -> Again:
-        """The headers with which the original message of a letter is published again: its own, and the letter's id.
+    def republished(self, dead_letter: DeadLetter) -> RepublishedHeaders:
+        """Return the headers of the republished message: the original ones, and the id of the dead letter.
 
-        What the broker would act on was meant for the first time. Raises ``SourceError`` for a name that the client
-        cannot send: nothing is left out in silence.
+        Headers that make the broker act are left out. Raises ``SourceError`` for a name that the client cannot send,
+        because no header may be lost in silence.
         """
-        headers: Again = []
-        nulls = set(letter.null_headers)
-        for index, (name, value) in enumerate(letter.headers):
+        headers: RepublishedHeaders = []
+        nulls = set(dead_letter.null_headers)
+        for index, (name, value) in enumerate(dead_letter.headers):
             if name == REPLAYED or name.lower().startswith(self.acted_on):
                 continue
             if not self.sendable(name):
                 raise SourceError(
-                    f"letter {letter.id} has a header {name[:80]!a}, a name that this client cannot send: publish it "
-                    "with another client, then drop the letter"
+                    f"dead letter {dead_letter.id} has a header {name[:80]!a}, a name that this client cannot send; "
+                    "publish it with another client, then drop the dead letter"
                 )
             headers.append((name, None if index in nulls else value))
-        return [*headers, (REPLAYED, letter.id.encode())]
+        return [*headers, (REPLAYED, dead_letter.id.encode())]
 
     def refusal(self, message: Message, what: str) -> MessageError:
-        """The error for a message that is no letter, because it ``what``."""
+        """Make the error for a message that is not a dead letter, because it ``what``."""
         return MessageError(
-            f"no dead letter: {message.partition.id} position {message.position} {what}; read only what {self.writer} "
-            f"has written, {self.remedy}"
+            f"no dead letter: {message.partition.id} position {message.position} {what}; read only messages that "
+            f"{self.writer} has written, {self.remedy}"
         )
 
     def _original_name(self, message: Message, kept: str) -> str:
         name = kept[len(_ORIGIN) :]
-        # Quoted more or less than it would be by now, as in letters that have lain for long, it is the same name.
+        # Old dead letters may be quoted by other rules; unquoting gives the same name.
         if _PERCENT.fullmatch(name):
             with contextlib.suppress(UnicodeDecodeError):
                 return unquote(name, errors="surrogatepass")
         raise self.refusal(message, f"has a header {kept[:80]!r}, a name that lanes does not write")
 
 
-def fitting(
-    letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
+def cut_to_fit(
+    dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """A letter as it fits into ``limit`` bytes if it can be cut to that, and how many its value had if it was.
+    """Cut a dead letter to ``limit`` bytes if it can be, and return it with the original size of a cut value.
 
-    What does not fit goes in this order: the original headers, then the end of the value. ``size``: bytes that a letter
-    takes, with what ``Wire.fields`` says of one that was cut.
+    The original headers are cut first, then the end of the value. ``size`` returns the bytes of a dead letter with the
+    headers that ``Wire.fields`` adds to one that was cut.
     """
-    if limit is None or size(letter, None) <= limit:
-        return letter, None
-    whole = len(letter.value)
-    bare = dataclasses.replace(letter, headers=(), null_headers=())
-    room = max(0, limit - size(bare, whole) + whole)
-    return dataclasses.replace(bare, value=letter.value[:room]), whole
+    if limit is None or size(dead_letter, None) <= limit:
+        return dead_letter, None
+    whole_size = len(dead_letter.value)
+    bare = dataclasses.replace(dead_letter, headers=(), null_headers=())
+    room = max(0, limit - size(bare, whole_size) + whole_size)
+    return dataclasses.replace(bare, value=dead_letter.value[:room]), whole_size
 
 
 def _quoted(name: str) -> str:
     return _ORIGIN + quote(name, safe=_READABLE, errors="surrogatepass")
 
 
-def _letter_fields(letter: DeadLetter) -> dict[str, str]:
-    """What a letter is, but for its id. Texts that a sender controls are percent-encoded."""
+def _fields(dead_letter: DeadLetter) -> dict[str, str]:
+    """Return the describing headers without the id. Texts that a sender controls are percent-encoded."""
     fields = {
-        "Lanes-Source": letter.source,
-        "Lanes-Partition": str(letter.partition),
-        "Lanes-Position": str(letter.position),
-        "Lanes-Subject": letter.subject,
+        "Lanes-Source": dead_letter.source,
+        "Lanes-Partition": str(dead_letter.partition),
+        "Lanes-Position": str(dead_letter.position),
+        "Lanes-Subject": dead_letter.subject,
     }
-    if letter.key is not None:
-        fields["Lanes-Key"] = quote(letter.key, safe="")
-    if letter.record_key is not None:
-        fields["Lanes-Record-Key"] = quote(letter.record_key, safe="")
-    fields["Lanes-Attempts"] = str(letter.attempts)
-    fields["Lanes-Error"] = letter.error_type
-    fields["Lanes-Error-Text"] = quote(letter.error_text, safe=" ,.:;()[]'/=-_")
-    fields["Lanes-Epoch"] = str(letter.epoch)
-    fields["Lanes-Time"] = f"{letter.time:.6f}"
-    if letter.timestamp is not None:
-        fields["Lanes-Timestamp"] = f"{letter.timestamp:.6f}"
-    if letter.tombstone:
+    if dead_letter.key is not None:
+        fields["Lanes-Key"] = quote(dead_letter.key, safe="")
+    if dead_letter.record_key is not None:
+        fields["Lanes-Record-Key"] = quote(dead_letter.record_key, safe="")
+    fields["Lanes-Attempts"] = str(dead_letter.attempts)
+    fields["Lanes-Error"] = dead_letter.error_type
+    fields["Lanes-Error-Text"] = quote(dead_letter.error_text, safe=" ,.:;()[]'/=-_")
+    fields["Lanes-Epoch"] = str(dead_letter.epoch)
+    fields["Lanes-Time"] = f"{dead_letter.time:.6f}"
+    if dead_letter.timestamp is not None:
+        fields["Lanes-Timestamp"] = f"{dead_letter.timestamp:.6f}"
+    if dead_letter.tombstone:
         fields["Lanes-Tombstone"] = "1"
-    if letter.null_headers:
-        fields["Lanes-Null-Headers"] = ",".join(map(str, letter.null_headers))
+    if dead_letter.null_headers:
+        fields["Lanes-Null-Headers"] = ",".join(map(str, dead_letter.null_headers))
     return fields
 
 
-def _letter_of(
+def _read_fields(
     fields: Mapping[str, str], refuse: _Refuse, *, id_field: str, value: bytes, headers: Sequence[tuple[str, bytes]]
 ) -> DeadLetter:
-    """The letter that has these fields, the id among them, and this value and these original headers.
+    """Make the dead letter of these describing headers, this value and these original headers.
 
-    Raises what ``refuse`` makes, naming the field that is missing or is nothing that ``_letter_fields`` writes.
+    Raises the error that ``refuse`` makes, with the name of the missing or invalid header.
     """
 
     def field(name: str, parse: Callable[[str], _T | None]) -> _T:
@@ -219,7 +230,7 @@ def _letter_of(
             raise refuse(f"has no header {name}")
         value = parse(text)
         if value is None:
-            found = "" if name.endswith("-Key") else f": {text[:80]!r}"  # a key is private
+            found = "" if name.endswith("-Key") else f": {text[:80]!r}"  # keys are private
             raise refuse(f"has a header {name} that lanes does not write{found}")
         return value
 
@@ -280,7 +291,7 @@ def _text(text: str) -> str | None:
 
 
 def _indices(text: str, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...] | None:
-    """Rising indices of headers without a value."""
+    """Read the rising indices of headers without a value."""
     if not text.isascii() or not _NUMBERS.fullmatch(text):
         return None
     found = tuple(map(int, text.split(",")))

@@ -7,7 +7,7 @@ from typing import Final
 
 import anyio
 
-from lanes.dead_letters.box import Parked
+from lanes.dead_letters.box import StoredDeadLetter
 from lanes.dead_letters.wire import REPLAYED
 from lanes.errors import SourceError
 from memsource.contract.dead_letter_harness import (
@@ -40,7 +40,10 @@ async def check_letters_are_listed_and_found(harness: LetterHarness) -> None:
         expect(list(found) == listed, f"{sorted(found)} were found of {listed}")
         for one in sent:
             parked = found[one.id]
-            expect(isinstance(parked, Parked) and parked.letter == one, f"{parked!r} is not {one!r} as it was parked")
+            expect(
+                isinstance(parked, StoredDeadLetter) and parked.dead_letter == one,
+                f"{parked!r} is not {one!r} as it was parked",
+            )
 
 
 async def check_what_is_disposed_of_is_gone_for_everybody(harness: LetterHarness) -> None:
@@ -59,7 +62,7 @@ async def check_what_is_disposed_of_is_gone_for_everybody(harness: LetterHarness
         async with opened(harness.box()) as late:
             for each in (box, other, late):
                 found = dict(await each.find([first.id, second.id, third.id]))
-                expect(isinstance(found.pop(third.id, None), Parked), "a letter is gone with others")
+                expect(isinstance(found.pop(third.id, None), StoredDeadLetter), "a letter is gone with others")
                 became = {first.id: "replayed", second.id: "dropped"} if each.remembers else {}
                 expect(found == became, f"{found} is told of letters that were replayed and dropped")
                 expect(list(await late.ids()) == [third.id], f"{await late.ids()} are listed behind a disposal")
@@ -96,7 +99,7 @@ async def check_what_is_no_letter_is_counted(harness: LetterHarness) -> None:
     await harness.stranger()
     async with opened(harness.box()) as box:
         expect(list(await box.ids()) == [one.id], f"{await box.ids()} are listed of one letter among others")
-        expect(box.strangers == 2, f"{box.strangers} were counted that are no letters, there are 2")
+        expect(box.other_messages == 2, f"{box.other_messages} were counted that are no letters, there are 2")
 
 
 async def check_a_letter_goes_back_to_where_it_came_from(harness: LetterHarness) -> None:
@@ -145,7 +148,7 @@ async def check_a_forged_origin_is_refused(harness: LetterHarness) -> None:
     async with opened(harness.box()) as box:
         for one, origin in zip(sent, forged, strict=True):
             parked = (await box.find([one.id])).get(one.id)
-            if not isinstance(parked, Parked):
+            if not isinstance(parked, StoredDeadLetter):
                 continue  # It cannot even be read as a letter.
             try:
                 place = await box.publish(parked)
@@ -164,4 +167,4 @@ BOX_CHECKS: Final[tuple[LetterCheck, ...]] = (
     check_what_cannot_be_sent_is_refused,
     check_a_forged_origin_is_refused,
 )
-"""For backends that have a ``LetterBox``."""
+"""For backends that have a ``DeadLetterBox``."""

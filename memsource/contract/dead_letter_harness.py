@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 import anyio
 
 from lanes.dead_letter import DeadLetter, dead_letter_id
-from lanes.dead_letters.box import LetterBox, Parked
+from lanes.dead_letters.box import DeadLetterBox, StoredDeadLetter
 from lanes.errors import SourceError
 from lanes.source import DeadLetters
 from memsource.contract.harness import ContractBroken, expect
@@ -28,8 +28,9 @@ __all__ = [
 ]
 
 LetterAbility = Literal["box", "place", "headers", "limit", "outage"]
-"""``box``: there is a ``LetterBox``. ``place``: letters need a topic, a stream, that has to be there. ``headers``: they
-are kept whatever they are, repeated names and none of a value included. ``limit``: a letter has at most so many bytes.
+"""``box``: there is a ``DeadLetterBox``. ``place``: letters need a topic, a stream, that has to be there. ``headers``:
+they are kept whatever they are, repeated names and none of a value included. ``limit``: a letter has at most so many
+bytes.
 ``outage``: the broker can be away."""
 
 TIMEOUT: Final = 30.0
@@ -78,7 +79,7 @@ class LetterHarness(Protocol):
 
     # --- with "box"
 
-    def box(self) -> LetterBox:
+    def box(self) -> DeadLetterBox:
         """What reads the place, not open."""
 
     async def copy(self, letter: DeadLetter) -> None:
@@ -102,7 +103,7 @@ class LetterHarness(Protocol):
 
     # --- with "place"
 
-    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+    def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
         """The same of a place that is not there."""
 
     def own(self) -> Origin:
@@ -204,8 +205,8 @@ async def put(letters: DeadLetters, letter: DeadLetter) -> None:
     raise ContractBroken(f"{letter!r} was not confirmed within {TIMEOUT:g} s")
 
 
-async def parked_in(box: LetterBox, letter: DeadLetter) -> Parked:
+async def parked_in(box: DeadLetterBox, letter: DeadLetter) -> StoredDeadLetter:
     found = (await box.find([letter.id])).get(letter.id)
-    expect(isinstance(found, Parked), f"{letter!r} is parked, and {found!r} was found")
-    assert isinstance(found, Parked)
+    expect(isinstance(found, StoredDeadLetter), f"{letter!r} is parked, and {found!r} was found")
+    assert isinstance(found, StoredDeadLetter)
     return found

@@ -1,4 +1,4 @@
-"""The contract suite of dead letters: what ``lanes.source.DeadLetters`` and ``lanes.dead_letters.box.LetterBox``
+"""The contract suite of dead letters: what ``lanes.source.DeadLetters`` and ``lanes.dead_letters.box.DeadLetterBox``
 promise.
 
 Whoever writes a backend's dead letters writes a ``LetterHarness`` for them and runs every check of

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes.dead_letters.box import Parked
+from lanes.dead_letters.box import StoredDeadLetter
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
@@ -56,9 +56,9 @@ async def park(client: Client, subject: str, *letters: lanes.DeadLetter) -> None
         await target.put(one)
 
 
-async def parked(box: JetStreamDeadLetterBox, one: lanes.DeadLetter) -> Parked:
+async def parked(box: JetStreamDeadLetterBox, one: lanes.DeadLetter) -> StoredDeadLetter:
     found = (await box.find([one.id]))[one.id]
-    assert isinstance(found, Parked)
+    assert isinstance(found, StoredDeadLetter)
     return found
 
 
@@ -72,7 +72,7 @@ async def test_letters_are_listed_in_order_and_found_whole(stream: Stream, dead:
         assert await box.ids(2) == [one.id for one in sent[:2]]
         assert await box.ids() == [one.id for one in sent]
         found = await box.find([one.id for one in sent] + ["f" * 32])
-    letters = {one: item.letter for one, item in found.items() if isinstance(item, Parked)}
+    letters = {one: item.dead_letter for one, item in found.items() if isinstance(item, StoredDeadLetter)}
     assert letters == {one.id: one for one in sent}
 
 
@@ -177,7 +177,7 @@ async def test_what_is_no_letter_is_counted_and_left_alone(stream: Stream, dead:
     await park(client, dead, sent)
     async with opened(stream.url, dead) as box:
         assert await box.ids() == [sent.id]
-        assert box.strangers == 1
+        assert box.other_messages == 1
 
 
 async def test_a_stream_that_denies_deletion_is_said(stream: Stream, client: Client) -> None:

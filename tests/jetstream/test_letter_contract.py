@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import LetterBox, Parked
+from lanes.dead_letters.box import DeadLetterBox, StoredDeadLetter
 from lanes.source import DeadLetters
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
@@ -51,9 +51,9 @@ class JetStreamHarness:
         box = JetStreamDeadLetterBox(self._stream.client, f"{self._dead}.x")
         await box.open()
         found = await box.find(await box.ids())
-        return [one.letter for one in found.values() if isinstance(one, Parked)]
+        return [one.dead_letter for one in found.values() if isinstance(one, StoredDeadLetter)]
 
-    def box(self) -> LetterBox:
+    def box(self) -> DeadLetterBox:
         return JetStreamDeadLetterBox(self._stream.url, f"{self._dead}.x")
 
     async def copy(self, letter: DeadLetter) -> None:
@@ -94,7 +94,7 @@ class JetStreamHarness:
         subjects += [f"$JS.API.STREAM.PURGE.{name}", "$SYS.REQ.SERVER.PING", "$KV.bucket.key", "$O.bucket.M.name"]
         return [Origin(name, 0, subject) for subject in subjects]
 
-    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+    def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
         subject = f"{self._dead}nowhere.x"
         return JetStreamDeadLetters(self._stream.url, subject), JetStreamDeadLetterBox(self._stream.url, subject)
 

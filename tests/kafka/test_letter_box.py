@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AclOperation
 
 import lanes
-from lanes.dead_letters.box import LetterBox, Parked
+from lanes.dead_letters.box import DeadLetterBox, StoredDeadLetter
 from lanes_kafka import KafkaDeadLetters
-from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.dead_letters.wire import letter_record
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
@@ -37,8 +37,8 @@ only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 @contextlib.asynccontextmanager
-async def opened(topic: Topic, config: dict[str, str] | None = None) -> AsyncIterator[KafkaLetterBox]:
-    box = KafkaLetterBox(config or {"bootstrap.servers": topic.url, "group.id": "g"}, topic.name)
+async def opened(topic: Topic, config: dict[str, str] | None = None) -> AsyncIterator[KafkaDeadLetterBox]:
+    box = KafkaDeadLetterBox(config or {"bootstrap.servers": topic.url, "group.id": "g"}, topic.name)
     await box.open()
     try:
         yield box
@@ -54,9 +54,9 @@ async def park(topic: Topic, *letters: lanes.DeadLetter) -> None:
     await target.aclose()
 
 
-async def parked(box: LetterBox, one: lanes.DeadLetter) -> Parked:
+async def parked(box: DeadLetterBox, one: lanes.DeadLetter) -> StoredDeadLetter:
     found = (await box.find([one.id]))[one.id]
-    assert isinstance(found, Parked)
+    assert isinstance(found, StoredDeadLetter)
     return found
 
 
@@ -70,10 +70,10 @@ async def test_letters_are_listed_in_the_order_they_were_parked_and_found_whole(
         assert sorted(await box.ids()) == sorted(one.id for one in sent)
         assert len(await box.ids(4)) == 4
         found = await box.find([one.id for one in sent] + ["f" * 32])
-    assert {one: item.letter for one, item in found.items() if isinstance(item, Parked)} == {
+    assert {one: item.dead_letter for one, item in found.items() if isinstance(item, StoredDeadLetter)} == {
         one.id: one for one in sent
     }
-    assert {item.place.partition(" ")[0] for item in found.values() if isinstance(item, Parked)} <= {
+    assert {item.place.partition(" ")[0] for item in found.values() if isinstance(item, StoredDeadLetter)} <= {
         f"{dead.name}/{number}" for number in range(3)
     }
 
@@ -92,7 +92,7 @@ async def test_what_is_disposed_of_is_listed_no_more_by_anybody(topic: MakeTopic
             assert await one.ids() == [third.id]
             found = await one.find([letter.id for letter in sent])
             assert (found[first.id], found[second.id]) == ("replayed", "dropped")
-            assert isinstance(found[third.id], Parked)
+            assert isinstance(found[third.id], StoredDeadLetter)
     async with opened(dead) as box:
         assert await box.ids() == [third.id]
 
@@ -150,7 +150,7 @@ async def test_what_is_no_letter_is_counted_and_left_alone(topic: MakeTopic) -> 
     await park(dead, sent)
     async with opened(dead) as box:
         assert await box.ids() == [sent.id]
-        assert box.strangers == 2
+        assert box.other_messages == 2
 
 
 @only_asyncio
@@ -175,7 +175,7 @@ async def test_letters_far_apart_are_fetched_without_what_lies_between(
     wanted = [sent[number] for number in (0, 3, 20, 29)]
     async with opened(dead) as box:
         found = await box.find([one.id for one in wanted])
-    assert {one: item.letter for one, item in found.items() if isinstance(item, Parked)} == {
+    assert {one: item.dead_letter for one, item in found.items() if isinstance(item, StoredDeadLetter)} == {
         one.id: one for one in wanted
     }
 
@@ -268,7 +268,7 @@ async def test_a_header_that_cannot_be_sent_is_refused_by_name(topic: MakeTopic,
 async def test_a_box_that_is_not_there_is_refused(topic: MakeTopic) -> None:
     there = topic()
     with pytest.raises(lanes.ConfigError, match="does not exist: correct its name, or the brokers"):
-        await KafkaLetterBox({"bootstrap.servers": there.url}, f"{there.name}-not").open()
+        await KafkaDeadLetterBox({"bootstrap.servers": there.url}, f"{there.name}-not").open()
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from anyio.to_thread import run_sync
 from confluent_kafka import Producer, TopicPartition
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import LetterBox
+from lanes.dead_letters.box import DeadLetterBox
 from lanes.errors import MessageError
 from lanes.source import DeadLetters
 from lanes_kafka import KafkaDeadLetters, read_letter
 from lanes_kafka.client.records import READER
-from lanes_kafka.dead_letters.box import KafkaLetterBox, message_at
+from lanes_kafka.dead_letters.box import KafkaDeadLetterBox, message_at
 from lanes_kafka.dead_letters.wire import letter_record
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import KafkaServer
@@ -54,8 +54,8 @@ class KafkaHarness:
                 found.append(read_letter(message_at(self._dead.name, raw)))
         return found
 
-    def box(self) -> LetterBox:
-        return KafkaLetterBox(self._config, self._dead.name)
+    def box(self) -> DeadLetterBox:
+        return KafkaDeadLetterBox(self._config, self._dead.name)
 
     async def copy(self, letter: DeadLetter) -> None:
         key, value, headers = letter_record(letter)
@@ -79,9 +79,9 @@ class KafkaHarness:
         names = [f"{there}\0x", f"{there}-not", "a b", "..", "x" * 300, "é"]
         return [*(Origin(name, 0, there) for name in names), Origin(there, 1, there), Origin(there, 10**19, there)]
 
-    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+    def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
         name = f"{self._dead.name}-not"
-        return KafkaDeadLetters(self._config, name), KafkaLetterBox(self._config, name)
+        return KafkaDeadLetters(self._config, name), KafkaDeadLetterBox(self._config, name)
 
     def own(self) -> Origin:
         return Origin(self._dead.name, 0, self._dead.name)

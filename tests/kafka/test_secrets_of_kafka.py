@@ -22,7 +22,7 @@ from lanes_kafka.cli.doctor import examine
 from lanes_kafka.client.commits import Commit, Commits
 from lanes_kafka.client.records import READER
 from lanes_kafka.config import client_config, is_secret, redacted
-from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import fatal_error
@@ -108,7 +108,9 @@ async def test_secrets_of_a_kafka_that_is_not_reached_or_refused(
     config = UNUSED | more
     source, letters = KafkaSource(config, topics="orders"), KafkaDeadLetters(config, "dead")
     consumer = lanes.Consumer(source, handler, dead_letters=letters)
-    shown = [repr(each) for each in (source, letters, consumer, client_config(config), KafkaLetterBox(config, "dead"))]
+    shown = [
+        repr(each) for each in (source, letters, consumer, client_config(config), KafkaDeadLetterBox(config, "dead"))
+    ]
     with pytest.raises(lanes.LanesError) as of_source:
         await lanes.run(source, handler)
     with pytest.raises(lanes.LanesError) as of_letters:
@@ -212,7 +214,7 @@ async def test_secrets_in_what_refuses_a_letter(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as parked:
         await KafkaDeadLetters(UNUSED, "dead").put(letter())
     with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as replayed:
-        await KafkaLetterBox(UNUSED, "dead")._send("orders", Record(None, b"", []), 0)
+        await KafkaDeadLetterBox(UNUSED, "dead")._send("orders", Record(None, b"", []), 0)
     assert leaks([*told(parked.value), *told(replayed.value)]) == []
 
 

@@ -53,7 +53,7 @@ PUBLIC: Final = (
 """What the documentation imports from, or names. All other modules are private, whatever they are called."""
 
 ONLY: Final = {
-    "lanes.dead_letters.box": ("Disposition", "Found", "LetterBox", "Parked"),
+    "lanes.dead_letters.box": ("Disposition", "FoundDeadLetters", "DeadLetterBox", "StoredDeadLetter"),
     "lanes.core.types": (
         "Message",
         "NEVER",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.dead_letters.box import Disposition, Found, Parked
+from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
 from lanes_jetstream.dead_letters.writer import dead_letter_subject, publish
@@ -55,7 +55,7 @@ def _stored(raw: object) -> _Stored:
 
 
 class JetStreamDeadLetterBox:
-    """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.LetterBox``.
+    """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     Disposing of a dead letter deletes every copy of it from the stream, without a trace. The box reads message by
     message through the stream's API and creates no consumer. Needs asyncio.
@@ -66,7 +66,7 @@ class JetStreamDeadLetterBox:
     def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
         self._connection = Connection(server)
-        self.strangers = 0
+        self.other_messages = 0
         self._stream = ""
         self._next = 1
         self._places: dict[str, list[int]] = {}
@@ -87,7 +87,7 @@ class JetStreamDeadLetterBox:
             raise
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """See ``lanes.dead_letters.box.LetterBox.ids``."""
+        """See ``lanes.dead_letters.box.DeadLetterBox.ids``."""
         while limit is None or len(self._places) < limit:
             stored = await self._get({"seq": self._next, "next_by_subj": self._subject})
             if stored is None:
@@ -95,16 +95,16 @@ class JetStreamDeadLetterBox:
             self._next = stored.sequence + 1
             parked = self._parked(stored)
             if parked is None:
-                self.strangers += 1
+                self.other_messages += 1
             else:
-                self._places.setdefault(parked.letter.id, []).append(stored.sequence)
+                self._places.setdefault(parked.dead_letter.id, []).append(stored.sequence)
         return list(self._places)[:limit]
 
-    async def find(self, ids: Sequence[str]) -> Found:
-        """See ``lanes.dead_letters.box.LetterBox.find``. A disposed dead letter is not found."""
+    async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
+        """See ``lanes.dead_letters.box.DeadLetterBox.find``. A disposed dead letter is not found."""
         if any(one not in self._places for one in ids):
             await self.ids()
-        found: dict[str, Parked] = {}
+        found: dict[str, StoredDeadLetter] = {}
         for one in ids:
             for sequence in self._places.get(one, ()):
                 stored = await self._get({"seq": sequence})
@@ -117,34 +117,36 @@ class JetStreamDeadLetterBox:
                 self._places.pop(one, None)
         return found
 
-    async def dispose(self, parked: Parked, how: Disposition) -> None:
-        """See ``lanes.dead_letters.box.LetterBox.dispose``."""
+    async def dispose(self, parked: StoredDeadLetter, how: Disposition) -> None:
+        """See ``lanes.dead_letters.box.DeadLetterBox.dispose``."""
         # A copy may have arrived since the last listing.
         await self.ids()
-        for sequence in self._places.get(parked.letter.id, ()):
+        for sequence in self._places.get(parked.dead_letter.id, ()):
             try:
                 await self._connection.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": sequence})
             except NoAnswer as error:
-                raise self._connection.failed(f"{how} dead letter {parked.letter.id} is not deleted", error) from None
+                raise self._connection.failed(
+                    f"{how} dead letter {parked.dead_letter.id} is not deleted", error
+                ) from None
             except ApiError as error:
                 # The server has several error codes for a message that another client has deleted.
                 if await self._get({"seq": sequence}) is not None:
                     raise SourceError(
-                        f"{how} dead letter {parked.letter.id} cannot be deleted from {self._stream} sequence "
+                        f"{how} dead letter {parked.dead_letter.id} cannot be deleted from {self._stream} sequence "
                         f"{sequence}: {error}; allow deletion in the stream's configuration, or purge the subject"
                     ) from None
-        self._places.pop(parked.letter.id, None)
+        self._places.pop(parked.dead_letter.id, None)
 
-    async def publish(self, parked: Parked) -> str:
-        """See ``lanes.dead_letters.box.LetterBox.publish``. ``Nats-Msg-Id`` contains the id of the dead letter."""
-        letter = parked.letter
+    async def publish(self, parked: StoredDeadLetter) -> str:
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. ``Nats-Msg-Id`` contains the id of the dead letter."""
+        letter = parked.dead_letter
         # Any client may have written the record, and its subject could be a request to the server's API.
         if not _SUBJECT.fullmatch(letter.subject) or not await self._streams(letter.subject):
             raise SourceError(
                 f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish it "
                 "yourself, then drop it"
             )
-        headers = {name: header_text(value or b"") for name, value in WIRE.again(letter)}
+        headers = {name: header_text(value or b"") for name, value in WIRE.republished(letter)}
         headers[ID] = f"{letter.id}-replayed"
         confirmation = await publish(self._connection.client, letter.subject, letter.value, headers, "message")
         return f"{confirmation['stream']} sequence {confirmation.get('seq')}"
@@ -153,13 +155,15 @@ class JetStreamDeadLetterBox:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
 
-    def _parked(self, stored: _Stored) -> Parked | None:
+    def _parked(self, stored: _Stored) -> StoredDeadLetter | None:
         message = Message(Partition(PartitionId(self._stream, 0), _READER), stored.sequence, None, 0, stored, None)
         try:
             letter, whole = read_whole(message)
         except MessageError:
             return None
-        return Parked(letter=letter, place=f"{self._stream} sequence {stored.sequence}", whole_size=whole)
+        return StoredDeadLetter(
+            dead_letter=letter, place=f"{self._stream} sequence {stored.sequence}", whole_size=whole
+        )
 
     async def _streams(self, subject: str) -> Sequence[str]:
         """The streams that capture a subject."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.wire import Letter, Wire
+from lanes.dead_letters.wire import ReadDeadLetter, Wire
 
 __all__ = ["ID", "WIRE", "dead_letter_headers", "header_text", "read_dead_letter", "read_whole"]
 
@@ -49,12 +49,12 @@ def read_dead_letter(message: Message) -> DeadLetter:
     Raises:
         MessageError: A header is missing, repeated or malformed. Any client may publish to the subject.
     """
-    return read_whole(message).letter
+    return read_whole(message).dead_letter
 
 
-def read_whole(message: Message) -> Letter:
+def read_whole(message: Message) -> ReadDeadLetter:
     """Read a dead letter like ``read_dead_letter``, with the original length of a body that was cut."""
-    return WIRE.letter(message, WIRE.parts(message))
+    return WIRE.read(message, WIRE.parts(message))
 
 
 def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:

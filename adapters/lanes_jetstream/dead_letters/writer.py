@@ -9,7 +9,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.wire import fitting
+from lanes.dead_letters.wire import cut_to_fit
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Server
@@ -83,7 +83,7 @@ class JetStreamDeadLetters:
             await self._connection.reopen()
             client = self._connection.client
         # The server's limit counts headers and body together. It disconnects a client that sends more.
-        kept, whole = fitting(letter, client.max_payload, _size)
+        kept, whole = cut_to_fit(letter, client.max_payload, _size)
         await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
 
     async def aclose(self) -> None:

@@ -20,7 +20,7 @@ from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import read_config
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.config import ClientConfig, client_config
-from lanes_kafka.dead_letters.box import KafkaLetterBox
+from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
 
 _DIGITS: Final = re.compile(r"[0-9]{1,39}")
@@ -29,10 +29,10 @@ _DIGITS: Final = re.compile(r"[0-9]{1,39}")
 kafka = command_group("Show where Kafka producers put a key.")
 
 
-def dead_letter_box(topic: str, server: str, config: Path | None, settings: list[str]) -> KafkaLetterBox:
+def dead_letter_box(topic: str, server: str, config: Path | None, settings: list[str]) -> KafkaDeadLetterBox:
     """Make the box of ``lanes dead-letters --topic``. ``server`` wins over the file's, a setting over both."""
     given = [f"bootstrap.servers={server}", *settings] if server else settings
-    return KafkaLetterBox(read_config(config, given), topic)
+    return KafkaDeadLetterBox(read_config(config, given), topic)
 
 
 @kafka.command()

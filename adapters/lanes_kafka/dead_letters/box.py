@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.dead_letters.box import Disposition, Found, Parked
+from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_kafka.broker import describe_topic
 from lanes_kafka.client.records import READER
@@ -36,8 +36,8 @@ _NEAR: Final = 1_000
 _Wanted = Callable[[], bool]
 
 
-class KafkaLetterBox:
-    """What ``KafkaDeadLetters`` has written to ``topic``; see ``lanes.dead_letters.box.LetterBox``.
+class KafkaDeadLetterBox:
+    """What ``KafkaDeadLetters`` has written to ``topic``; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     ``config`` is the dictionary a ``confluent_kafka`` client is made from. Reading needs the permission to read the
     topic and none of a group; disposing of a letter that to write to it. What has been read is not read again: each
@@ -51,7 +51,7 @@ class KafkaLetterBox:
         self._topic = topic_name(topic)
         self._settings = producer_settings(config)
         self._producer = ConfirmedProducer(self._settings, f"dead letters of {topic}")
-        self.strangers = 0
+        self.other_messages = 0
         self._reader: LogReader | None = None
         self._next: dict[int, int] = {}
         # The order in which they were parked is that of their time, for it is the broker's or the producer's.
@@ -59,7 +59,7 @@ class KafkaLetterBox:
         self._disposed: dict[str, Disposition] = {}
 
     def __repr__(self) -> str:
-        return f"<KafkaLetterBox {self._topic}: {len(self._parked)} letters seen>"
+        return f"<KafkaDeadLetterBox {self._topic}: {len(self._parked)} letters seen>"
 
     async def open(self) -> None:
         """Connect, and check that the topic is there. Raises ``ConfigError`` or ``SourceError``."""
@@ -71,16 +71,18 @@ class KafkaLetterBox:
             raise
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """See ``lanes.dead_letters.box.LetterBox.ids``. Reads the whole topic the first time, whatever the limit."""
+        """See ``lanes.dead_letters.box.DeadLetterBox.ids``. The first call reads the whole topic, despite the limit."""
         await self._producer.call(self._read_on)
         waiting = [(when, one) for one, (when, _) in self._parked.items() if one not in self._disposed]
         waiting.sort(key=lambda found: found[0])
         return [one for _, one in waiting[:limit]]
 
-    async def find(self, ids: Sequence[str]) -> Found:
-        """See ``lanes.dead_letters.box.LetterBox.find``."""
+    async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
+        """See ``lanes.dead_letters.box.DeadLetterBox.find``."""
         await self._producer.call(self._read_on)
-        found: dict[str, Parked | Disposition] = {one: self._disposed[one] for one in ids if one in self._disposed}
+        found: dict[str, StoredDeadLetter | Disposition] = {
+            one: self._disposed[one] for one in ids if one in self._disposed
+        }
         copies = {one: list(self._parked[one][1]) for one in ids if one in self._parked and one not in found}
         while copies:
             places = {left.pop(0): one for one, left in copies.items()}
@@ -90,17 +92,17 @@ class KafkaLetterBox:
             copies = {one: left for one, left in copies.items() if left and one not in found}
         return found
 
-    async def dispose(self, parked: Parked, how: Disposition) -> None:
-        """See ``lanes.dead_letters.box.LetterBox.dispose``. The first disposition of a letter counts."""
-        letter_id = parked.letter.id
+    async def dispose(self, parked: StoredDeadLetter, how: Disposition) -> None:
+        """See ``lanes.dead_letters.box.DeadLetterBox.dispose``. The first disposition of a letter counts."""
+        letter_id = parked.dead_letter.id
         # In each partition that holds a copy, so that none of them outlives it.
         for number in sorted({number for number, _ in self._parked[letter_id][1]}):
             await self._send(self._topic, disposition_record(letter_id, how, time.time()), number)
         self._disposed.setdefault(letter_id, how)
 
-    async def publish(self, parked: Parked) -> str:
-        """See ``lanes.dead_letters.box.LetterBox.publish``. It goes to the partition it came from."""
-        letter = parked.letter
+    async def publish(self, parked: StoredDeadLetter) -> str:
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. It goes to the partition it came from."""
+        letter = parked.dead_letter
         # A letter is anybody's text, and the client takes what stands in front of a NUL for the name.
         facts = None
         if is_topic(letter.source):
@@ -111,7 +113,7 @@ class KafkaLetterBox:
                 "yourself, then drop the letter"
             )
         key = letter.key if letter.record_key is None else letter.record_key
-        record = Record(key, None if letter.tombstone else letter.value, [*WIRE.again(letter)])
+        record = Record(key, None if letter.tombstone else letter.value, [*WIRE.republished(letter)])
         number, offset = await self._send(letter.source, record, letter.partition)
         return f"{letter.source}/{number} offset {offset}"
 
@@ -164,12 +166,12 @@ class KafkaLetterBox:
                 return
             letter = read_letter(message)
         except MessageError:
-            self.strangers += 1
+            self.other_messages += 1
             return
         self._parked.setdefault(letter.id, (raw.timestamp()[1], []))[1].append(place_of(raw))
 
-    def _fetch(self, places: Sequence[_Place], wanted: _Wanted) -> dict[_Place, Parked]:
-        found: dict[_Place, Parked] = {}
+    def _fetch(self, places: Sequence[_Place], wanted: _Wanted) -> dict[_Place, StoredDeadLetter]:
+        found: dict[_Place, StoredDeadLetter] = {}
         wanted_places = frozenset(places)
         for ranges in _passes(places):
             for raw in self._opened().read(ranges, wanted):
@@ -177,7 +179,7 @@ class KafkaLetterBox:
                 if place in wanted_places:
                     letter, whole = read_whole(message_at(self._topic, raw))
                     at = f"{self._topic}/{place[0]} offset {place[1]}"
-                    found[place] = Parked(letter=letter, place=at, whole_size=whole)
+                    found[place] = StoredDeadLetter(dead_letter=letter, place=at, whole_size=whole)
         return found
 
     def _opened(self) -> LogReader:

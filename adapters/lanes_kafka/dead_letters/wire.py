@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter, DetailedReader
 from lanes.dead_letters.box import Disposition
-from lanes.dead_letters.wire import Letter, Wire, fitting
+from lanes.dead_letters.wire import ReadDeadLetter, Wire, cut_to_fit
 
 __all__ = ["WIRE", "Record", "disposition_record", "letter_record", "read_disposition", "read_letter", "read_whole"]
 
@@ -48,7 +48,7 @@ def letter_record(letter: DeadLetter, *, by_id: bool = False, limit: int | None 
     Its key is that of the original record; where there was none, that of the lane. ``by_id``: for a topic that is
     compacted, its key is the letter's id, because two letters of one key would be one, and it is no tombstone.
     """
-    letter, whole = fitting(letter, limit, lambda letter, whole: _record(letter, by_id, whole).size)
+    letter, whole = cut_to_fit(letter, limit, lambda letter, whole: _record(letter, by_id, whole).size)
     return _record(letter, by_id, whole)
 
 
@@ -72,19 +72,19 @@ def read_letter(message: Message) -> DeadLetter:
     Raises ``MessageError`` naming the header that is missing, there twice, or no such value: anybody may produce to
     the topic. So it does for what ``read_disposition`` reads.
     """
-    return read_whole(message).letter
+    return read_whole(message).dead_letter
 
 
-def read_whole(message: Message) -> Letter:
+def read_whole(message: Message) -> ReadDeadLetter:
     """What ``read_letter`` reads, and how long its value was. Raises ``MessageError``."""
     parts = WIRE.parts(message)
     if DISPOSITION in parts.fields:
         raise WIRE.refusal(message, f"has the header {DISPOSITION}: it says what became of a letter")
-    letter, whole = WIRE.letter(message, parts)
+    letter, whole = WIRE.read(message, parts)
     kept = _kept_key(message)
     if not any(name in parts.fields for name in _KEYS) and kept is not None and kept != letter.id.encode():
         letter = dataclasses.replace(letter, key=kept, record_key=kept)
-    return Letter(letter, whole)
+    return ReadDeadLetter(letter, whole)
 
 
 def read_disposition(message: Message) -> tuple[str, Disposition] | None:

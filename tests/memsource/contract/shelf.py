@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import Disposition, Found, LetterBox, Parked
-from lanes.dead_letters.wire import REPLAYED, fitting
+from lanes.dead_letters.box import DeadLetterBox, Disposition, FoundDeadLetters, StoredDeadLetter
+from lanes.dead_letters.wire import REPLAYED, cut_to_fit
 from lanes.errors import ConfigError, SourceError
 from lanes.source import DeadLetters
 from memsource.contract.dead_letters import LetterAbility, Origin, Published
@@ -21,7 +21,7 @@ class Shelf:
     """A place of letters, and one where messages come from."""
 
     def __init__(self) -> None:
-        self.lying: list[Parked | None] = []
+        self.lying: list[StoredDeadLetter | None] = []
         self.disposed: dict[str, Disposition] = {}
         self.published: list[Published] = []
         self.away = False
@@ -48,8 +48,8 @@ class Letters:
     absence: Exception = SourceError("away", retryable=True)
 
     def lay(self, letter: DeadLetter) -> None:
-        kept, whole = fitting(letter, ShelfHarness.limit, size)
-        self.shelf.lying.append(Parked(letter=kept, place="the shelf", whole_size=whole))
+        kept, whole = cut_to_fit(letter, ShelfHarness.limit, size)
+        self.shelf.lying.append(StoredDeadLetter(dead_letter=kept, place="the shelf", whole_size=whole))
 
     async def aclose(self) -> None:
         """Nothing is open."""
@@ -59,7 +59,7 @@ class Box:
     """A box that keeps the contract."""
 
     remembers = True
-    strangers = 0
+    other_messages = 0
 
     def __init__(self, shelf: Shelf, name: str = "dead") -> None:
         self.shelf, self.name = shelf, name
@@ -69,24 +69,24 @@ class Box:
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
         await anyio.lowlevel.checkpoint()
-        self.strangers = self.shelf.lying.count(None)
-        return self.listed([one.letter.id for one in self.shelf.lying if one])[:limit]
+        self.other_messages = self.shelf.lying.count(None)
+        return self.listed([one.dead_letter.id for one in self.shelf.lying if one])[:limit]
 
     def listed(self, ids: Sequence[str]) -> list[str]:
         return [one for one in dict.fromkeys(ids) if one not in self.shelf.disposed]
 
-    async def find(self, ids: Sequence[str]) -> Found:
+    async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
         await anyio.lowlevel.checkpoint()
-        parked = {one.letter.id: one for one in self.shelf.lying if one}
+        parked = {one.dead_letter.id: one for one in self.shelf.lying if one}
         return {one: self.shelf.disposed.get(one) or parked[one] for one in ids if one in parked}
 
-    async def dispose(self, parked: Parked, how: Disposition) -> None:
+    async def dispose(self, parked: StoredDeadLetter, how: Disposition) -> None:
         await anyio.lowlevel.checkpoint()
-        self.shelf.disposed.setdefault(parked.letter.id, how)
+        self.shelf.disposed.setdefault(parked.dead_letter.id, how)
 
-    async def publish(self, parked: Parked) -> str:
+    async def publish(self, parked: StoredDeadLetter) -> str:
         await anyio.lowlevel.checkpoint()
-        letter = parked.letter
+        letter = parked.dead_letter
         if self.refuses(letter):
             raise SourceError(f"{letter.source} is not there")
         self.shelf.published.append(Published(letter.value, self.again(letter)))
@@ -118,9 +118,9 @@ class ShelfHarness:
         return self._letters(self._shelf)
 
     async def stored(self) -> Sequence[DeadLetter]:
-        return [one.letter for one in self._shelf.lying if one]
+        return [one.dead_letter for one in self._shelf.lying if one]
 
-    def box(self) -> LetterBox:
+    def box(self) -> DeadLetterBox:
         return self._box(self._shelf)
 
     async def copy(self, letter: DeadLetter) -> None:
@@ -128,7 +128,7 @@ class ShelfHarness:
 
     async def lose(self, letter_id: str) -> None:
         lying = self._shelf.lying
-        del lying[next(place for place, one in enumerate(lying) if one and one.letter.id == letter_id)]
+        del lying[next(place for place, one in enumerate(lying) if one and one.dead_letter.id == letter_id)]
 
     async def stranger(self) -> None:
         self._shelf.lying.append(None)
@@ -142,7 +142,7 @@ class ShelfHarness:
     def forged(self) -> Sequence[Origin]:
         return [Origin("elsewhere", 0, "elsewhere")]
 
-    def nowhere(self) -> tuple[DeadLetters, LetterBox]:
+    def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
         return self._letters(self._shelf, "nowhere"), self._box(self._shelf, "nowhere")
 
     def own(self) -> Origin:

@@ -10,8 +10,8 @@ from typing import Final, cast, get_args
 import pytest
 
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import Disposition, Found, Parked
-from lanes.dead_letters.wire import REPLAYED, fitting
+from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
+from lanes.dead_letters.wire import REPLAYED, cut_to_fit
 from lanes.errors import SourceError
 from lanes.source import DeadLetters
 from memsource import MemoryBroker, MemoryDeadLetters
@@ -144,8 +144,8 @@ class _OneOfAName(Letters):
 
 class _SaysLess(Letters):
     def lay(self, letter: DeadLetter) -> None:
-        kept, _ = fitting(letter, ShelfHarness.limit, size)
-        self.shelf.lying.append(Parked(letter=kept, place="the shelf"))
+        kept, _ = cut_to_fit(letter, ShelfHarness.limit, size)
+        self.shelf.lying.append(StoredDeadLetter(dead_letter=kept, place="the shelf"))
 
 
 class _CutsTheValue(Letters):
@@ -209,15 +209,15 @@ class _FirstCopyAlone(Box):
 
     def __init__(self, shelf: Shelf, name: str = "dead") -> None:
         super().__init__(shelf, name)
-        self.places: dict[str, Parked] = {}
+        self.places: dict[str, StoredDeadLetter] = {}
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
         for one in self.shelf.lying:
             if one:
-                self.places.setdefault(one.letter.id, one)
+                self.places.setdefault(one.dead_letter.id, one)
         return await super().ids(limit)
 
-    async def find(self, ids: Sequence[str]) -> Found:
+    async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
         found = await super().find(ids)
         return {
             one: it for one, it in found.items() if any(self.places.get(one, it) is each for each in self.shelf.lying)
@@ -229,8 +229,8 @@ class _ForItselfAlone(Box):
         super().__init__(shelf, name)
         self.mine: set[str] = set()
 
-    async def dispose(self, parked: Parked, how: Disposition) -> None:
-        self.mine.add(parked.letter.id)
+    async def dispose(self, parked: StoredDeadLetter, how: Disposition) -> None:
+        self.mine.add(parked.dead_letter.id)
 
     def listed(self, ids: Sequence[str]) -> list[str]:
         return [one for one in super().listed(ids) if one not in self.mine]
@@ -239,12 +239,12 @@ class _ForItselfAlone(Box):
 class _Refuses(Box):
     async def ids(self, limit: int | None = None) -> Sequence[str]:
         await super().ids(limit)
-        self.strangers = 0
+        self.other_messages = 0
         return await super().ids(limit) if None not in self.shelf.lying else []
 
 
 class _Disposes(Box):
-    async def publish(self, parked: Parked) -> str:
+    async def publish(self, parked: StoredDeadLetter) -> str:
         await self.dispose(parked, "replayed")
         return await super().publish(parked)
 
