@@ -20,12 +20,12 @@ from lanes.core.cohort.actions import (
     FindConsumers,
     Found,
     LeaseEvent,
-    Lost,
+    LeaseLost,
+    LeaseOwned,
+    LeaseRevoked,
     Overlapping,
-    Owned,
     Read,
     Refused,
-    Revoked,
     Taken,
     Unknown,
     Wait,
@@ -170,7 +170,7 @@ class LeaseKeeper:
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``LeaseMachine.drained``; it may come before the ``Revoked`` that it answers. The first one counts."""
+        """See ``LeaseMachine.drained``; it may come before the ``LeaseRevoked`` it answers. The first one counts."""
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -293,11 +293,11 @@ class LeaseKeeper:
             self._happened(self._partition, event)
             self._revoked, self._drain_by = "no", math.inf
             drained = self._drained
-            if isinstance(event, Revoked):
+            if isinstance(event, LeaseRevoked):
                 self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
                 if drained is not None:
                     self._answer(*drained)
-            elif isinstance(event, Lost) or (isinstance(event, Owned) and not event.again):
+            elif isinstance(event, LeaseLost) or (isinstance(event, LeaseOwned) and not event.again):
                 # It may also have come behind the loss: of what is acquired anew nothing is drained.
                 self._drained = None
         if changed or machine.deadline != self._seen:

@@ -233,7 +233,7 @@ class Membership:
         """No result of a partition counts any more, and it may be released; ``done``: its whole ledger.
 
         ``ended``: nothing of it runs. Else the ledger is written and the lease runs out: see ``LeaseMachine.drained``.
-        It may come before the ``Revoked`` it answers, where the member has been told to stop.
+        It may come before the ``LeaseRevoked`` it answers, where the member has been told to stop.
         """
         self._keepers[partition].drained(done, ended=ended)
 
@@ -245,7 +245,7 @@ class Membership:
         """Take a partition over from oneself: a delivery is missing, or the connection is another one.
 
         ``done``: its whole ledger. What is queued may start within the deadline; nothing that is delivered from now on
-        is to be taken in before the ``Owned`` that follows.
+        is to be taken in before the ``LeaseOwned`` that follows.
         """
         self._keepers[partition].takeover(done)
 

@@ -15,8 +15,7 @@ import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import Membership
-from lanes.core.cohort.actions import LeaseEvent, Owned, Revoked
-from lanes.core.cohort.actions import Lost as LostLease
+from lanes.core.cohort.actions import LeaseEvent, LeaseLost, LeaseOwned, LeaseRevoked
 from lanes.core.cohort.ledger import DeliveryLedger, Done
 from lanes.core.types import NEVER, Partition, PartitionId, Reader, Settlement
 from lanes.errors import SourceError
@@ -115,7 +114,7 @@ class OwnedPartitions(Generic[T]):
         incarnation: Incarnation of the partitions; "" = the source has none.
         membership: Makes the membership.
         make: Makes the object of one ownership.
-        follow: Lets the object take messages from the durable of an ``Owned``, which is the first one or a later one.
+        follow: Lets the object take messages from the durable of a ``LeaseOwned``, the first one or a later one.
             It raises ``SourceError`` when the source cannot go on, which becomes the ``failure``.
         in_flight: Number of messages that can be in flight; the source raises it as it learns of more. A ledger with
             more finished messages above its floor is written down, which bounds the repeats after a crash to twice that
@@ -138,7 +137,7 @@ class OwnedPartitions(Generic[T]):
         *,
         membership: MakesMembership,
         make: Callable[[int, Partition, Done], T],
-        follow: Callable[[T, Owned], None],
+        follow: Callable[[T, LeaseOwned], None],
         in_flight: int = 1,
         clock: Clock = monotonic,
         wake: Callable[[], None],
@@ -232,11 +231,11 @@ class OwnedPartitions(Generic[T]):
 
     def _happened(self, number: int, event: LeaseEvent) -> None:
         owned = self.by_number.get(number)
-        if isinstance(event, Owned):
+        if isinstance(event, LeaseOwned):
             self._owned(number, owned, event)
         elif owned is None:
             return
-        elif isinstance(event, Revoked):
+        elif isinstance(event, LeaseRevoked):
             owned.revoked = True
             owned.rest()
             if not owned.releasing:
@@ -245,10 +244,10 @@ class OwnedPartitions(Generic[T]):
             owned.rest()
             del self.by_number[number]
             owned.over.set()
-            if isinstance(event, LostLease):
+            if isinstance(event, LeaseLost):
                 self._events.append(Lost(owned.partition, event.reason))
 
-    def _owned(self, number: int, known: T | None, event: Owned) -> None:
+    def _owned(self, number: int, known: T | None, event: LeaseOwned) -> None:
         owned = self._make(number, self._partition(number, event), event.done) if known is None else known
         try:
             self._follow(owned, event)
@@ -259,7 +258,7 @@ class OwnedPartitions(Generic[T]):
             self.by_number[number] = owned
             self._events.append(Assigned(owned.partition))
 
-    def _partition(self, number: int, event: Owned) -> Partition:
+    def _partition(self, number: int, event: LeaseOwned) -> Partition:
         return Partition(
             PartitionId(self._name, number),
             self._reader,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lanes.clock import Clock
 from lanes.cohort.membership import Membership
 from lanes.cohort.owned import OwnedPartition, OwnedPartitions
-from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
@@ -233,7 +233,7 @@ class CohortMemberSource(Turns):
                 self._owned[number] = tenancy.partition
         self._changed()
 
-    def _follow(self, tenancy: _Tenancy, owned: Owned) -> None:
+    def _follow(self, tenancy: _Tenancy, owned: LeaseOwned) -> None:
         tenancy.begin()
         tenancy.durable = Durable(tenancy.number, owned.epoch, owned.sub)
         if not owned.again:

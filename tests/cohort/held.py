@@ -10,8 +10,7 @@ import anyio
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import CohortSettings, Happened
 from lanes.cohort.owned import OwnedPartition, OwnedPartitions
-from lanes.core.cohort.actions import Lost as LostTenure
-from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.actions import LeaseLost, LeaseOwned
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Partition
 from memsource.memory.topic import RecordReader
@@ -45,7 +44,7 @@ class StubMembership:
     def gone(self, partition: int, reason: str) -> None:
         self.told.append(("gone", partition, reason))
         del self.deadlines[partition]
-        self.happened.append(Happened(partition, LostTenure(reason)))
+        self.happened.append(Happened(partition, LeaseLost(reason)))
         self.changed()
 
     def takeover(self, partition: int, done: Done) -> None:
@@ -91,7 +90,7 @@ class Held(Generic[T]):
     def __init__(
         self,
         make: Callable[[int, Partition, Done], T],
-        follow: Callable[[T, Owned], None],
+        follow: Callable[[T, LeaseOwned], None],
         *,
         first: int = 0,
         retention: str = "limits",
@@ -139,12 +138,12 @@ class Held(Generic[T]):
 def held(**about: Any) -> Held[StubTenancy]:
     """OwnedPartitions of stubs."""
 
-    def follow(tenancy: StubTenancy, owned: Owned) -> None:
+    def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
         tenancy.begin()
         tenancy.durable = owned.epoch, owned.sub
 
     return Held(StubTenancy, follow, **about)
 
 
-def taken_over(epoch: int, sub: int = 0, *, again: bool = False, done: Done = Done(0, ())) -> Owned:  # noqa: B008
-    return Owned(epoch, sub, epoch, done, again)
+def taken_over(epoch: int, sub: int = 0, *, again: bool = False, done: Done = Done(0, ())) -> LeaseOwned:  # noqa: B008
+    return LeaseOwned(epoch, sub, epoch, done, again)

@@ -9,7 +9,7 @@ import anyio
 
 from lanes.cohort.leases import EpochConsumers, LeaseStore
 from lanes.cohort.membership import CohortSettings, Membership
-from lanes.core.cohort.actions import Lost, Owned, Revoked
+from lanes.core.cohort.actions import LeaseLost, LeaseOwned, LeaseRevoked
 from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
 from memsource.jetstream.epoch_consumers import EpochStream, MemoryEpochConsumers
 from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
@@ -89,11 +89,11 @@ async def serve(member: Membership) -> None:
 
     def changed() -> None:
         for partition, event in member.take():
-            if isinstance(event, Owned):
+            if isinstance(event, LeaseOwned):
                 done[partition] = event.done
-            elif isinstance(event, Revoked):
+            elif isinstance(event, LeaseRevoked):
                 member.drained(partition, done[partition])
-            elif isinstance(event, Lost):
+            elif isinstance(event, LeaseLost):
                 member.ended(partition)
 
     with anyio.CancelScope():

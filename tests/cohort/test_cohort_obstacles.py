@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from lanes.cohort.leases import ConsumerExists, UnknownResult
-from lanes.core.cohort.actions import Owned, Revoked
+from lanes.core.cohort.actions import LeaseOwned, LeaseRevoked
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import member_key
 from memsource.jetstream.epoch_consumers import MemoryEpochConsumers
@@ -79,7 +79,7 @@ def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbea
             assert len(asked) > 5
             silent.clear()
             assert await until(lambda: member._keepers[0].machine.consumer is not None, 2.0)
-            assert {type(event) for _, event in member.take()} <= {Owned}
+            assert {type(event) for _, event in member.take()} <= {LeaseOwned}
             tasks.cancel_scope.cancel()
 
     virtual(test)
@@ -104,7 +104,7 @@ def test_what_was_drained_behind_a_loss_drains_nothing_that_is_acquired_later() 
             revoked: list[int] = []
 
             def asked() -> bool:
-                revoked.extend(number for number, event in first.take() if isinstance(event, Revoked))
+                revoked.extend(number for number, event in first.take() if isinstance(event, LeaseRevoked))
                 return bool(revoked)
 
             assert await until(asked, 10.0)

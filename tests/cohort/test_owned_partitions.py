@@ -10,8 +10,7 @@ import pytest
 
 import lanes
 from lanes.cohort.membership import CohortSettings
-from lanes.core.cohort.actions import Lost as LostTenure
-from lanes.core.cohort.actions import Owned, Released, Revoked
+from lanes.core.cohort.actions import LeaseLost, LeaseOwned, LeaseReleased, LeaseRevoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.source import Assigned, Generation, Lost, Revoking
@@ -70,7 +69,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
     of.tell((3, taken_over(7, 1, again=True)))
     assert of.names() == []
     assert (tenancy.durable, tenancy.expected, tenancy.rests) == ((7, 1), 1, 2), "once for each durable"
-    of.tell((3, Revoked()))
+    of.tell((3, LeaseRevoked()))
     assert of.holdings.next_events() == [Revoking(partition, 7.0)]
     assert tenancy.durable is None
     tenancy.ledger.delivered(5)
@@ -78,7 +77,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
         tasks.start_soon(release, of, partition)
         await anyio.wait_all_tasks_blocked()
         assert (of.told(), of.stub.dones) == ([("drained", 3)], [Done(5, (5,))])
-        of.tell((3, Released()), (3, taken_over(8)))
+        of.tell((3, LeaseReleased()), (3, taken_over(8)))
         # Whoever has it released does not know yet.
         assert of.names() == []
         wakes = of.wakes
@@ -93,14 +92,14 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
 async def test_what_moves_is_cancelled_only_where_that_is_asked_for(overdue: str) -> None:
     settings = CohortSettings(drain_within=5.0, overdue=overdue)  # type: ignore[arg-type]
     of, tenancy = owning(settings=settings)
-    of.tell((3, Revoked()))
+    of.tell((3, LeaseRevoked()))
     assert of.holdings.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
 
 
 async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None:
     of, tenancy = owning()
     wakes = of.wakes
-    of.tell((3, LostTenure("why")))
+    of.tell((3, LeaseLost("why")))
     assert (tenancy.durable, of.wakes) == (None, wakes + 1)
     of.holdings.step()
     assert of.told() == [], "nobody has heard of it"
@@ -172,7 +171,7 @@ async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
 
 
 async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_assigned() -> None:
-    def follow(tenancy: StubTenancy, owned: Owned) -> None:
+    def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
         raise lanes.SourceError("the stream ends sooner")
 
     of = Held(StubTenancy, follow)
@@ -214,7 +213,7 @@ async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
     assert of.holdings.leased(tenancy.partition) is None
     assert of.holdings.of(tenancy.partition) is tenancy
     assert tenancy.ledger.snapshot() == Done(6, (6,))
-    of.tell((3, LostTenure("why")), (3, taken_over(8)))
+    of.tell((3, LeaseLost("why")), (3, taken_over(8)))
     assert of.holdings.settled(settlement(tenancy, 6)) is None
     again = of.holdings.by_number[3]
     assert of.holdings.leased(again.partition) is again
@@ -242,7 +241,7 @@ async def test_what_is_given_back_unasked_makes_the_member_leave() -> None:
     of, tenancy = owning()
     await cut_short(release, of, tenancy.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
-    of.tell((3, Revoked()))
+    of.tell((3, LeaseRevoked()))
     assert of.names() == [], "it is being given up already"
 
 
@@ -256,13 +255,13 @@ async def test_a_release_flushes_before_it_gives_up_and_gives_up_whatever_comes(
     with pytest.raises(OSError, match="no"):
         await of.holdings.release(tenancy.partition, flush)
     assert of.told() == [("stop", -1), ("drained", 3)]
-    of.tell((3, Released()), (3, taken_over(8)))
+    of.tell((3, LeaseReleased()), (3, taken_over(8)))
     assert of.names() == ["Assigned"]
 
 
 async def test_a_release_that_is_cancelled_gives_up_all_the_same() -> None:
     of, tenancy = owning()
-    of.tell((3, Revoked()))
+    of.tell((3, LeaseRevoked()))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(of.holdings.release, tenancy.partition, anyio.sleep_forever)
         await anyio.wait_all_tasks_blocked()
@@ -281,7 +280,7 @@ async def test_a_lease_is_left_to_run_out_where_something_runs_and_nobody_waits_
 async def test_a_loss_that_nobody_was_told_of_is_no_release() -> None:
     of, tenancy = owning()
     partition = tenancy.partition
-    of.tell((3, LostTenure("why")), (3, taken_over(8)))
+    of.tell((3, LeaseLost("why")), (3, taken_over(8)))
     with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
         await release(of, partition)
     of.holdings.next_events()
@@ -300,7 +299,7 @@ async def test_a_loss_in_the_middle_of_a_release_is_none_and_is_told_behind_it()
         for _ in range(2):  # Called twice at once it is one release.
             tasks.start_soon(expect_loss)
         await anyio.wait_all_tasks_blocked()
-        of.tell((3, LostTenure("why")))
+        of.tell((3, LeaseLost("why")))
         assert of.names() == []
     assert of.holdings.next_events() == [Lost(tenancy.partition, "why")]
 
@@ -330,9 +329,9 @@ async def test_losses_that_nobody_reads_do_not_keep_a_member_from_leaving() -> N
     of = held()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
     of.holdings.next_events()
-    of.tell((1, LostTenure("why")))
+    of.tell((1, LeaseLost("why")))
     of.holdings.next_events()
-    of.tell((2, LostTenure("why")))
+    of.tell((2, LeaseLost("why")))
     of.holdings.by_number[3].partition.deadline = of.clock()
     of.stub.drained = of.stub.gone  # type: ignore[assignment,method-assign]
     assert of.holdings.leave()

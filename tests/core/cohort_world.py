@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lanes.core.cohort.actions import Action, Lost, Owned, Released, Revoked, Unknown, Wait
+from lanes.core.cohort.actions import Action, LeaseLost, LeaseOwned, LeaseReleased, LeaseRevoked, Unknown, Wait
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.cohort.phases import OWNED
@@ -256,18 +256,18 @@ class World:
             event = machine.events.pop(0)
             self.seen.append(event)
             match event:
-                case Owned(again=False):
+                case LeaseOwned(again=False):
                     assert not member.running, "(b) it is owned anew, and its handlers run"
                     assert not member.zombies, "(b) it is owned anew, and its handlers run"
                     member.ledger = DeliveryLedger(event.done)
-                case Revoked():
+                case LeaseRevoked():
                     member.queue.clear()
-                case Lost(reason):
+                case LeaseLost(reason):
                     assert not self.clean, f"(d) lost, and nothing had gone wrong: {reason}"
                     member.zombies += member.running
                     member.queue.clear()
                     member.running.clear()
-                case Released():
+                case LeaseReleased():
                     assert not member.running, "(b) it is handed over, and its handlers run"
         if machine.phase == "draining" and not member.running:
             machine.drained(member.ledger.snapshot(), self.clock(member))

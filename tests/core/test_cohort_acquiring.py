@@ -11,12 +11,12 @@ from lanes.core.cohort.actions import (
     DeleteConsumer,
     FindConsumers,
     Found,
-    Lost,
+    LeaseLost,
+    LeaseOwned,
+    LeaseReleased,
+    LeaseRevoked,
     Overlapping,
-    Owned,
     Read,
-    Released,
-    Revoked,
     Unknown,
     Wait,
     Write,
@@ -40,7 +40,7 @@ def test_a_partition_is_taken_in_this_order(retention: str, names: str) -> None:
     (member, _) = world.up()
     world.tell(member)
     assert [action.__name__ for action in actions(world, member)] == names.split()
-    assert world.seen == [Owned(1001, 0, 1001, NOTHING, again=False)]
+    assert world.seen == [LeaseOwned(1001, 0, 1001, NOTHING, again=False)]
     assert (member.machine.token, member.machine.consumer) == (1001, (1001, 0))
     assert member.machine.deadline == world.server.now + TTL - MARGIN
 
@@ -143,7 +143,7 @@ def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     assert member.machine.deadline > world.server.now
     member.machine.takeover(NOTHING, world.clock(member))
     actions(world, member)
-    assert world.seen[1:] == [Owned(1001, 1, 1001, Done(1, (1,)), again=True)]
+    assert world.seen[1:] == [LeaseOwned(1001, 1, 1001, Done(1, (1,)), again=True)]
     assert set(world.server.durables) == {(1001, 1)}
     assert member.queue == [1]
 
@@ -167,7 +167,7 @@ def test_a_higher_epoch_ends_a_takeover_from_itself() -> None:
     member.machine.takeover(NOTHING, world.clock(member))
     action = until(world, member, FindConsumers)
     member.machine.apply(action, Found((Consumer(5000, 0, "n", 0),), 1), world.clock(member), world.clock(member))
-    assert member.machine.events == [Lost("epoch 5000 is above this member's 1001")]
+    assert member.machine.events == [LeaseLost("epoch 5000 is above this member's 1001")]
 
 
 @pytest.mark.parametrize("phase", sorted(phases.TAKING - {phases.REFINDING}))
@@ -178,7 +178,7 @@ def test_a_takeover_that_outlives_the_lease_is_lost(phase: str) -> None:
         world.act(member)
     world.elapse(TTL)
     assert isinstance(world.ask(member), Read)  # for a new lease: nothing ran
-    assert [type(event) for event in world.seen] == [Owned, Lost]
+    assert [type(event) for event in world.seen] == [LeaseOwned, LeaseLost]
     assert world.pulled == ((0, -1), "")
 
 
@@ -187,7 +187,7 @@ def test_a_revocation_during_a_takeover_comes_behind_it() -> None:
     member.machine.takeover(NOTHING, world.clock(member))
     member.machine.planned(False, world.clock(member))
     actions(world, member)
-    assert [type(event) for event in world.seen] == [Owned, Owned, Revoked, Released]
+    assert [type(event) for event in world.seen] == [LeaseOwned, LeaseOwned, LeaseRevoked, LeaseReleased]
 
 
 def test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again() -> None:
@@ -197,7 +197,7 @@ def test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again() -> 
     until(world, member, CreateConsumer)
     world.server.perform(CreateConsumer(1001, 0, "of another", 1))
     actions(world, member)
-    assert world.seen == [Owned(1002, 0, 1002, NOTHING, again=False)]
+    assert world.seen == [LeaseOwned(1002, 0, 1002, NOTHING, again=False)]
     assert set(world.server.durables) == {(1002, 0)}
 
 

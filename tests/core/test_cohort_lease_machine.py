@@ -8,12 +8,12 @@ import pytest
 
 from lanes.core.cohort import phases
 from lanes.core.cohort.actions import (
-    Lost,
-    Owned,
+    LeaseLost,
+    LeaseOwned,
+    LeaseReleased,
+    LeaseRevoked,
     Read,
     Refused,
-    Released,
-    Revoked,
     Wait,
     Write,
 )
@@ -63,7 +63,7 @@ def test_a_renewal_without_an_answer_is_read_back_and_no_loss() -> None:
     assert member.machine.deadline == sent + TTL - MARGIN
     actions(world, member)
     assert member.machine.deadline == world.server.now + TTL - MARGIN
-    assert Lost not in map(type, world.seen)
+    assert LeaseLost not in map(type, world.seen)
 
 
 def test_while_it_pauses_it_waits_for_that_and_not_for_a_renewal_that_is_due() -> None:
@@ -80,7 +80,7 @@ def test_past_its_deadline_it_is_lost_with_an_action_under_way_too() -> None:
     action = world.ask(member)
     world.elapse(TTL)
     member.machine.expire(world.clock(member))
-    assert member.machine.events == [Lost("the lease was not renewed in time")]
+    assert member.machine.events == [LeaseLost("the lease was not renewed in time")]
     assert (member.machine.deadline, member.machine.token, member.machine.consumer) == (-float("inf"), None, None)
     # What comes of the action makes no difference any more.
     member.machine.apply(action, (None, 5), world.clock(member), world.clock(member))
@@ -101,7 +101,7 @@ def test_a_renewal_that_reads_another_nonce_or_nothing_is_the_loss(value: bytes 
     member.asked = None
     member.machine.apply(action, (value, 99), world.clock(member), world.clock(member))
     (lost,) = member.machine.events
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, LeaseLost)
     assert reason in lost.reason
 
 
@@ -124,7 +124,7 @@ def test_a_clean_move_hands_over_the_whole_ledger() -> None:
     _, other = world.up()
     world.elapse(LOOK_SECONDS)
     actions(world, other)
-    assert world.seen[1:] == [Revoked(), Released(), Owned(1002, 0, 1002, Done(3, (3,)), again=False)]
+    assert world.seen[1:] == [LeaseRevoked(), LeaseReleased(), LeaseOwned(1002, 0, 1002, Done(3, (3,)), again=False)]
 
 
 def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out() -> None:
@@ -151,7 +151,7 @@ def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out()
     assert other.machine.phase == phases.LOOKING
     world.elapse(TTL - MARGIN)
     actions(world, member)
-    assert (member.machine.idle, world.seen[1:]) == (True, [Revoked(), Released()])
+    assert (member.machine.idle, world.seen[1:]) == (True, [LeaseRevoked(), LeaseReleased()])
     actions(world, other)
     assert other.machine.phase == phases.LOOKING
 
@@ -162,7 +162,7 @@ def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:
     member.machine.planned(True, world.clock(member))
     world.react(member)
     actions(world, member)
-    assert [type(event) for event in world.seen] == [Owned, Revoked, Released, Owned]
+    assert [type(event) for event in world.seen] == [LeaseOwned, LeaseRevoked, LeaseReleased, LeaseOwned]
 
 
 def test_a_checkpoint_is_written_under_the_fence_and_the_last_one_counts() -> None:
@@ -191,7 +191,7 @@ def test_a_consumer_that_is_gone_is_a_loss_and_old_news_of_one_is_not() -> None:
     assert member.machine.events == []
     actions(world, member)
     member.machine.gone("503", world.clock(member))
-    assert member.machine.events == [Lost("503")]
+    assert member.machine.events == [LeaseLost("503")]
 
 
 def test_after_a_loss_it_comes_back_only_when_everything_has_ended() -> None:
@@ -247,7 +247,7 @@ def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
     world.server.entries["l.0"] = b"[]", 7, float("inf")
     with pytest.raises(ValueError, match="it is not an object"):
         actions(world, member)
-    assert [type(event) for event in member.machine.events] == [Lost]
+    assert [type(event) for event in member.machine.events] == [LeaseLost]
 
 
 @pytest.mark.parametrize(

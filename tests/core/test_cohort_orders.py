@@ -6,7 +6,7 @@ import pytest
 
 from lanes.core.cohort import lease_machine, phases
 from lanes.core.cohort.actions import (
-    Released,
+    LeaseReleased,
 )
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.phases import TRANSITIONS
@@ -32,7 +32,7 @@ def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
 def test_random_orders_keep_every_promise(retention: str) -> None:
     worlds = [Walk(seed, retention, members=2 + seed % 2).run() for seed in range(WALKS)]
     assert sum(world.repeats > 0 for world in worlds) > 3
-    assert sum(Released() in world.seen for world in worlds) > 50
+    assert sum(LeaseReleased() in world.seen for world in worlds) > 50
 
 
 def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

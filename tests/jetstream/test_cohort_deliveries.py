@@ -12,8 +12,7 @@ from nats.aio.msg import Msg
 import lanes
 from lanes.clock import Clock, monotonic
 from lanes.cohort.leases import UnknownResult
-from lanes.core.cohort.actions import Lost as LostTenure
-from lanes.core.cohort.actions import Revoked
+from lanes.core.cohort.actions import LeaseLost, LeaseRevoked
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes_jetstream import Cohort, subject_token
@@ -216,7 +215,7 @@ async def test_the_pulls_of_a_partition_are_those_of_its_last_consumer() -> None
     assert consumer_of(of) == "c-p3-e7-0"
     held.tell((3, taken_over(7, 1, again=True)))
     assert consumer_of(of) == "c-p3-e7-1"
-    held.tell((3, Revoked()))
+    held.tell((3, LeaseRevoked()))
     assert consumer_of(of) is None
 
 
@@ -250,7 +249,7 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     held = Held()
     held.tell((1, taken_over(7)), (2, taken_over(7)), (3, taken_over(7)))
     partitions = {number: of.partition for number, of in held.holdings.by_number.items()}
-    held.tell((1, LostTenure("why")))
+    held.tell((1, LeaseLost("why")))
     partitions[2].deadline = monotonic() - 0.001
     sent: list[str] = []
     confirmed: list[str] = []

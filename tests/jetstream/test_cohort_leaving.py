@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lanes.core.cohort.actions import Lost as LostTenure
+from lanes.core.cohort.actions import LeaseLost
 from lanes.core.cohort.ledger import Done
 from tests.cohort.held import taken_over
 from tests.jetstream.stub_pulls import Side
@@ -22,7 +22,7 @@ async def test_a_loss_that_nobody_reads_any_more_does_not_keep_a_member_from_lea
     held.tell((3, taken_over(7)))
     held.holdings.next_events()
     # What is outstanding of the other one is of owners before: nobody has heard of it here.
-    held.tell((3, LostTenure("why")), (4, taken_over(8, done=Done(9, (7,)))))
+    held.tell((3, LeaseLost("why")), (4, taken_over(8, done=Done(9, (7,)))))
 
     async def until_all_is_given_up() -> None:
         while len(held.told()) < 2:

@@ -19,7 +19,7 @@ import nats.errors
 from lanes.clock import monotonic
 from lanes.cohort.membership import Membership
 from lanes.cohort.owned import OwnedPartitions
-from lanes.core.cohort.actions import Owned
+from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import SourceEvent, SourceTraits
@@ -250,7 +250,7 @@ class CohortSource:
         """What the consumers have to know before they ask the server: they are made first."""
         return self._holdings.highest
 
-    def _follow(self, tenancy: PulledTenancy, owned: Owned) -> None:
+    def _follow(self, tenancy: PulledTenancy, owned: LeaseOwned) -> None:
         self._consumers.check_end(self._holdings.read_up_to(owned.done.highest))
         consumer = self._consumers.name(tenancy.number, owned.epoch, owned.sub)
         tenancy.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))

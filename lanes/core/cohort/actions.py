@@ -18,13 +18,13 @@ __all__ = [
     "FindConsumers",
     "Found",
     "LeaseEvent",
-    "Lost",
+    "LeaseLost",
+    "LeaseOwned",
+    "LeaseReleased",
+    "LeaseRevoked",
     "Overlapping",
-    "Owned",
     "Read",
     "Refused",
-    "Released",
-    "Revoked",
     "Taken",
     "Unknown",
     "Wait",
@@ -137,7 +137,7 @@ Overlapping: Final = _Answer("Overlapping")
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class LeaseOwned:
     """The partition is this member's from now on: pull from the consumer ``(epoch, sub)``.
 
     ``token``: the acquisition's epoch, what handlers get. ``done``: what is not to run again. ``again``: it was
@@ -152,20 +152,20 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
+class LeaseRevoked:
     """The plan gives the partition to somebody else: drain it, then call ``drained``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LeaseLost:
     """The partition is not this member's any more, or cannot be shown to be: nothing of it may start or be sent."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class LeaseReleased:
     """What was revoked and drained is handed over: its ledger is written and its lease is free."""
 
 
-LeaseEvent = Owned | Revoked | Lost | Released
+LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

@@ -22,13 +22,13 @@ from lanes.core.cohort.actions import (
     FindConsumers,
     Found,
     LeaseEvent,
-    Lost,
+    LeaseLost,
+    LeaseOwned,
+    LeaseReleased,
+    LeaseRevoked,
     Overlapping,
-    Owned,
     Read,
     Refused,
-    Released,
-    Revoked,
     Taken,
     Unknown,
     Wait,
@@ -87,7 +87,7 @@ class LeaseMachine:
         self._then: Handler | None = None
         self._not_before = PAST
         self._held_lease: HeldLease | None = None
-        self._announced = False  # `Owned` was given, and neither `Lost` nor `Released` since
+        self._announced = False  # `LeaseOwned` was given, and neither `LeaseLost` nor `LeaseReleased` since
         self._epoch = 0
         self._sub = 0
         self._done: Done = NOTHING  # what the state says, or is about to
@@ -163,8 +163,8 @@ class LeaseMachine:
         """A delivery is missing, or the connection was lost: make another consumer for the same epoch.
 
         ``done``: the whole ledger. What is held and what runs stays, and what is queued may start within the deadline;
-        from the gap on nothing is taken in before the ``Owned`` that follows, with ``again``. No effect where it is not
-        owned, drains, or is taken over already.
+        from the gap on nothing is taken in before the ``LeaseOwned`` that follows, with ``again``. No effect where it
+        is not owned, drains, or is taken over already.
         """
         self.expire(now)
         if self.phase == phases.OWNED:
@@ -207,12 +207,12 @@ class LeaseMachine:
             self._fence(reason)
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
-        """After ``Revoked``: no result of the partition counts any more, and ``done`` is the whole ledger.
+        """After ``LeaseRevoked``: no result of the partition counts any more, and ``done`` is the whole ledger.
 
         ``ended``: nothing of it runs. Where something does, the ledger is written all the same, and the lease is not
         released but left to run out: nobody is to start what still runs before its deadline.
 
-        No effect after ``Lost``, which may have come meanwhile. ``IllegalInput`` where nothing was revoked.
+        No effect after ``LeaseLost``, which may have come meanwhile. ``IllegalInput`` where nothing was revoked.
         """
         self.expire(now)
         if self.phase == phases.FENCED:
@@ -223,7 +223,7 @@ class LeaseMachine:
         self._checkpoint = None
 
     def ended(self, now: float) -> None:
-        """After ``Lost``: every handler of the partition has ended, and it may be acquired again."""
+        """After ``LeaseLost``: every handler of the partition has ended, and it may be acquired again."""
         self._step("ended")
         if self._wanted:
             self._look()
@@ -591,13 +591,13 @@ class LeaseMachine:
         again = self._announced
         self._announced = True
         self._waited = False
-        self.events.append(Owned(self._epoch, self._sub, self._epoch, self._done, again))
+        self.events.append(LeaseOwned(self._epoch, self._sub, self._epoch, self._done, again))
         if not self._wanted:
             self._revoke()
 
     def _revoke(self) -> None:
         self._step("unplanned")
-        self.events.append(Revoked())
+        self.events.append(LeaseRevoked())
 
     # --- 6, 7 and 9: while it is owned, and how it is handed over
 
@@ -661,7 +661,7 @@ class LeaseMachine:
         if self._announced:
             self._announced = False
             self._step("lost")
-            self.events.append(Lost(reason))
+            self.events.append(LeaseLost(reason))
         else:
             self._step("failed")
 
@@ -672,7 +672,7 @@ class LeaseMachine:
         self._not_before = PAST
         if self._announced:
             self._announced = False
-            self.events.append(Released())
+            self.events.append(LeaseReleased())
         self._step("released")
         if self._wanted:
             self._look()
