@@ -14,7 +14,7 @@ import pytest
 from tests.project.public_api import PUBLIC, ROOT, owners
 from tests.site.commands import helps
 from tests.site.fields import Fields
-from tests.site.hooks import linked, on_page_markdown
+from tests.site.hooks import linked, on_page_content, on_page_markdown
 
 NAV = set(re.findall(r"^ +- [^:]+: (\S+)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.MULTILINE))
 
@@ -124,3 +124,12 @@ def test_a_paragraph_of_fields_becomes_a_table() -> None:
         "Pair": "Two.\n\nAttributes:\n    left: \n    right: ",
         "call": "Call.\n\nArgs:\n    where: there. ``whence``: unknown.",
     }
+
+
+def test_the_cells_of_a_table_name_their_columns() -> None:
+    table = (
+        "<table>\n<thead>\n<tr>\n<th><code>a</code></th>\n<th>b</th>\n</tr>\n</thead>\n<tbody>\n{}</tbody>\n</table>"
+    )
+    row = "<tr>\n<td{}>1</td>\n<td{}></td>\n</tr>\n"
+    shown = on_page_content("<p>x</p>" + table.format(row.format("", "")))
+    assert shown == "<p>x</p>" + table.format(row.format(' data-label="a"', ' data-label="b"'))

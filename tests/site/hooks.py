@@ -21,10 +21,15 @@ from tests.site.commands import with_commands
 from tests.site.reference import reference_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+STYLE: Final = "site.css"
 IMAGES: Final = (".png", ".svg")
 LANGUAGES: Final = {".py": "python", ".sh": "sh", ".toml": "toml"}
 
 LINK: Final = re.compile(r"\]\(([^)\s#]+)")
+TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEAD: Final = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+CELL: Final = re.compile(r"<td\b")
+ROW: Final = re.compile(r"<tr\b.*?</tr>", re.DOTALL)
 FENCE: Final = re.compile(r"^(\s*`{3,}[ \t]*\w+)[ \t]+.*$", re.MULTILINE)
 
 
@@ -59,6 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             *(file for file in files if file.src_dir != config.docs_dir),
             *found.values(),
             *(File.generated(config, path, content=text) for path, text in reference_pages()),
+            File.generated(config, STYLE, content=(Path(__file__).parent / STYLE).read_text()),
         ]
     )
 
@@ -66,6 +72,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Show the commands where a page wants them, and leave only the language on a fence: the tests need the rest."""
     return FENCE.sub(r"\1", with_commands(markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Name the column in each cell of a table, for narrow screens: ``site.css`` shows each row as a card there."""
+    return TABLE.sub(lambda table: _with_labels(table[0]), html)
+
+
+def _with_labels(table: str) -> str:
+    head, mark, body = table.partition("</thead>")
+    labels = [re.sub(r"<[^>]+>", "", each).strip() for each in HEAD.findall(head)]
+
+    def row(found: re.Match[str]) -> str:
+        names = iter(labels)
+        return CELL.sub(lambda cell: f'{cell[0]} data-label="{next(names, "")}"', found[0])
+
+    return head + mark + ROW.sub(row, body)
 
 
 def linked(path: str, text: str) -> Iterator[str]:
