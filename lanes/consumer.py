@@ -435,7 +435,7 @@ class Consumer:
                         await closed.aclose()
                 except Exception as error:
                     # Not raised: it would hide the reason why the run ended.
-                    log.warning("%s: cannot close %r (%s: %s)", self._name, closed, type(error).__name__, error)
+                    log.warning("%s: cannot close %r (%s, %s)", self._name, closed, type(error).__name__, error)
             if closing.cancelled_caught:
                 log.warning("%s: %r did not close within %g s and is abandoned", self._name, closed, 2 * CLOSE_TIMEOUT)
         if self._recorder is not None:

@@ -1,19 +1,19 @@
-"""Attempts in a store: read before the first start of a partition, written while their lane waits anyway.
+"""Keeping attempts in a store: loaded before the first start of a partition, written while their lane waits.
 
 Theory of operation
 -------------------
-A partition that was assigned is *loading* until the store has said what former owners kept of it. What is delivered of
-it until then is put aside, counts against the bounds, and goes to the engine in its order behind the answer; other
-partitions go on. A message that had attempts goes on with the next one. One that was given up gets ``broken``: it
-comes to the head of its lane like any other, no handler is called, and the poison policy does again what it did.
+A new partition is *loading* until the store has returned the attempts of its former owners. Messages delivered by then
+are put aside. They count against the bounds, and enter the engine in their order after the answer; other partitions
+continue. A message with attempts continues with the next one. A message that was given up gets ``broken``: its lane
+reaches it like any other, its handler is not called, and the poison policy acts as before.
 
-A failure is written while its lane waits: a hold does not end before that is kept, and a drain hands the partition over
-behind it, as far as its time allows. So a message has one attempt more than its policy allows for each process that
-died while it ran, and none for a hand-over. Writes about one message follow each other. What is settled is dropped,
-many positions in a call, and behind the failures: nothing waits for that.
+A failure is written while its lane waits. A hold lasts at least until the write. A drain hands the partition over after
+the write, as far as its time allows. So a message gets one attempt more than its policy allows for each process
+that died while it ran, and none for a hand-over. Writes for one message follow each other. Entries of settled messages
+are dropped after the failures, many in one call, and nothing waits for that.
 
-Where the store fails, everything is repeated until it does not; only lanes that have failed, and partitions that were
-not loaded, wait for it. A message that never fails costs nothing.
+A call that fails is repeated until it succeeds. Only lanes that have failed, and partitions that are loading, wait for
+it. A message that never fails costs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 STORE_RETRY: Final = (0.2, 30.0)
-"""Seconds before a call of the store that failed is repeated: first, and at most."""
+"""Seconds before a failed call of the store is repeated: the first time, and at most."""
 
 _STATES: Final[dict[Follows, AttemptState]] = {
     "hold": "held",
@@ -49,17 +49,17 @@ _STATES: Final[dict[Follows, AttemptState]] = {
     "block": "blocked",
     "halt": "held",
 }
-"""What follows a failure -> what the next owner is told that the message waits for."""
+"""State in the store by the step that follows a failure."""
 
 _WRITERS: Final = 8
-"""Calls about one partition that are under way at once, at most."""
+"""Number of concurrent calls for one partition, at most."""
 
 _DROPS: Final = 500
-"""Positions that are dropped in one call, at most."""
+"""Number of positions dropped by one call, at most."""
 
 
 class _Loading:
-    """A partition of which the store has not answered yet: what is put aside of it, and the scope of who asks."""
+    """A partition whose attempts are being loaded: the events put aside, and the scope of the task that loads."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -68,8 +68,11 @@ class _Loading:
 
 
 class _Row:
-    """What the store has of one message, or gets. ``wanted``: what is to be written next, if anything; ``drop``:
-    nothing is to be there. ``busy``: somebody writes it."""
+    """The entry of one message in the store.
+
+    ``wanted``: the attempt to write next, if any. ``drop``: whether to delete the entry. ``busy``: whether a task
+    writes it.
+    """
 
     __slots__ = ("busy", "drop", "message", "wanted")
 
@@ -81,10 +84,10 @@ class _Row:
 
 
 class _Kept:
-    """Of one partition: the rows by position, those that wait to be written, and the scopes of who writes.
+    """The entries of one partition by position, those to write, and the scopes of the tasks that write.
 
-    ``given_up``: what is not to be handled again. ``urgent``: failures, for a lane or a drain waits for each;
-    ``waiting``: what is to be dropped, and what could not be written yet.
+    ``given_up``: attempts of messages that must not be handled again. ``urgent``: failures, since a lane or a drain
+    waits for each. ``waiting``: entries to drop, and those of failed writes.
     """
 
     def __init__(self) -> None:
@@ -96,14 +99,14 @@ class _Kept:
         self.written = anyio.Event()
 
     def put(self, position: int, row: _Row) -> None:
-        """It is to be written."""
+        """Queue an entry to be written."""
         queue, other = (self.waiting, self.urgent) if row.drop else (self.urgent, self.waiting)
         other.pop(position, None)
         queue[position] = row
 
     def take(self) -> dict[int, _Row]:
-        """What the next call writes, taken out: a failure, or all that is to be dropped; empty when nothing waits."""
-        # Failures that come without end do not keep the drops from their turn: a full call of those goes first.
+        """Take the entries of the next call out of the queue: one failure, or many to drop. Empty when none waits."""
+        # A full call of drops goes first, or endless failures would starve them.
         queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
         positions = list(islice(queue, 1))
         if positions and queue[positions[0]].drop:
@@ -112,9 +115,9 @@ class _Kept:
 
 
 class AttemptKeeper:
-    """The attempts of one consumer; without a ``store`` it does nothing.
+    """Keeps the attempts of one consumer; without a ``store`` it does nothing. Only ``flush`` blocks.
 
-    ``active``: whether there is a store. Nothing blocks but ``flush``.
+    ``active``: whether there is a store.
     """
 
     def __init__(self, store: Attempts | None, engine: Engine, context: RunContext, name: str) -> None:
@@ -126,20 +129,20 @@ class AttemptKeeper:
         self._loading: dict[Partition, _Loading] = {}
         self._kept: dict[Partition, _Kept] = {}
 
-    # --- what former owners kept
+    # --- attempts of former owners
 
     @property
     def loading(self) -> bool:
-        """Whether anything may be put aside."""
+        """Whether a partition is loading, so that events may have been put aside."""
         return bool(self._loading)
 
     @property
     def asked_since(self) -> dict[Partition, float]:
-        """The partitions of which the store has not answered yet, and since when."""
+        """The start of loading for each partition that is loading."""
         return {partition: loading.since for partition, loading in self._loading.items()}
 
     def begin(self, partition: Partition, now: float) -> None:
-        """It was assigned: ask for its attempts."""
+        """Load the attempts of a new assignment."""
         if not self.active:
             return
         self._kept[partition] = _Kept()
@@ -147,7 +150,10 @@ class AttemptKeeper:
         self._context.start_soon(self._load, partition)
 
     def put_aside(self, event: SourceEvent) -> bool:
-        """Whether it has to wait for the store; else its messages begin at the attempts that are known of them."""
+        """Put an event aside if its partition is loading; else give its messages their known attempts.
+
+        Returns whether the event was put aside.
+        """
         if not isinstance(event, Delivered | Progressed):
             return False
         loading = self._loading.get(event.partition)
@@ -158,7 +164,7 @@ class AttemptKeeper:
         return False
 
     def room(self, room: Room) -> Room:
-        """What is left of it for the source: what is put aside is in flight, too."""
+        """Reduce the room for the source: messages that were put aside are in flight too."""
         if not self._loading:
             return room
         aside = [event for loading in self._loading.values() for event in loading.events]
@@ -170,7 +176,7 @@ class AttemptKeeper:
     async def _load(self, partition: Partition) -> None:
         loading = self._loading.get(partition)
         if loading is None:
-            return  # It was given up before this task began.
+            return  # The partition was given up before this task began.
         known: Mapping[int, Attempt] | None = None
         with loading.scope:
             known = await self._loaded(partition)
@@ -191,7 +197,9 @@ class AttemptKeeper:
             try:
                 return await self._store.load(partition)
             except Exception as error:
-                if not self._repeats(error, f"attempts of {partition.id} not loaded, nothing of it starts", pause):
+                if not self._repeats(
+                    error, f"attempts of {partition.id} not loaded, so none of its messages starts", pause
+                ):
                     return None
             await anyio.sleep(pause)
             pause = min(pause * 2, STORE_RETRY[1])
@@ -211,7 +219,7 @@ class AttemptKeeper:
         partition.recalled = begin
 
     def _stays_given_up(self, state: AttemptState) -> bool:
-        """Whether the poison policy would do that again. Under another one the message has one more attempt."""
+        """Whether the poison policy in force gives the message up again; if not, it gets one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
             return policy.given_up(dead_lettered=True) == "block"
@@ -230,13 +238,13 @@ class AttemptKeeper:
                 if known is not None and message.broken is None:
                     message.broken = GivenUpBefore(known)
 
-    # --- what is kept for the next one
+    # --- attempts for the next owner
 
     def failed(self, failed: Failed) -> None:
-        """A message has failed, and waits for what follows: here, or at the next owner."""
+        """Store a failure, for the next owner."""
         message = failed.message
         if failed.follows == "block" and given_up_before(message):
-            # From here on somebody may unblock it: then its handler is to be called.
+            # `unblock` may follow, and must call the handler.
             message.broken = None
         kept = self._kept.get(message.partition)
         if kept is None:
@@ -248,7 +256,7 @@ class AttemptKeeper:
         self._write_soon(message.partition, kept, message.position, row)
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
-        """These were settled: what was kept of their messages has served."""
+        """Drop the entries of settled messages."""
         for settlement in settlements:
             kept = self._kept.get(settlement.partition)
             if kept is None or not kept.rows:
@@ -275,7 +283,7 @@ class AttemptKeeper:
                 self._context.start_soon(self._write, partition, scope)
 
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
-        """Write what waits; each row by one task at a time, so that the last word about it is the last one."""
+        """Write queued entries; one task at a time writes an entry, so its newest state is written last."""
         kept = self._kept.get(partition)
         if kept is None:
             return
@@ -308,7 +316,7 @@ class AttemptKeeper:
                 kept.urgent.clear()
                 kept.waiting.clear()
                 return True
-            # Behind the others: one that can never be written is not in the way of what can.
+            # After the others: an entry that can never be written must not delay them.
             kept.waiting.update(rows)
             return False
         finally:
@@ -326,24 +334,24 @@ class AttemptKeeper:
         return True
 
     def _repeats(self, error: Exception, what: str, pause: float) -> bool:
-        """Whether the same call may succeed later; else everything stops in order."""
+        """Log a failed call that will be repeated; for one that cannot succeed, stop in order and return False."""
         if not is_retryable(error, unknown=True):
             self._context.stop_because(error)
             return False
         kind = type(error).__qualname__
-        log.warning("%s: %s (%s: %s), again in %.1f s", self._name, what, kind, error_text(error), pause)
+        log.warning("%s: %s (%s, %s), next call in %.1f s", self._name, what, kind, error_text(error), pause)
         return True
 
-    # --- giving a partition up, and the end
+    # --- drains, and the end of the run
 
     def leave(self, partition: Partition) -> None:
-        """Its drain begins: what is put aside is not handled here. Idempotent."""
+        """Stop loading a partition that drains; its next owner gets the events put aside. Idempotent."""
         loading = self._loading.pop(partition, None)
         if loading is not None:
             loading.scope.cancel()
 
     async def flush(self, partition: Partition) -> None:
-        """Wait until everything of it is written that is to be: its next owner is to find it. Cancel-safe."""
+        """Wait until all queued entries of a partition are written, for its next owner. Cancel-safe."""
         kept = self._kept.get(partition)
         while kept is not None and kept.writers and partition in self._kept:
             if kept.written.is_set():
@@ -351,7 +359,7 @@ class AttemptKeeper:
             await kept.written.wait()
 
     def forget(self, partition: Partition) -> None:
-        """It is over: nothing more of it is written from here. Idempotent."""
+        """Write nothing more of a partition. Idempotent."""
         self.leave(partition)
         kept = self._kept.pop(partition, None)
         if kept is not None:
@@ -360,11 +368,11 @@ class AttemptKeeper:
                 scope.cancel()
 
     def end(self) -> None:
-        """The run is over: nothing more is written."""
+        """Write nothing more at all: the run has ended."""
         self._kept.clear()
 
 
 def _is_done(position: int, floor: int, completed: Sequence[tuple[int, int]]) -> bool:
-    # Sorted disjoint runs: what failed may be many, and so may they be.
+    # A search in sorted disjoint runs: there may be many of them, and many failures.
     at = bisect_right(completed, (position, inf))
     return position < floor or (at > 0 and position < completed[at - 1][1])

@@ -1,4 +1,4 @@
-"""DeadLetterWriter: the write of a dead letter, repeated for as long as it takes; only its lane waits."""
+"""Writing dead letters: each write is repeated for as long as it takes, and only its lane waits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 DEAD_LETTER_RETRY: Final = (0.2, 30.0)
-"""Seconds before a dead letter that was not confirmed is written again: first, and at most."""
+"""Seconds before an unconfirmed dead letter is written again: the first time, and at most."""
 
 
 class DeadLetterWriter:
-    """Writes the dead letters of one consumer. ``confirmed`` counts them."""
+    """Writes the dead letters of one consumer. ``confirmed``: number of confirmed ones."""
 
     def __init__(
         self,
@@ -43,38 +43,38 @@ class DeadLetterWriter:
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:
-        """Write the letter of one message until it is confirmed, or the message is abandoned."""
+        """Write the dead letter of a message until it is confirmed or the message is abandoned."""
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
-        letter = dead_letter(message, due.failure, time.time())
+        record = dead_letter(message, due.failure, time.time())
         log.error(
-            "%s: giving up %s position %d after %d attempt(s) with %s: it goes to the dead letters",
+            "%s: giving up %s position %d after %d attempt(s) with %s; it goes to the dead letters",
             self._name,
             message.partition.id,
             message.position,
             message.attempt,
-            letter.error_type,
+            record.error_type,
             exc_info=due.failure.error,
         )
         pause = DEAD_LETTER_RETRY[0]
         partition = message.partition
         while message.state != ABANDONED:
             if partition.deadline != NEVER and self._context.overdue(partition):
-                # The next owner has the message, and its letter.
+                # The next owner writes the dead letter.
                 self._context.after()
                 return
             try:
                 self._tap.parking(message)
-                await self._target.put(letter)
+                await self._target.put(record)
             except Exception as error:
                 if not is_retryable(error, unknown=True):
-                    # It can never be written: what is not parked is not settled either, so nothing may go on.
+                    # The dead letter can never be written, and without it the message must not be settled.
                     self._context.stop_because(error)
                     return
                 log.warning(
-                    "%s: dead letter %s not confirmed (%s: %s), again in %.1f s; its lane waits",
+                    "%s: dead letter %s not confirmed (%s, %s); its lane waits, next write in %.1f s",
                     self._name,
-                    letter.id,
+                    record.id,
                     type(error).__qualname__,
                     error_text(error),
                     pause,

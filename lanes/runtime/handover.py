@@ -1,4 +1,4 @@
-"""Giving partitions up, one task a partition: ``lanes.core.drain`` decides, and what it asks for is performed here."""
+"""Handing partitions over, one task for each: performs the steps that ``lanes.core.drain`` decides."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from lanes.workers.context import RunContext, Workers
 log = logging.getLogger("lanes")
 
 _SETTLE_LIMIT: Final = 30.0
-"""Seconds that the last settlement of a drain without a limit gets: nobody takes the partition before its release."""
+"""Seconds for the last settlement of a drain without a limit: no other owner gets the partition before its release."""
 
 _NAMED_LIMIT: Final = 10
-"""Positions that one log line names at most."""
+"""Number of positions in one log line, at most."""
 
 
 class _Begun(NamedTuple):
-    """A drain that has begun. ``ended``: nothing of it runs any more, or it is lost; ``wait``: in which its handlers
-    may end."""
+    """A drain that has begun.
+
+    ``ended``: set when no handler runs any more or the partition is lost. ``wait``: scope in which handlers may end.
+    """
 
     drain: PartitionDrain
     ended: anyio.Event
@@ -39,7 +41,7 @@ class _Begun(NamedTuple):
 
 
 class Handover:
-    """The drains of one consumer. ``grace``: seconds a cancelled handler gets to end."""
+    """The drains of one consumer. ``grace``: seconds that cancelled handlers get."""
 
     def __init__(
         self,
@@ -70,11 +72,9 @@ class Handover:
         self._drains: dict[Partition, _Begun] = {}
 
     def begin(self, partition: Partition, timeout: float) -> bool:
-        """Start nothing more of a partition, from this call on; False when it drains already.
+        """Start no more messages of a partition. Returns False when it drains already; else call ``drain``.
 
-        ``timeout``: seconds that its handlers get to end.
-
-        Call ``drain`` when True. Does not block.
+        ``timeout``: seconds that its handlers get. Does not block.
         """
         if partition in self._drains:
             return False
@@ -85,8 +85,8 @@ class Handover:
         self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until))
         if waiting:
             log.info(
-                "%s: %s: %d messages that waited for a retry, an unblock or their dead letter run again at the next "
-                "owner. Positions: %s",
+                "%s: %s is given up; its next owner runs %d messages again that waited for a retry, an unblock or "
+                "their dead letter. Positions: %s",
                 self._name,
                 partition.id,
                 len(waiting),
@@ -97,32 +97,32 @@ class Handover:
         return True
 
     def ended(self, partition: Partition) -> None:
-        """Nothing of it runs any more."""
+        """End the wait for handlers: none of the partition runs any more."""
         if partition in self._drains:
             self._drains[partition].ended.set()
 
     def lost(self, partition: Partition) -> None:
-        """The engine has lost it: a drain of it has nothing more to wait for. Idempotent."""
+        """End the drain of a partition that the engine has lost. Idempotent."""
         if partition in self._drains:
             drain, ended, _ = self._drains[partition]
             drain.tell("lost", anyio.current_time())
             ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
-        """Let handlers of a partition that drains already end within ``timeout`` seconds, if that is sooner."""
+        """Shorten the time of a drain's handlers to ``timeout`` seconds, if that is sooner."""
         self._tap.hastened(partition, timeout)
         drain, _, wait = self._drains[partition]
         drain.hasten(anyio.current_time(), timeout)
-        wait.deadline = drain.until  # that of a later phase matters to nobody: this scope is left by then
+        wait.deadline = drain.until  # a later phase has left this scope
 
     async def drain(self, partition: Partition) -> None:
-        """Let a partition end that ``begin`` was called for, settle it and release it.
+        """Wait for the handlers of a partition after ``begin``, settle it and release it.
 
-        Takes at most, in seconds: the timeout, while handlers end; the grace, while they are cancelled;
-        ``SETTLE_WITHIN``, or what is left of the timeout, for what has finished; ``RELEASE_WITHIN``, or what is left of
-        the lease, for the source. ``Settings.longest_drain`` is the sum.
+        The handlers get the timeout, then the grace after their cancellation. The last settlement gets
+        ``SETTLE_WITHIN``, or the rest of the timeout. The source gets ``RELEASE_WITHIN``, or the rest of the lease, for
+        the release. ``Settings.longest_drain`` is the sum.
 
-        Ends early, without a release, when the partition is lost meanwhile. Cancelled only with the whole run.
+        Ends early, without a release, when the partition is lost. Cancelled only with the whole run.
         """
         drain, ended, wait = self._drains[partition]
         self._context.after()
@@ -144,7 +144,7 @@ class Handover:
         if drain.phase == phases.HANDED_OVER:
             self._tap.revoked(partition)
         elif drain.phase == phases.UNRELEASED and not self._context.overdue(partition):
-            # Only the source's word makes it a hand-over.
+            # A hand-over needs the confirmation of the source.
             self._context.lose(partition, "it was not released in order")
         self._settler.unsettled.settled(partition)
         self._attempts.forget(partition)
@@ -157,8 +157,7 @@ class Handover:
         drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
 
     async def _settle(self, drain: PartitionDrain) -> None:
-        """Settle what has finished of a fenced partition, and write what is kept of it, as far as that can be done in
-        time; says what is left."""
+        """Settle the finished messages of a fenced partition and write its attempts, in time; log the rest."""
         partition, within = drain.partition, drain.until - anyio.current_time()
         with anyio.CancelScope(deadline=drain.until):
             await self._settler.settle_all(partition)
@@ -170,8 +169,7 @@ class Handover:
         if drain.left:
             error = self._settler.unsettled.error(partition)
             log.warning(
-                "%s: %s is given up, and not all that has finished of it could be settled within %.1f s: the rest runs "
-                "again%s",
+                "%s: %s is given up with finished messages that were not settled within %.1f s; they run again%s",
                 self._name,
                 partition.id,
                 within,
@@ -179,8 +177,8 @@ class Handover:
             )
         elif drain.phase == phases.KEEPING:
             log.warning(
-                "%s: %s is given up, and not all attempts of it could be kept within %.1f s: those messages may be "
-                "tried once more",
+                "%s: %s is given up with attempts that were not stored within %.1f s; their messages may be tried once "
+                "more",
                 self._name,
                 partition.id,
                 within,
@@ -188,8 +186,10 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> bool:
-        """Hand a partition back to the source, within ``RELEASE_WITHIN`` seconds, or for as long as its lease holds;
-        nothing of it is handled any more. Whether the source says that it is handed over."""
+        """Hand a partition back to the source, within ``RELEASE_WITHIN`` seconds or the rest of its lease.
+
+        Returns whether the source has confirmed it. No handler of the partition may count any more.
+        """
         lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
         within = max(RELEASE_WITHIN, lease)
         with anyio.move_on_after(within) as scope:
@@ -197,30 +197,26 @@ class Handover:
                 await self._source.release(partition)
                 return True
             except SourceError as error:
-                log.warning(
-                    "%s: %s not released in order, what had finished may come again at its next owner: %s",
-                    self._name,
-                    partition.id,
-                    error,
-                )
+                why = str(error)
             except Exception as error:
                 self._context.stop_because(error)
+                return False
         if scope.cancelled_caught:
-            log.warning(
-                "%s: %s not released in order, what had finished may come again at its next owner: the source did not "
-                "release it within %.1f s",
-                self._name,
-                partition.id,
-                within,
-            )
+            why = f"no answer within {within:.1f} s"
+        log.warning(
+            "%s: %s is not released in order, so its next owner may run finished messages again (%s)",
+            self._name,
+            partition.id,
+            why,
+        )
         return False
 
     def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
         if not zombies:
             return
         log.warning(
-            "%s: %s given up while %d handlers did not end within drain_timeout and grace; they will not count "
-            "and run again: raise drain_timeout, or have handlers end sooner. Positions: %s",
+            "%s: %s is given up; %d handlers did not end within drain_timeout and grace, and their messages run again. "
+            "Raise drain_timeout, or have handlers end sooner. Positions: %s",
             self._name,
             partition.id,
             len(zombies),

@@ -1,10 +1,10 @@
-"""One run of a consumer: it pumps messages in, settles what is finished, keeps deadlines, and drains.
+"""One run of a consumer: it receives messages, settles finished ones, keeps deadlines, and drains.
 
-It performs what the engine decides, and decides nothing about order, retries or bounds itself. Everything runs
-in one task group of one event loop, asyncio or trio, and is gone when ``run`` returns.
+It performs the decisions of the engine, and decides nothing about order, retries or bounds itself. Everything runs in
+one task group of one event loop, asyncio or trio, and has ended when ``run`` returns.
 
-Longer than most: each event of the source and each effect of the engine is passed on here, to one part of the run or to
-several, and their order is what is to be seen in one place.
+Every event of the source and every effect of the engine passes through this module, to one component or to several.
+Their order is therefore in one place.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ log = logging.getLogger("lanes")
 
 
 class Run:
-    """The run of one consumer over an open source: its parts, which all call back into it once it runs.
+    """The run of one consumer over an open source, and the ``RunContext`` of its components.
 
-    ``fatal``: what it stops with. ``planned``: whether the group has a plan, where the source says so. ``unsettled``:
-    the partitions whose settlements fail now.
+    ``fatal``: the error that stops it. ``planned``: whether the group has a plan; True for a source without plans.
+    ``unsettled``: the partitions whose settlements fail now.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Run:
         self._receiving = anyio.CancelScope()
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
-        # None of them calls anything of this one while it is made.
+        # The constructors of the components call nothing of the run.
         self._workers = _workers_for(handler, decode, settings, engine, self, clock, tap)
         self._attempts = AttemptKeeper(attempts, engine, self, traits.name)
         self._settler = Settler(engine, source, self, self._attempts, clock, tap, traits.name, commits=self._commits)
@@ -121,8 +121,10 @@ class Run:
         self._dead_letter_writer = DeadLetterWriter(engine, dead_letters, self, tap, traits.name)
 
     async def run(self) -> None:
-        """Consume until ``stop`` is called, a finite source has been handled to its end, or something has failed:
-        then ``fatal`` says what. Cancelling it stops at once."""
+        """Consume until ``stop`` is called, a finite source has ended, or an error stops it; see ``fatal``.
+
+        A cancellation stops at once.
+        """
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._active = True
@@ -140,30 +142,30 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether it drains."""
+        """Whether the run drains."""
         return self._stopping
 
     @property
     def dead_lettered(self) -> int:
-        """How many dead letters were confirmed."""
+        """Number of confirmed dead letters."""
         return self._dead_letter_writer.confirmed
 
     @property
     def redelivered(self) -> Counter[str]:
-        """How many positions came again, by cause."""
+        """Number of redelivered positions, by cause."""
         return self._redelivered
 
     @property
     def asked_since(self) -> dict[Partition, float]:
-        """The partitions of which the store of attempts has not answered yet, and since when."""
+        """The start of loading for each partition whose attempts are being loaded."""
         return self._attempts.asked_since
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """What runs in threads for ``timeout`` seconds or longer; O(threads)."""
+        """Messages whose handlers have run in threads for ``timeout`` seconds or longer; O(threads)."""
         return self._workers.stuck(now, timeout)
 
     def stop(self) -> None:
-        """Take nothing more and drain. Does not block. Idempotent. From anywhere: see ``ThreadSafeCall``."""
+        """Take no more messages, and drain. Does not block. Idempotent. Thread-safe: see ``ThreadSafeCall``."""
         self._told_to_stop()
 
     def _stop(self) -> None:
@@ -173,17 +175,17 @@ class Run:
                 self._stop_partitions()
 
     async def settle(self) -> None:
-        """Settle what has finished, once, after ``run`` was left: after a cancellation there may be something."""
+        """Settle finished messages once, after ``run`` was cancelled."""
         await self._settler.settle()
 
-    # --- what the workers call
+    # --- callbacks of the components
 
     def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake whoever has something to do now.
+        """Perform the engine's effects and wake each component that has something to do.
 
-        ``taking``: how many ready lanes the caller will take itself, without being woken.
+        ``taking``: number of ready lanes that the caller takes itself, without being woken.
         """
-        # After every message: these are the engine's own lists, which it keeps for its whole life.
+        # Called after every message, so it reads the engine's own lists, which are never replaced.
         if self._effects:
             self._perform()
         if self._dirty and self._settler.idle:
@@ -194,12 +196,12 @@ class Run:
             self._stop_when_exhausted()
 
     def floors_moved(self) -> None:
-        """Something has finished, or was confirmed: what stands at ``max_ahead`` may wait for something else now."""
+        """Look again at the partitions at ``max_ahead``: a message has finished, or a commit was confirmed."""
         if self._stalls.moved(self._clock()):
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:
-        """Whether the lease on a partition has run out: then it is lost from this call on. Idempotent."""
+        """Whether the lease on a partition has run out; if so, the partition is lost. Idempotent."""
         if self._clock() < partition.deadline:
             return False
         self.lose(partition, "its lease has run out")
@@ -209,7 +211,7 @@ class Run:
         """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
         if self.fatal is None:
             self.fatal = error
-            # An error of ours says it all where it is raised; whatever else comes up needs the context.
+            # An error of `lanes` is complete where it is raised; another one needs this context.
             level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
             log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
         self.stop()
@@ -221,11 +223,11 @@ class Run:
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
-        """A hold may end sooner than was known. Does not block."""
+        """Look at the deadlines again: a hold may end sooner than was known. Does not block."""
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Run one of the consumer's own tasks: when it fails, everything stops in order with its error."""
+        """Run a task of the run. An exception of it stops the run in order."""
         try:
             await task(*args)
         except Exception as error:
@@ -272,7 +274,7 @@ class Run:
             self.enter(event)
 
     def enter(self, event: SourceEvent) -> None:
-        """Take in what the source has told, in its order, whether it was put aside before or not."""
+        """Process an event of the source: at once, or after it was put aside."""
         engine, now = self.engine, self._clock()
         if isinstance(event, Delivered):
             check_delivered(self._name, event, stopping=self._stopping)
@@ -282,7 +284,7 @@ class Run:
                 engine.receive(event.partition, event.run, event.size, now)
             except PositionFell as error:
                 raise ContractError(f"{self._name}: {error}") from error
-            # At once, so that the rows of redelivered messages follow those of their run.
+            # At once: the rows of redelivered messages must follow the row of their run.
             self._perform()
         elif isinstance(event, Assigned):
             self._assigned(event.partition)
@@ -300,12 +302,14 @@ class Run:
             self._exhausted = True
             self._stop_when_exhausted()
         else:
-            raise ContractError(f"{self._name} delivered a {type(event).__name__}, no event of lanes.source: report it")
+            raise ContractError(
+                f"{self._name} delivered a {type(event).__name__}, no event of lanes.source; please report this"
+            )
 
     def _assigned(self, partition: Partition) -> None:
         check_assigned(self._name, partition, commits=self._commits)
         if self._stopping:
-            # Once: a source that assigns again what it got back would never let a run end that gives it back again.
+            # Once only, or a source that assigns it again each time would never let the run end.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)
                 self._tasks.start_soon(self._guarded, self._handover.release, partition)
@@ -316,8 +320,8 @@ class Run:
             raise ContractError(f"{self._name}: {error}") from error
         except SecondPartition:
             raise ConfigError(
-                f'{self._name}: order="serial" handles one partition, and {partition.id} is a second one: use '
-                'order="partition", or a topic with one partition'
+                f'order="serial": {self._name} assigned {partition.id}, a second partition; use order="partition" or a '
+                "topic with one partition"
             ) from None
         self.tap.assigned(partition)
         self._attempts.begin(partition, self._clock())
@@ -325,19 +329,19 @@ class Run:
     def _revoking(self, event: Revoking) -> None:
         if self.engine.owns(event.partition):
             timeout = event.timeout
-            # Where whoever is next waits for as long as it takes, nothing is cancelled.
+            # With an infinite timeout the next owner waits, so no handler is cancelled.
             self._start_drain(event.partition, timeout if timeout == NEVER else min(timeout, self._drain_timeout))
         else:
             self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Nothing of a partition counts any more, from this call on. Idempotent."""
+        """Count nothing of a partition any more, from this call on. Idempotent."""
         if not self.engine.owns(partition):
             return
         zombies = self.engine.lose(partition)
         self._handover.lost(partition)
         log.warning(
-            "%s: %s lost (%s); %d handlers of it still run and will not count: its next owner runs them again",
+            "%s: %s lost (%s); the results of its %d running handlers do not count, its next owner runs them again",
             self._name,
             partition.id,
             reason,
@@ -355,7 +359,7 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
-        """The one timer for the earliest deadline of all held lanes, and of what stands still."""
+        """The timer for the earliest deadline of all held lanes and stalled partitions."""
         while True:
             self._told_to_stop.serve()
             at = min(self._stalls.next_at(), self.engine.next_due())
@@ -367,7 +371,7 @@ class Run:
             for stall in self._stalls.due(now):
                 why = self._settler.unsettled.error(stall.partition)
                 report_stall(stall, self._name, self._settings.max_ahead, now, why)
-            # Not the next handler that ends: where all hang, only the timer can have the clients paused.
+            # If all handlers hang, no other call has the clients paused.
             self.after()
 
     # --- effects
@@ -392,7 +396,7 @@ class Run:
         elif isinstance(effect, fx.Redelivered):
             self._redelivered[effect.cause] += 1
             tap.redelivered(effect)
-            # What a predecessor had completed is to be committed, also when nothing else finishes.
+            # Positions that a former owner completed must be committed, even if no other message finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
             self.start_soon(self._dead_letter_writer.write, effect)
@@ -407,7 +411,7 @@ class Run:
             tap.abandoned(effect.messages)
         elif isinstance(effect, fx.Zombie):
             tap.zombie(effect.message)
-            # Its key may have a successor now, in a new assignment.
+            # Its key may have a message in a new assignment, which can start now.
             self._workers.wake()
         elif isinstance(effect, fx.AheadReached):
             self._ahead_reached(effect)
@@ -421,20 +425,20 @@ class Run:
         flow = self.engine.flow
         self.tap.crossed(saturated=saturated, in_flight=flow.in_flight, size=flow.bytes)
         if saturated:
-            # The timer may have a pause of the clients to look after now.
+            # The timer may now have to pause the clients.
             self._timer_wake.set()
         elif self._starved:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """What the source may deliver has changed in a way that it has to know now. Does not block."""
-        # receive() is cancel-safe, and is called again with what there is room for now.
+        """Ask the source again: it may deliver more or less than before. Does not block."""
+        # receive() is cancel-safe, and is called again with the new room.
         self._receiving.cancel()
 
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
         self.tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
-        # Where a confirmation is all that is missing, it is asked for now.
+        # If only a confirmation is missing, it is requested now.
         self._settler.wake()
         self._stalls.reached(effect.partition, self._clock())
         self._timer_wake.set()
@@ -443,7 +447,7 @@ class Run:
 def _workers_for(
     handler: Handler, decode: Decode | None, settings: Settings, engine: Engine, run: Run, clock: Clock, tap: Tap
 ) -> Workers:
-    """The workers for a handler that ``check_handler`` has let pass. Starts nothing."""
+    """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
     inline = settings.sync_handlers == "inline"
     if settings.batch is not None:
         return BatchWorkers(

@@ -1,4 +1,4 @@
-"""Telling the broker what is finished, and that the rest is still being worked on."""
+"""Settling: the broker learns which messages are finished, and unfinished ones are kept alive."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lanes.source import Source
 from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
-"""Seconds before a settlement that may not have been sent is repeated: first, and at most."""
+"""Seconds before a settlement that may not have been sent is repeated: the first time, and at most."""
 
 
 class Settler:
-    """The settle step of one consumer: at most one settlement of a partition is on its way at any time.
+    """Settles the finished messages of one consumer: at most one settlement of a partition is under way.
 
-    ``idle``: it waits, and has to be woken for what is finished. ``unsettled``: the partitions whose settlements fail.
+    A source that settles each message by itself gets a settlement as soon as the one before has left. For a source that
+    ``commits``, finished messages enter the ledger at once, and commits are sent concurrently when they are due.
 
-    What a source settles message by message goes out as soon as the one before has left. Where it ``commits``, what
-    has finished enters the ledger at once, and commits go out when they are due, beside that.
+    ``idle``: whether it must be woken for a finished message. ``unsettled``: the partitions whose settlements fail.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Settler:
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self) -> None:
-        """Settle whatever finishes, in batches, until cancelled or the source has failed for good."""
+        """Settle finished messages in batches, until cancelled or the source has failed for good."""
         async with anyio.create_task_group() as tasks:
             while not self._failed:
                 await self._wait()
                 if self._commits:
-                    # A commit that is cancelled with everything else is due again: it must not be begun again.
+                    # A cancelled commit is due again at once, and must not start again during a cancellation.
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     settlements = self._collect(everything=False)
                     if settlements:
@@ -88,16 +88,15 @@ class Settler:
         self.idle = False
 
     def wake(self) -> None:
-        """Something is finished. Cheap when it is known already."""
+        """Settle a finished message soon. Cheap when it is not idle."""
         if self.idle:
             self.idle = False
             self._wake.set()
 
     async def settle_all(self, partition: Partition | None = None) -> None:
-        """Settle everything that is finished, of one partition or of all, as often as it takes; what another call is
-        sending included.
+        """Settle every finished message of one partition, or of all, and wait for concurrent settlements of them.
 
-        Returns without having done so once the source has failed for good.
+        Repeats failed settlements, and gives up once the source has failed for good.
         """
         pause = SETTLE_RETRY[0]
         while not self._failed:
@@ -106,7 +105,7 @@ class Settler:
                 pause = min(pause * 2, SETTLE_RETRY[1])
             elif self._sending(partition):
                 if self._left.is_set():
-                    # Not while others wait for it: one event for all of them.
+                    # Replaced only when set, because several calls may wait for it.
                     self._left = anyio.Event()
                 await self._left.wait()
             elif not self._pending(partition):
@@ -123,7 +122,7 @@ class Settler:
         return self._engine.owns(partition) and partition.commits.pending
 
     async def settle(self) -> bool:
-        """Settle everything that is finished; False when that has to be repeated. Idempotent."""
+        """Settle every finished message. Returns False when that must be repeated. Idempotent."""
         async with self._lock:
             settlements = self._collect(everything=True)
             return not settlements or await self._send(settlements)
@@ -134,13 +133,13 @@ class Settler:
                 self._tap.completed(partition, len(partition.finished))
         settlements = self._engine.collect(self._clock(), everything=everything)
         if self._commits:
-            # What has finished left the bounds: the source may have room now.
+            # Finished messages have left the bounds, so the source may have room now.
             self._context.after()
             self._context.floors_moved()
         return settlements
 
     async def _commit(self, settlements: list[Settlement]) -> None:
-        """Send commits that are due; after a failure they are due again, a while later."""
+        """Send commits that are due; a failed commit is due again after ``SETTLE_RETRY``."""
         self._under_way += 1
         try:
             await self._send(settlements)
@@ -149,8 +148,10 @@ class Settler:
             self._left.set()
 
     def give_up(self, partition: Partition) -> None:
-        """Cancel its commit that is on its way: the partition has, or will have, another owner, whose commits a late
-        one would undo. Those sent together with it are repeated. Does not block. Idempotent."""
+        """Cancel the commit of a partition that is under way; a late one could undo a commit of the next owner.
+
+        Commits sent by the same call are repeated. Does not block. Idempotent.
+        """
         for scope, settlements in self._sends.items():
             if any(settlement.partition is partition for settlement in settlements):
                 scope.cancel()
@@ -167,12 +168,12 @@ class Settler:
                 return await self._try_to_send(settlements)
             finally:
                 del self._sends[scope]
-                # What has finished meanwhile had to wait for this one, whoever sent it.
+                # Messages that finished meanwhile had to wait for this commit.
                 self.wake()
         return False
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
-        """Those whose partition was not given up since they were collected: they are sent by a task of their own."""
+        """The settlements whose partition was not given up between their collection and this task."""
         gone = [each for each in settlements if not self._engine.owns(each.partition) or _is_over(each.partition)]
         if not gone:
             return settlements
@@ -217,8 +218,8 @@ class Settler:
         return True
 
     async def keep_alive(self, interval: float) -> None:
-        """Extend every held message so that none gets older than ``interval`` seconds without; until cancelled."""
-        # Every half interval, everything older than half an interval: what is finished sooner costs nothing.
+        """Extend each unsettled message at least every ``interval`` seconds; until cancelled."""
+        # Every half interval, messages older than half an interval: one that finishes sooner costs nothing.
         period = interval / 2
         while True:
             await anyio.sleep(period)

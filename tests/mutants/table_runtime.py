@@ -92,8 +92,8 @@ RUNTIME: Final = (
     Mutant(
         "commit_wakes_nobody",
         "lanes.runtime.settle",
-        "whoever sent it.\n                self.wake()\n",
-        "whoever sent it.\n",
+        "wait for this commit.\n                self.wake()\n",
+        "wait for this commit.\n",
         "what finished while a drain's commit was under way is not committed",
         "kafka",
         ("CaughtUp", "CommitsInTime"),

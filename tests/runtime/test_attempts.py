@@ -315,7 +315,7 @@ async def test_a_hold_does_not_end_before_its_failure_is_kept(caplog: pytest.Log
         await run.stop()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == [
-        "memory: attempts of memory/0 position 0 not kept (OSError: the store is gone), again in 0.2 s",
+        "memory: attempts of memory/0 position 0 not kept (OSError, the store is gone), next call in 0.2 s",
     ]
 
 

@@ -155,7 +155,7 @@ async def test_positions_that_do_not_rise_are_a_bug_of_the_source(monkeypatch: p
 @pytest.mark.anyio
 async def test_serial_order_handles_one_partition() -> None:
     source = GroupSource(group_of("ab", partitions=2), "m-1")
-    with pytest.raises(ConfigError, match=r'order="serial" handles one partition, and memory/1 is a second one: use'):
+    with pytest.raises(ConfigError, match=r'order="serial": memory/m-1 assigned memory/1, a second partition; use'):
         await member(source, Gated(free=[b"a", b"b"]), order="serial").run()
 
 

@@ -90,7 +90,10 @@ async def test_what_could_not_be_dropped_is_dropped_later(caplog: pytest.LogCapt
         await run.stop()
     assert store.writes == [("drop", [0, 1, 2])] * 2
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "memory/a: attempts of memory/0 position 0 and 2 more not dropped (OSError: the store is gone), again in 0.2 s"
+        (
+            "memory/a: attempts of memory/0 position 0 and 2 more not dropped (OSError, the store is gone), next call "
+            "in 0.2 s"
+        )
     ]
 
 

@@ -151,7 +151,7 @@ async def test_what_cannot_be_read_says_so_by_a_message_error(
 
     monkeypatch.setattr(source, "receive", receive)
     settings = Settings(batch=batch, retry=Retry(attempts=1), poison="skip")
-    with pytest.raises(lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError: .* MessageError$"):
+    with pytest.raises(lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError; .* MessageError$"):
         await Consumer(source, handler, settings=settings, dead_letters=letters).run()
     # Nobody is told that what was delivered beside it could not be handled either.
     assert (handled, broker.dead_letters) == ([], [])

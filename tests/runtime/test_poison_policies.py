@@ -165,7 +165,9 @@ async def test_what_is_blocked_is_not_waited_for_and_runs_again_at_the_next_owne
         async with started(consumer) as run:
             await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))) and blocked(consumer) == 1)
             assert await run.stop() is None
-    assert "1 messages that waited for a retry, an unblock or their dead letter run again" in caplog.text
+    assert (
+        "its next owner runs 1 messages again that waited for a retry, an unblock or their dead letter" in caplog.text
+    )
     assert group.committed(0) == Committed(0, ((1, 2), (3, 4)))
     source = GroupSource(group, "m-2")
     source.finish()

@@ -140,11 +140,12 @@ async def test_what_a_drain_could_not_settle_is_told(caplog: pytest.LogCaptureFi
         handler.let(0)
         await until(lambda: source.called("settle"))
         assert await run.stop() is None
-    (said,) = [record.getMessage() for record in caplog.records if "is given up, and not all" in record.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "is given up with finished messages" in record.getMessage()
+    ]
     why = "" if hangs else " (the stream is away)"
     assert said == (
-        "memory: memory/0 is given up, and not all that has finished of it could be settled within 0.0 s: the rest "
-        f"runs again{why}"
+        f"memory: memory/0 is given up with finished messages that were not settled within 0.0 s; they run again{why}"
     )
 
 
