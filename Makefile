@@ -7,7 +7,7 @@ DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 PROTOCOL ?= classic
 PROCESSES ?= 3
-FAST := $(addprefix tests/,cohort core dead_letters history memsource observe runtime workers)
+FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
 DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
 DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
@@ -56,10 +56,11 @@ test-slow: environment-dev  ## the tests that take minutes, on real servers [ARG
 test-spark: environment-dev  ## all tests of Spark and PostgreSQL, the slow ones too [ARGS="-k audit"]
 	@exec .venv/bin/python -m pytest -m "slow or not slow" tests/spark tests/postgres tests/demo/test_spark*.py $(ARGS)
 
-check: environment-dev  ## lint, formatting, types, the list of errors and warnings, the documentation as a site
+check: environment-dev  ## lint, types, imports, docstrings, the list of errors, the site
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	.venv/bin/lint-imports --cache-dir .cache/import-linter
 	.venv/bin/python -m tests.project.messages compare
 	$(MKDOCS) build --strict
 

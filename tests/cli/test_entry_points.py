@@ -41,6 +41,7 @@ def test_the_modules_of_an_extra_are_its_requirements(extra: str) -> None:
         assert {canonicalize_name(one) for one in homes[module]} <= wanted
 
 
+@pytest.mark.process
 def test_the_help_imports_no_command() -> None:
     """It shows the text of every command, those of adapters too."""
     code = """

@@ -10,6 +10,7 @@ SCHEDULES = 10_000
 QUICK_SEEDS = 30
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_schedule_of_a_cohort_breaks_a_promise() -> None:
     result = slice_of((0, QUICK_SEEDS))

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Final
 
 import anyio
+import pytest
 from anyio.abc import TaskGroup
 
 from lanes.cohort.membership import Membership
@@ -78,6 +79,7 @@ def test_join_moves_only_what_balance_requires() -> None:
     virtual(test)
 
 
+@pytest.mark.long
 def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
     """Whoever is left keeps all that it has; only what the other one had is acquired, and balanced."""
 

@@ -276,6 +276,7 @@ def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, fi
     staged(scene, partitions=2, retention=retention)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["request lost", "reply lost"])
 def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
     """Whichever write of an acquisition, of renewals and of a release has no answer: nothing is lost by it."""

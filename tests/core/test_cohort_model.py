@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "model" / "cohort.sh"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("there", "missing"), [((), "spin gcc"), (("gcc",), "spin"), (("spin",), "gcc")], ids=["both", "spin", "gcc"]
 )

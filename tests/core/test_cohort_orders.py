@@ -18,6 +18,7 @@ RETENTIONS = ("limits", "workqueue", "interest")
 WALKS = 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retention", RETENTIONS)
 def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
     # On a stream with interest every step is one of the others'.
@@ -35,6 +36,7 @@ def test_random_orders_keep_every_promise(retention: str) -> None:
     assert sum(LeaseReleased() in world.seen for world in worlds) > 50
 
 
+@pytest.mark.long
 def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
 
@@ -59,6 +61,7 @@ def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 FOUND_ON = {mutants.NoServerClock: "workqueue", mutants.DeleteFirst: "interest"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [
@@ -93,5 +96,6 @@ def test_a_planted_bug_is_found(mutant: type[LeaseMachine], broken: str) -> None
 
 
 def test_every_planted_bug_is_tried() -> None:
-    (parametrized,) = test_a_planted_bug_is_found.pytestmark  # type: ignore[attr-defined]
+    marks = test_a_planted_bug_is_found.pytestmark  # type: ignore[attr-defined]
+    (parametrized,) = [mark for mark in marks if mark.name == "parametrize"]
     assert [mutant for mutant, _ in parametrized.args[1]] == mutants.MUTANTS

@@ -420,6 +420,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
 def test_the_engine_does_what_the_model_does() -> None:
     run_state_machine_as_test(EngineMachine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))

@@ -413,6 +413,7 @@ class ModesMachine(RuleBasedStateMachine):
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
 def test_the_engine_does_what_the_model_does_in_every_mode() -> None:
     run_state_machine_as_test(ModesMachine, settings=settings(max_examples=120, stateful_step_count=30, deadline=None))

@@ -289,6 +289,7 @@ STEPS: st.SearchStrategy[tuple[str, list[int]]] = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(floor=st.integers(0, 3), seeds=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5))), steps=st.lists(STEPS))
 @example(floor=0, seeds=[(1, 1)], steps=[("deliver", [1]), ("progressed", [3])])
 def test_it_does_what_dicts_and_sets_do(

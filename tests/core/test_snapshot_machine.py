@@ -25,6 +25,7 @@ MACHINES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -229,6 +229,7 @@ def started(position):
 """
 
 
+@pytest.mark.process
 def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     """The kernel writes up to the limit (a short write), then fails with EFBIG; then the limit is lifted."""
     child = run_child(
@@ -264,6 +265,7 @@ def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     assert (segment.reason, len(segment.gaps)) == ("drained", 1)
 
 
+@pytest.mark.process
 def test_a_full_disk_until_the_process_dies(tmp_path: Path) -> None:
     child = run_child(
         PRELUDE,
@@ -283,6 +285,7 @@ def test_a_full_disk_until_the_process_dies(tmp_path: Path) -> None:
     assert [gap.why for gap in segment.gaps] == ["the last rows could not be written before the process died"]
 
 
+@pytest.mark.process
 def test_flushed_rows_survive_kill_9_and_buffered_ones_do_not(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [

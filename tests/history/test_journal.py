@@ -70,6 +70,7 @@ def test_lines_come_back_byte_for_byte(data: bytes) -> None:
     assert list(tables.lines(tables.table(whole, "r"))) == whole
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(
     st.one_of(
@@ -329,6 +330,7 @@ def test_two_names_of_one_process_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, history=History(tmp_path, member="b"), member="a")
 
 
+@pytest.mark.process
 def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
     code = """
 import sys
@@ -347,6 +349,7 @@ print(check_files([sys.argv[1]]).text)
     assert child.stdout.count("pip install 'lanes-runtime[journal]'") == 2
 
 
+@pytest.mark.process
 def test_nothing_imports_pyarrow_that_needs_no_journal() -> None:
     code = "import sys, lanes, lanes.history.journal, memsource.checkers.report; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

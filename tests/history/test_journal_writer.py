@@ -260,6 +260,7 @@ directory = Path(sys.argv[1])
 """
 
 
+@pytest.mark.process
 def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     child = run_child(
         PRELUDE,
@@ -282,6 +283,7 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     assert "violated" not in statuses(tmp_path)
 
 
+@pytest.mark.process
 def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
     child = run_child(
         PRELUDE,

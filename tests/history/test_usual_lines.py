@@ -108,6 +108,7 @@ _TIMES: Final = st.sampled_from(("0.0", "00.1", "1", "1.", ".5", "1.5e3", "-1.5"
 _TEXTS: Final = st.sampled_from(("m-1", "", "a b", "\\u0041", "ä", "\\", '\\"', "x" * 300, "\x7f", "\t", "0" * 16))
 
 
+@pytest.mark.long
 @given(_NUMBERS, _TIMES, _TEXTS, _TEXTS, _NUMBERS, st.sampled_from(("started", "ended", "delivered", "ack", "end")))
 def test_nor_do_odd_values(number: str, time: str, text: str, key: str, more: str, event: str) -> None:
     begin = WRITTEN.splitlines(keepends=True)[0].decode()

@@ -382,6 +382,7 @@ def test_the_wall_clock_of_a_row_follows_a_clock_that_is_set(tmp_path: Path, mon
     assert [row["wall"] for row in written(history)[1:]] == [5000.0, 9000.0]
 
 
+@pytest.mark.long
 def test_caches_are_bounded(tmp_path: Path) -> None:
     history = opened(tmp_path)
     for number in range(70_000):

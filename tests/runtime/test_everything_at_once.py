@@ -144,6 +144,7 @@ class World:
             source.assign(*details)
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @settings(max_examples=50)
 @given(traffic=TRAFFIC, events=EVENTS, concurrency=st.integers(1, 5), spare=st.integers(0, 6))

@@ -46,6 +46,7 @@ async def in_batches(messages: list[Message]) -> None:
     await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a history"])
 @pytest.mark.parametrize(

@@ -383,6 +383,7 @@ async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
     assert source.owned == []
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
     clock = HandClock()

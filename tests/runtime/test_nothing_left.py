@@ -76,6 +76,7 @@ def timers() -> int:
     return sum(not timer.cancelled() for timer in scheduled)
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize("end", ["stop", "cancel", "block", "fail"])
 @pytest.mark.parametrize("make", [acknowledging, committing])

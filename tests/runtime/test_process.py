@@ -34,6 +34,7 @@ def complains(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline().strip()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
     process = job("line")
@@ -46,6 +47,7 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nbye\n", "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("case", "last_words"),
     [
@@ -68,18 +70,21 @@ def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str) -> 
     assert (out, err) == (last_words, "")
 
 
+@pytest.mark.process
 def test_a_finite_source_ends_without_a_word(job: Job) -> None:
     process = job("finite")
     out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nended 1\nbye\n", "")
 
 
+@pytest.mark.process
 def test_what_becomes_of_ownership_is_told(job: Job) -> None:
     process = job("events")
     out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "assigned\nended 0\nended 1\nrevoked\nbye\n", "")
 
 
+@pytest.mark.process
 def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
     process = job("poison")
     _, err = process.communicate(timeout=TIMEOUT)
@@ -92,6 +97,7 @@ def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
     assert err.count("Traceback") == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("case", "line"),
     [
@@ -114,6 +120,7 @@ def test_what_is_wrong_is_one_line(job: Job, case: str, line: str) -> None:
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_a_handler_may_leave_with_a_status_of_its_own(job: Job) -> None:
     process = job("leave")
     process.communicate(timeout=TIMEOUT)

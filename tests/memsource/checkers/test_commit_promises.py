@@ -18,6 +18,7 @@ from tests.memsource.checkers.rows import encoded, violated
 SEEDS = range(120)
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32))
 @example(200680)  # Two owners at the same moment, and the one had lost it.
 def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
@@ -26,6 +27,7 @@ def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
     assert exit_status(verdicts) == 0
 
 
+@pytest.mark.long
 def test_the_runs_exercise_what_they_are_to_exercise() -> None:
     events: Counter[str] = Counter()
     redeliveries: Counter[str] = Counter()
@@ -43,6 +45,7 @@ def test_the_runs_exercise_what_they_are_to_exercise() -> None:
     assert full >= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", COMMIT_FAULTS, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
     planted = 0
@@ -54,6 +57,7 @@ def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
     assert planted >= 5
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
     """Whatever rows are missing from a legal history, no checker claims a violation, and none passes."""
@@ -63,6 +67,7 @@ def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
     assert {verdict.status for verdict in verdicts} == {"unproven"}
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.data())
 def test_the_end_of_the_last_segment_may_be_missing(seed: int, data: st.DataObject) -> None:
     assert_the_last_may_crash(segments_of(seed), data)

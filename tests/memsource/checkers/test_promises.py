@@ -19,6 +19,7 @@ from tests.memsource.checkers.worlds import history_of, segments_of
 SEEDS = range(120)
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32))
 def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
     segments = read_bytes(history_of(seed))
@@ -28,6 +29,7 @@ def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
     assert exit_status(verdicts) == 0
 
 
+@pytest.mark.long
 def test_the_runs_exercise_what_they_are_to_exercise() -> None:
     events: Counter[str] = Counter()
     redeliveries: Counter[str] = Counter()
@@ -46,6 +48,7 @@ def test_the_runs_exercise_what_they_are_to_exercise() -> None:
     assert full >= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
     planted = 0
@@ -63,6 +66,7 @@ def test_every_checker_has_two_faults_to_find() -> None:
     assert min(found.values()) >= 2
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
     """Whatever rows are missing from a legal history, no checker claims a violation, and none passes."""
@@ -73,6 +77,7 @@ def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
     assert exit_status(verdicts) == 2
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_gap_hides_no_violation_that_stands_without_it(seed: int, damage: int) -> None:
     """A fault within one segment stays one when another segment lacks rows."""
@@ -91,6 +96,7 @@ def test_a_gap_hides_no_violation_that_stands_without_it(seed: int, damage: int)
     assert violated(*segments, *others) == FAULTS[fault]
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.data())
 def test_the_end_of_the_last_segment_may_be_missing(seed: int, data: st.DataObject) -> None:
     assert_the_last_may_crash(segments_of(seed), data)

@@ -275,6 +275,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     check(found)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_any_damage_is_read_or_refused(data: st.DataObject) -> None:
     damaged = bytearray(encoded(SEGMENT, segment(handled(1), handled(2, None), pid=2)))

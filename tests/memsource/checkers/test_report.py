@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from memsource import check_files, counts
 from memsource.checkers.verdict import WITNESSES
 from tests.memsource.checkers.rows import (
@@ -126,6 +128,7 @@ def test_names_from_a_history_cannot_draw_on_the_terminal(tmp_path: Path) -> Non
     assert max(map(len, text.splitlines())) < 400
 
 
+@pytest.mark.long
 def test_a_large_history_takes_seconds(tmp_path: Path) -> None:
     rows = segment(*(handled(position, f"case-{position % 5000}") for position in range(25_000)))
     path = write(tmp_path, encoded(renumbered(rows)))

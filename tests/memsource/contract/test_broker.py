@@ -223,6 +223,7 @@ async def test_the_example_in_the_docstring_runs() -> None:
     await test()
 
 
+@pytest.mark.process
 def test_what_is_shipped_needs_no_test_runner() -> None:
     program = (
         "import sys, memsource, memsource.contract.source; sys.exit('pytest' in sys.modules or 'trio' in sys.modules)"

@@ -91,6 +91,7 @@ async def test_the_jetstream_source_keeps_the_contract(check: Check, harness: Je
     await check(harness)
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_server_that_was_frozen_for_longer_than_a_flush_is_heard_again(fresh_nats: NatsFactory) -> None:

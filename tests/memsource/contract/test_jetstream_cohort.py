@@ -113,6 +113,7 @@ async def harness(nats_server: NatsServer) -> AsyncIterator[CohortHarness]:
         await client.close()
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("check", checks(ABILITIES), ids=lambda check: check.__name__.removeprefix("check_"))

@@ -217,6 +217,7 @@ def cases(*, slow: bool) -> Iterator[Any]:
 MakeHarness = Callable[..., KafkaHarness]
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize(("check", "protocol", "partitions", "can", "anyio_backend"), list(cases(slow=False)))
 async def test_the_kafka_source_keeps_the_contract(

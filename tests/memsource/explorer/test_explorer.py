@@ -29,6 +29,7 @@ NO_DRAIN = Scope(
 """A drain that waits for what runs, and neither hands over what is completed nor closes the prefix."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # it computes for up to ten seconds, or for as long as a busy machine takes for that
 @pytest.mark.parametrize("name", DAILY)
 def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> None:
@@ -41,6 +42,7 @@ def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> No
     assert scope.expected() - exploration.reached.keys() == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ACKS)
 def test_individual_acknowledgements_keep_the_promises_too(name: str) -> None:
     scope, redeliveries = ACKS[name]

@@ -44,6 +44,7 @@ class Job:
         self.done.add(place)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("poison", ["skip", "block", "block_and_dlq"])
 def test_no_checker_finds_anything_with_kept_attempts(poison: str) -> None:
     @simulate(runs=8, faults=ALL, seed=500, partitions=3)
@@ -55,6 +56,7 @@ def test_no_checker_finds_anything_with_kept_attempts(poison: str) -> None:
     test()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("personality", ["kafka", "jetstream"])
 def test_a_message_has_its_attempts_once_and_one_more_for_each_crash(personality: Any) -> None:
     crashed = went_on = 0

@@ -92,6 +92,7 @@ def test_two_that_are_armed_strike_one_after_the_other() -> None:
     assert run.happened["fault: io_fails"] == 2
 
 
+@pytest.mark.long
 def test_the_last_fault_of_a_plan_has_its_chance_to_strike() -> None:
     boundaries = run_with(poison=True).boundaries
     struck = [run_with(Fault(at, "letter_fails"), poison=True).happened["fault: letter_fails"] for at in range(30)]
@@ -152,6 +153,7 @@ def test_faults_go_on_when_more_is_produced(personality: PersonalityName) -> Non
         assert [moment.at > since for moment in run.moments] == [True] * happened
 
 
+@pytest.mark.long
 def test_a_handler_that_is_wrong_in_the_second_phase_alone_is_convicted() -> None:
     @simulate(runs=100, faults=faults(crash=2, rebalance=2))
     async def test(world: World) -> None:

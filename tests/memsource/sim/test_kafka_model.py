@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,6 +208,7 @@ class Model:
             assert readers == [self.broker.group.topic.log(partition).end]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     st.sampled_from(["eager", "cooperative", "848"]),

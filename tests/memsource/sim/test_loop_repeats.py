@@ -34,6 +34,7 @@ def test_a_seed_has_one_run(program: Callable[[], Any]) -> None:
     assert len(runs) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [RandomWalk, mixed])
 def test_seeds_differ(make: Callable[[int], Chooser]) -> None:
     outcomes = [run(programs.everything, chooser=make(seed)) for seed in range(200)]
@@ -77,6 +78,7 @@ for seed in (1, 1, 2):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("python", interpreters())
 def test_every_python_repeats_a_run(python: str) -> None:
     path = os.pathsep.join([str(ROOT), str(Path(anyio.__file__).parents[1])])

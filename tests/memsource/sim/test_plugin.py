@@ -65,6 +65,7 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return project.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", *arguments)
 
 
+@pytest.mark.long
 def test_a_line_for_each_simulated_test(project: pytest.Pytester) -> None:
     result = run(project)
     result.assert_outcomes(passed=2, failed=1)
@@ -98,6 +99,7 @@ def test_a_number_of_runs_that_is_none(project: pytest.Pytester, runs: str) -> N
     result.stderr.fnmatch_lines([f"*'{runs}': must be a whole number of runs in 1 … 10000000*"])
 
 
+@pytest.mark.long
 def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pytester) -> None:
     failed = run(project)
     printed = re.search(r"replay: pytest --lanes-replay (lanes1-\S+)", failed.stdout.str())
@@ -147,6 +149,7 @@ def test_it_is_registered_for_every_test_run() -> None:
     assert [entry.value for entry in found] == ["memsource.pytest_plugin"]
 
 
+@pytest.mark.process
 def test_it_imports_nothing_before_it_has_to(tmp_path: Path) -> None:
     (tmp_path / "test_plain.py").write_text(
         "import sys\n"
@@ -166,6 +169,7 @@ def test_every_exported_name_is_there() -> None:
         getattr(memsource, "simulated")  # noqa: B009
 
 
+@pytest.mark.process
 def test_simulate_does_without_hypothesis() -> None:
     program = "import sys; sys.modules['hypothesis'] = None; from memsource import *"
     subprocess.run([sys.executable, "-W", "error", "-c", program], timeout=50, check=True)

@@ -48,6 +48,7 @@ def booking(*, shared: bool) -> Simulation:
     return test
 
 
+@pytest.mark.long
 def test_a_handler_that_is_made_forgets_with_its_process() -> None:
     failure = booking(shared=False).campaign().failure
     assert failure is not None
@@ -55,6 +56,7 @@ def test_a_handler_that_is_made_forgets_with_its_process() -> None:
     assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
 
 
+@pytest.mark.long
 def test_a_handler_that_is_passed_is_shared_as_a_database_is() -> None:
     assert booking(shared=True).campaign().failure is None
 

@@ -15,6 +15,7 @@ DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
 TOKEN: Final = re.compile(r"lanes1-[A-Za-z0-9_-]+")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("page", "name"), [("start/simulation.md", "test_stock"), ("guides/testing.md", "test_totals")]
 )

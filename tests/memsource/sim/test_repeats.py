@@ -35,6 +35,7 @@ main({COUNT})
 """
 
 
+@pytest.mark.process
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("python", interpreters())
 def test_every_python_repeats_a_world(python: str) -> None:

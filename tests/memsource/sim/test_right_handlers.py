@@ -94,6 +94,7 @@ def slow(world: World, table: Table) -> Callable[[Message], Awaitable[None]]:
     return handle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "settings"),
     [

@@ -92,6 +92,7 @@ def test_what_pytest_fails_with_is_a_finding(where: Callable[[Callable[[], Any]]
     assert any(isinstance(cause, pytest.fail.Exception) for cause in run.causes)
 
 
+@pytest.mark.long
 def test_what_pytest_fails_with_is_made_small() -> None:
     @simulate(runs=40, faults=faults(crash=2, rebalance=1))
     async def test(world: World) -> None:
@@ -185,6 +186,7 @@ def test_a_test_that_waits_for_ever_is_a_finding_that_says_where() -> None:
     assert run.seconds == 600.0
 
 
+@pytest.mark.long
 def test_a_day_is_the_limit_unless_the_test_says_otherwise() -> None:
     with pytest.raises(SimulationFailed, match="Overtime: the test has not ended in 86400 virtual seconds"):
         simulate(runs=2)(forever())()

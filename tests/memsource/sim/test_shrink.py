@@ -50,6 +50,7 @@ def asked(first: Plan) -> Fails:
     return lambda plan: plan == first or weight(plan) % 3 == 0
 
 
+@pytest.mark.long
 @given(PLANS, st.integers(1, 60))
 def test_the_result_fails_and_is_never_larger(plan: Plan, attempts: int) -> None:
     fails = asked(plan)
@@ -61,6 +62,7 @@ def test_the_result_fails_and_is_never_larger(plan: Plan, attempts: int) -> None
     assert plan.limit is None or (shrunk.plan.limit is not None and shrunk.plan.limit <= plan.limit)
 
 
+@pytest.mark.long
 @given(PLANS)
 def test_shrinking_again_gives_the_same(plan: Plan) -> None:
     fails = asked(plan)
@@ -86,6 +88,7 @@ def without_one(plan: Plan) -> list[Plan]:
     return fewer
 
 
+@pytest.mark.long
 @given(PLANS)
 def test_nothing_can_be_left_out_of_the_result(plan: Plan) -> None:
     fails = asked(plan)
@@ -93,6 +96,7 @@ def test_nothing_can_be_left_out_of_the_result(plan: Plan) -> None:
     assert not any(fails(fewer) for fewer in without_one(shrunk))
 
 
+@pytest.mark.long
 @given(PLANS)
 def test_no_plan_is_run_twice(plan: Plan) -> None:
     fails = asked(plan)

@@ -32,6 +32,7 @@ class Accounts:
         return {**self.balances, "total": self.total}
 
 
+@pytest.mark.long
 def test_a_right_handler_passes() -> None:
     happened: Counter[str] = Counter()
 
@@ -95,6 +96,7 @@ def swallows_exceptions(accounts: Accounts, world: World) -> Callable[[Message],
     return handle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [not_idempotent, reads_before_an_await, swallows_exceptions])
 def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
     wrong: Callable[[Accounts, World], Callable[[Message], object]],
@@ -122,6 +124,7 @@ def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
     assert token[1] == failure.token
 
 
+@pytest.mark.long
 def test_what_the_test_asserts_is_made_small_too() -> None:
     @simulate(runs=50, faults=faults(crash=2))
     async def test(world: World) -> None:
@@ -205,6 +208,7 @@ def test_bad_use_is_refused() -> None:
         simulate(test).replay("nonsense")
 
 
+@pytest.mark.long
 def test_shrinking_does_not_end_at_another_failure() -> None:
     @simulate(runs=60, faults=faults(crash=2))
     async def test(world: World) -> None:

@@ -28,6 +28,7 @@ SEARCH = settings(
 )
 
 
+@pytest.mark.long
 @given(plans(BUDGET, boundaries=30, max_turn=20, max_deviations=3))
 def test_plans_keep_to_their_bounds(plan: Plan) -> None:
     counts = Counter(fault.kind for fault in plan.faults)
@@ -47,6 +48,7 @@ def test_what_shrinks_ends_with_the_quiet_run() -> None:
     assert find(traffics(), lambda each: True, settings=SEARCH) == Traffic(n=1, keys=1, skew=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_every_kind_of_fault_is_found_and_shrinks(kind: str) -> None:
     found = find(plans(BUDGET), lambda plan: any(each.kind == kind for each in plan.faults), settings=SEARCH)
@@ -56,6 +58,7 @@ def test_every_kind_of_fault_is_found_and_shrinks(kind: str) -> None:
     assert found.personality == ("jetstream" if kind in IMPOSSIBLE_FAULTS["kafka"] else "kafka")
 
 
+@pytest.mark.long
 @given(plans(BUDGET, personalities=["jetstream"]))
 def test_the_brokers_are_those_that_were_asked_for(plan: Plan) -> None:
     assert plan.personality == "jetstream"
@@ -73,6 +76,7 @@ def test_what_never_happens_there_is_refused() -> None:
         plans(faults(redeliver=1), personalities=["kafka"])
 
 
+@pytest.mark.long
 @given(st.data())
 def test_both_brokers_share_a_budget_where_it_applies(data: st.DataObject) -> None:
     found = data.draw(plans(faults(redeliver=1, crash=1)))
@@ -81,6 +85,7 @@ def test_both_brokers_share_a_budget_where_it_applies(data: st.DataObject) -> No
     )
 
 
+@pytest.mark.process
 def test_without_hypothesis_the_remedy_is_named() -> None:
     code = "import sys; sys.modules['hypothesis'] = None; import memsource.sim.plans.strategies"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -143,6 +143,7 @@ def overlapping(faults: tuple[Fault, ...], broker: type[KafkaBroker], seconds: f
     return run_plan(Plan("kafka", 0, faults), Conditions(test=test, broker=made))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "seconds"), [("lost", 1.0), ("freeze", 10.0)])
 def test_an_overlap_is_told_unless_the_broker_has_taken_the_partition(kind: FaultKind, seconds: float) -> None:
     unsaid: set[str] = set()

@@ -31,6 +31,7 @@ def limited(plan: Plan, limit: int | None) -> Plan:
 PLANS = st.builds(limited, plans(BUDGET, max_turn=100_000), LIMITS)
 
 
+@pytest.mark.long
 @given(PLANS)
 def test_what_was_encoded_comes_back(plan: Plan) -> None:
     token = encode(plan)
@@ -39,6 +40,7 @@ def test_what_was_encoded_comes_back(plan: Plan) -> None:
     assert token.isascii() and token.isprintable() and " " not in token
 
 
+@pytest.mark.long
 @given(PLANS, PLANS)
 def test_two_plans_have_two_tokens(one: Plan, other: Plan) -> None:
     assert (encode(one) == encode(other)) == (one == other)
@@ -84,6 +86,7 @@ def test_the_largest_numbers_come_back() -> None:
     assert decode(encode(plan)) == plan
 
 
+@pytest.mark.long
 def test_a_walk_of_many_steps_has_a_token_and_an_endless_one_has_none() -> None:
     rng = random.Random(1)
     walk = Schedule(tuple((turn, rng.randint(1, 9)) for turn in range(50_000)))
@@ -100,6 +103,7 @@ def test_another_zlib_may_deflate_it_otherwise() -> None:
     assert decode(stored) == Plan(seed=12, limit=3)
 
 
+@pytest.mark.long
 @given(PLANS, st.data())
 def test_one_wrong_character_is_noticed(plan: Plan, data: st.DataObject) -> None:
     token = encode(plan)
@@ -109,6 +113,7 @@ def test_one_wrong_character_is_noticed(plan: Plan, data: st.DataObject) -> None
         decode(token[:at] + data.draw(st.sampled_from(letters)) + token[at + 1 :])
 
 
+@pytest.mark.long
 @given(PLANS, st.data())
 def test_a_part_of_a_token_or_more_than_it_is_refused(plan: Plan, data: st.DataObject) -> None:
     token = encode(plan)

@@ -200,6 +200,7 @@ def test_of_many_lanes_those_come_first_to_which_something_happened() -> None:
     assert "A1000!" in shown(segment(*rows))
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(
     lanes=st.integers(1, 80),

@@ -296,6 +296,7 @@ def test_the_global_random_is_the_plans_and_is_put_back() -> None:
     assert random.random() == expected
 
 
+@pytest.mark.process
 @both
 def test_a_worker_may_crash_while_it_stops(personality: PersonalityName) -> None:
     boundaries = world_of(personality=personality).boundaries
