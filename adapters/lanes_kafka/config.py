@@ -1,4 +1,8 @@
-"""The configuration dictionary a team already has: read, checked and completed. Pure: no client is made here."""
+"""The configuration dictionary that a team already has: read, checked and completed.
+
+The functions here are pure: they create no client. The second half of the module knows the names of librdkafka's
+settings: aliases, settings of consumers alone, and secrets.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +16,51 @@ from lanes.config import check_aware
 from lanes.errors import ConfigError
 
 Start = Literal["beginning", "next"] | datetime
-"""Where a group without a committed position begins; decided on the first run only. A ``datetime`` is aware."""
+"""Where a group without a committed position starts; decided on the first run only. A ``datetime`` must be aware."""
 
 OutOfRange = Literal["earliest", "latest", "fail"]
-"""Where to go on when the log does not reach the committed position."""
+"""Where to continue when the log no longer reaches the committed position."""
 
 Protocol = Literal["eager", "cooperative", "848"]
 
 DEFAULT_MAX_POLL_INTERVAL_MS: Final = 300_000
 DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
-"""Both are librdkafka's own."""
+"""Both are the defaults of librdkafka."""
 
 
 class Chosen(NamedTuple):
-    """A setting that ``lanes`` made because the user did not, and why."""
+    """A setting that ``lanes`` made because the user did not, with the reason."""
 
     name: str
     value: object
     reason: str
 
 
-_COMMITS_ARE_OURS: Final = "lanes commits, and only what is safe"
-_RESETS_ARE_OURS: Final = "lanes decides where to begin, by start and out_of_range: nothing is skipped in silence"
+_COMMITS_ARE_OURS: Final = "lanes commits by itself, and only completed messages"
+_RESETS_ARE_OURS: Final = "lanes decides by start and out_of_range where to read, and skips nothing silently"
 
 _WANTED_OFF: Final = ("enable.auto.commit", "enable.auto.offset.store")
 _REFUSED_ON: Final = (*_WANTED_OFF, "auto.commit.enable", "topic.auto.commit.enable", "topic.enable.auto.commit")
 _FALSE: Final = ("false", "f", "0")
 
 _TUNED: Final = (
-    Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000 fetching stalls for a second when its queue is full"),
-    Chosen("queued.max.messages.kbytes", 16_384, "what is prefetched beside max_in_flight: about 16 MiB a member"),
-    Chosen("queued.min.messages", 20_000, "the queue is bounded by its bytes; fewer messages let it run dry"),
+    Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000, fetching stalls for a second when its queue is full"),
+    Chosen(
+        "queued.max.messages.kbytes",
+        16_384,
+        "bounds the prefetch beside max_in_flight to about 16 MiB a member",
+    ),
+    Chosen("queued.min.messages", 20_000, "the bytes bound the queue; with fewer messages it may run empty"),
     Chosen(
         "max.partition.fetch.bytes",
         1_048_576,
-        "what a producer sends at once fits: with less, a fetch brings one partition alone, and others wait",
+        "fits a batch of a producer; with less, a fetch brings one partition alone and the others wait",
     ),
-    Chosen("fetch.wait.max.ms", 100, "how long a resumed partition may wait for its first message"),
-    Chosen("enable.partition.eof", False, "the position says where a partition ends"),
+    Chosen("fetch.wait.max.ms", 100, "bounds the wait of a resumed partition for its first message"),
+    Chosen("enable.partition.eof", False, "not needed: the position tells where a partition ends"),
 )
 _FETCHES_WAIT: Final = ("max.partition.fetch.bytes", "fetch.wait.max.ms")
-"""Left alone where the user set ``fetch.min.bytes``: either could end a fetch before it is reached."""
+"""Not set where the user set ``fetch.min.bytes``: both could end a fetch before that is reached."""
 
 _RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRange]]] = {
     "earliest": ("beginning", "earliest"),
@@ -71,7 +79,7 @@ _ON_THE_BROKER: Final[Mapping[str, str]] = {
         "consumer.heartbeat.interval.ms of the group, group.consumer.heartbeat.interval.ms of the broker"
     ),
     "partition.assignment.strategy": "group.consumer.assignors of the broker, chosen by group.remote.assignor here",
-    "group.protocol.type": "nothing: there is one type",
+    "group.protocol.type": "nothing, because there is one type",
 }
 _EAGER: Final = ("range", "roundrobin")
 _COOPERATIVE: Final = "cooperative-sticky"
@@ -80,15 +88,21 @@ _WHOLE: Final = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClientConfig:
-    """What a ``KafkaSource`` is made from.
+    """The checked configuration of a ``KafkaSource``. Its ``repr`` shows no secret.
 
-    ``client``: what the ``Consumer`` is made with, the user's callbacks included but for ``on_commit``.
-    ``admin``: what an ``AdminClient`` or a ``Producer`` connects with: addresses, security, sockets, ``oauth_cb`` and
-    ``logger``; nothing that is a consumer's. ``on_commit``: the user's, or None. ``chosen``: what ``lanes`` set.
-    ``group`` and ``instance``: the ids of the group and of a static member. ``max_poll_interval`` and
-    ``session_timeout``: seconds; the latter None under KIP-848, where the broker has it.
-
-    Holds secrets in ``client`` and ``admin``; its ``repr`` shows neither.
+    Attributes:
+        client: The settings of the ``Consumer``, with the user's callbacks except ``on_commit``. Holds secrets.
+        admin: The settings that an ``AdminClient`` or a ``Producer`` connects with: addresses, security, sockets,
+            ``oauth_cb`` and ``logger``. Holds secrets.
+        on_commit: The user's callback, or None.
+        chosen: The settings made by ``lanes``.
+        group: The id of the group.
+        protocol: How partitions are assigned.
+        instance: The id of a static member, or None.
+        start: Where a group without a committed position starts.
+        out_of_range: Where to continue when the log no longer reaches the committed position.
+        max_poll_interval: ``max.poll.interval.ms`` in seconds.
+        session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where it is a setting of the broker.
     """
 
     client: dict[str, Any]
@@ -110,21 +124,21 @@ class ClientConfig:
 def client_config(
     config: Mapping[str, Any], *, start: Start | None = None, out_of_range: OutOfRange | None = None
 ) -> ClientConfig:
-    """Read the dictionary a ``confluent_kafka.Consumer`` is made from.
+    """Read the dictionary that a ``confluent_kafka.Consumer`` is made from.
 
-    It is copied and passed through as it is, ``default.topic.config`` laid over it as the client does, but for:
-    automatic commits and stores set off where unset, and refused where on; ``auto.offset.reset`` taken as ``start``
-    and ``out_of_range``, the client given ``error``; and what ``Chosen`` names, where unset. Neither given anywhere:
-    ``start="beginning"``, ``out_of_range="fail"``.
+    The result holds a copy of it, with ``default.topic.config`` merged as the client does it. Automatic commits and
+    offset stores are set off, and refused where the user set them on. ``auto.offset.reset`` becomes ``start`` and
+    ``out_of_range``, and the client gets ``error``. Without any of the three, they are ``"beginning"`` and ``"fail"``.
+    The other changes are listed in ``chosen``.
 
-    Raises ``ConfigError`` naming setting, value and remedy. Pure and idempotent; changes nothing it was given.
+    Pure and idempotent. Raises ``ConfigError`` with setting, value and remedy.
     """
     given = UserSettings(config)
     for name in _NOT_SETTINGS:
         if name in given:
-            raise ConfigError(f"{name} is no setting of a client: leave it out, lanes follows every assignment itself")
+            raise ConfigError(f"{name} is not a setting of a client; leave it out, lanes follows assignments itself")
     if "log_cb" in given:
-        raise ConfigError("log_cb is no setting of confluent_kafka: pass logger, a logging.Logger, for what it logs")
+        raise ConfigError("log_cb is not a setting of confluent_kafka; pass logger, a logging.Logger")
     check_addresses(given)
     _refuse_automatic(given)
     group = _group(given.get("group.id"))
@@ -133,7 +147,7 @@ def client_config(
     begin, beyond = _beginning(given, start, out_of_range)
     on_commit = given.client.pop("on_commit", None)
     if on_commit is not None and not callable(on_commit):
-        raise ConfigError(f"on_commit is of type {type(on_commit).__name__}: must be a function (error, partitions)")
+        raise ConfigError(f"on_commit is of type {type(on_commit).__name__}; pass a function (error, partitions)")
     chosen = _complete(given)
     return ClientConfig(
         client=given.client,
@@ -142,7 +156,7 @@ def client_config(
         chosen=chosen,
         group=group,
         protocol=protocol,
-        # librdkafka takes an empty one for none.
+        # librdkafka treats an empty id as none.
         instance=str(given.get("group.instance.id") or "").lstrip() or None,
         start=begin,
         out_of_range=beyond,
@@ -157,18 +171,18 @@ def _refuse_automatic(given: UserSettings) -> None:
             raise ConfigError(f"{name}={given.get(name)!r}: {_COMMITS_ARE_OURS}; set it to False, or leave it out")
     method = given.get("offset.store.method")
     if method is not None and str(method).strip().lower() != "broker":
-        raise ConfigError(f"offset.store.method={method!r}: positions are kept by the broker; leave it out")
+        raise ConfigError(f"offset.store.method={method!r}: the broker stores positions; leave it out")
 
 
 def _group(group: object) -> str:
     if isinstance(group, int) and not isinstance(group, bool):
         group = str(group)
     if group is not None and not isinstance(group, str):
-        raise ConfigError(f"group.id is of type {type(group).__name__}: write it as a str")
-    # librdkafka trims it; over an empty one the client ends the process.
+        raise ConfigError(f"group.id is of type {type(group).__name__}; write it as a str")
+    # librdkafka trims it, and an empty one makes the client end the process.
     name = (group or "").lstrip()
     if not name:
-        raise ConfigError("group.id is missing or empty: partitions and positions belong to a group; set yours")
+        raise ConfigError("group.id is missing or empty, and partitions and positions belong to a group; set it")
     return name
 
 
@@ -178,8 +192,8 @@ def _protocol(given: UserSettings) -> Protocol:
         raise ConfigError("group.protocol='share': a share group has no order; set 'classic' or 'consumer'")
     if "share.acknowledgement.mode" in given:
         raise ConfigError(
-            f"share.acknowledgement.mode={given.get('share.acknowledgement.mode')!r} is a setting of share groups, "
-            "which have no order: leave it out, and use a group of the protocol 'classic' or 'consumer'"
+            f"share.acknowledgement.mode={given.get('share.acknowledgement.mode')!r}: share groups have no order; "
+            "leave it out, and use a group of the protocol 'classic' or 'consumer'"
         )
     if name not in ("classic", "consumer"):
         raise ConfigError(f"group.protocol={given.get('group.protocol')!r}: must be 'classic' or 'consumer'")
@@ -187,8 +201,8 @@ def _protocol(given: UserSettings) -> Protocol:
         for setting, instead in _ON_THE_BROKER.items():
             if setting in given:
                 raise ConfigError(
-                    f"{setting}={given.get(setting)!r} with group.protocol='consumer': the broker has it in this "
-                    f"protocol (KIP-848); leave it out here, and set {instead}"
+                    f"{setting}={given.get(setting)!r} with group.protocol='consumer': the broker has this setting "
+                    f"(KIP-848); leave it out here, and set {instead}"
                 )
         return "848"
     if "group.remote.assignor" in given:
@@ -206,13 +220,13 @@ def _strategy(strategy: object) -> Protocol:
     names = [name for name in names if name]
     known = (*_EAGER, _COOPERATIVE)
     if not names or any(name not in known for name in names):
-        raise ConfigError(f"partition.assignment.strategy={strategy!r}: must be of {', '.join(known)}")
+        raise ConfigError(f"partition.assignment.strategy={strategy!r}: must be one of {', '.join(known)}")
     if set(names) == {_COOPERATIVE}:
         return "cooperative"
     if _COOPERATIVE in names:
         raise ConfigError(
-            f"partition.assignment.strategy={strategy!r}: librdkafka cannot change between the two kinds while a group "
-            "runs, as the Java client can; name one kind, stop every member, then start them with it"
+            f"partition.assignment.strategy={strategy!r}: unlike the Java client, librdkafka cannot change between the "
+            "two kinds while a group runs; name one kind, stop every member, then start them with it"
         )
     return "eager"
 
@@ -225,8 +239,7 @@ def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | 
     session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
     if interval < session:
         raise ConfigError(
-            f"max.poll.interval.ms={interval} is below session.timeout.ms={session}: librdkafka refuses it; raise the "
-            "first or lower the second"
+            f"max.poll.interval.ms={interval} is below session.timeout.ms={session}; raise the first or lower the other"
         )
     return interval / 1000, session / 1000
 
@@ -235,7 +248,7 @@ def _milliseconds(given: UserSettings, name: str, default: int) -> int:
     if name not in given:
         return default
     value = given.get(name)
-    # librdkafka reads what a number begins with: it takes "6e3" and "6_000" for 6.
+    # librdkafka reads the leading digits alone: "6e3" and "6_000" are 6 for it.
     found = _WHOLE.fullmatch(str(int(value) if isinstance(value, float) and value.is_integer() else value))
     if found is None or not int(found[1]):
         raise ConfigError(f"{name}={value!r}: must be a whole number of milliseconds, 1 or more")
@@ -252,7 +265,7 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
         for name, here, there in (("start", start, begin), ("out_of_range", out_of_range, beyond)):
             if here is not None and there is not None and here != there:
                 raise ConfigError(
-                    f"{name}={here!r} contradicts auto.offset.reset={reset!r}, which means {there!r}: leave one of "
+                    f"{name}={here!r} contradicts auto.offset.reset={reset!r}, which means {there!r}; leave one of "
                     "the two out"
                 )
         start, out_of_range = start or begin, out_of_range or beyond
@@ -278,7 +291,7 @@ def _reset(reset: object) -> tuple[Literal["beginning", "next"] | None, OutOfRan
 
 
 def _complete(given: UserSettings) -> tuple[Chosen, ...]:
-    """Set what is ours to set. Returns what the user had not set like that."""
+    """Make the settings of ``lanes``; return those that the user had not made the same way."""
     wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
     wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
     chosen = [one for one in wanted if one.name not in given]
@@ -289,14 +302,14 @@ def _complete(given: UserSettings) -> tuple[Chosen, ...]:
     return tuple(chosen)
 
 
-# --- names of settings: which are spelled in two ways, a consumer's alone, or secret
+# --- names of settings
 
 _ALIASES: Final[Mapping[str, str]] = {
     "metadata.broker.list": "bootstrap.servers",
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
     "topic.auto.offset.reset": "auto.offset.reset",
 }
-"""From what a consumer's setting is called too, to what it is called here."""
+"""Aliases of a consumer's settings, and the names that they have here."""
 
 _NESTED: Final = "default.topic.config"
 _ADDRESSES: Final = ("bootstrap.servers", "metadata.broker.list", "test.mock.num.brokers")
@@ -342,8 +355,7 @@ _CONSUMER_ONLY: Final = frozenset(
 _CALLED_BY_THE_CONSUMER: Final = frozenset(
     ("error_cb", "on_commit", "statistics.interval.ms", "stats_cb", "throttle_cb")
 )
-"""Each client would call them, and count its own."""
-
+"""Every client would call them, and count its own events."""
 
 _SECRET: Final = re.compile(r"sasl\.|ssl.key|.*(password|secret|private|token|\.pem$)")
 _LONG: Final = 6
@@ -351,12 +363,12 @@ _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthb
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting is shown to nobody."""
+    """Whether the value of a setting must not be shown."""
     return name not in _NO_SECRET and _SECRET.match(name) is not None
 
 
 def redacted(text: str, config: Mapping[str, Any]) -> str:
-    """The text of a client's error without any secret of its configuration, nor any word of one."""
+    """The text without the secrets of a configuration and the words of those secrets."""
     words = {
         word
         for name, value in config.items()
@@ -366,26 +378,26 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
         if word
     }
     for word in sorted(words, key=len, reverse=True):
-        # A short one may stand inside a longer word by chance; by itself it is the secret.
+        # A short secret may be part of a longer word by chance, so only whole words are replaced.
         alone = "" if len(word) >= _LONG else r"(?<!\w)", "" if len(word) >= _LONG else r"(?!\w)"
         text = re.sub(alone[0] + re.escape(word) + alone[1], "…", text)
     return text
 
 
 def connects(name: str) -> bool:
-    """Whether a setting is one that an admin client or a producer connects with."""
+    """Whether an admin client or a producer connects with this setting."""
     bare = name.removeprefix("topic.")
     return bare not in _CONSUMER_ONLY and bare not in _CALLED_BY_THE_CONSUMER and bare != "transactional.id"
 
 
 class UserSettings:
-    """A copy of a user's dictionary, in which a setting is found under each of its names."""
+    """A copy of a user's dictionary that finds a setting under each of its names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises ``ConfigError`` naming the type, never the value, of what is no dictionary of settings."""
+        """Raises ``ConfigError`` for anything but a dictionary of settings; it names the type and never the value."""
         self.client: dict[str, Any] = _names_checked("config", config)
         if _NESTED in self.client:
-            # Over the others, as the client does it: what is in there wins.
+            # These win over the others, as in the client.
             self.client |= _names_checked(_NESTED, self.client.pop(_NESTED))
             self.client.pop(_NESTED, None)
 
@@ -393,30 +405,30 @@ class UserSettings:
         return any(_canonical(other) == name for other in self.client)
 
     def get(self, name: str) -> Any:
-        """The value in force, None where unset: of two spellings the client takes the later one."""
+        """The value in force, or None; of two spellings the client uses the later one."""
         values = [value for other, value in self.client.items() if _canonical(other) == name]
         return values[-1] if values else None
 
     def replace(self, name: str, value: object) -> None:
-        """Set it, under this name alone."""
+        """Set a value under this name, and remove its aliases."""
         for other in [other for other in self.client if _canonical(other) == name]:
             del self.client[other]
         self.client[name] = value
 
 
 def addresses(settings: Mapping[str, Any]) -> str:
-    """The brokers, for messages."""
+    """The broker addresses, for texts."""
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
 
 
 def check_addresses(given: UserSettings) -> None:
-    """Raises ``ConfigError`` where no broker is named, and where an address has more in it than one."""
+    """Raises ``ConfigError`` when no broker is named, or when an address holds credentials."""
     if not any(given.get(name) for name in _ADDRESSES):
-        raise ConfigError("bootstrap.servers is missing: name at least one broker, as host:port")
+        raise ConfigError("bootstrap.servers is missing; name at least one broker as host:port")
     if "@" in str(given.get("bootstrap.servers")):
-        # Not shown: what stands before the sign may be a password, and librdkafka would log it.
+        # The value is not shown: the part before the sign may be a password, which librdkafka would log.
         raise ConfigError(
-            "bootstrap.servers holds an '@': an address is host:port, and who logs in goes into sasl.username and "
+            "bootstrap.servers holds an '@', and an address is host:port; put the login into sasl.username and "
             "sasl.password"
         )
 
@@ -426,14 +438,14 @@ def _canonical(name: str) -> str:
 
 
 def _names_checked(what: str, config: object) -> dict[str, Any]:
-    # Never the value: a text that was meant as a dictionary may hold a password.
+    # The value is not shown: a text passed for a dictionary may hold a password.
     kind = type(config).__name__
     if not isinstance(config, Mapping):
         hint = ""
         if hasattr(config, "subscribe"):
-            hint = ", and a factory that makes the consumer from the dict it is given: a ready one shows no settings"
-        raise ConfigError(f"{what} is of type {kind}: pass the dict that confluent_kafka.Consumer is made from{hint}")
+            hint = ", and a function that makes the consumer from it, because a ready consumer shows no settings"
+        raise ConfigError(f"{what} is of type {kind}; pass the dict that confluent_kafka.Consumer is made from{hint}")
     for name in config:
         if not isinstance(name, str):
-            raise ConfigError(f"{what} has a name of type {type(name).__name__}: settings are named by a str")
+            raise ConfigError(f"{what} has a name of type {type(name).__name__}; name settings by a str")
     return dict(config)

@@ -1,7 +1,7 @@
-"""Where producers put a key, and whether two kinds of them write to one topic.
+"""Where producers put a key, and whether two kinds of producers write to one topic.
 
-Java clients (and kafka-python) hash a key with murmur2, librdkafka and its bindings with CRC-32 unless they are told
-otherwise. Where both write, one key lies in two partitions, and its messages are in no order that anybody could keep.
+Java clients and kafka-python hash a key with murmur2. librdkafka and its bindings hash it with CRC-32 by default. If
+both write to a topic, one key lies in two partitions, and no consumer can keep its order.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MULTIPLIER: Final = 0x5BD1E995
 _SEED: Final = 0x9747B28C
 
 FIRST: Final = 100
-"""So many records of each partition are looked at from the beginning on."""
+"""Number of records at the beginning of each partition that are all sampled."""
 
 EVERY: Final = 1_000
-"""After those, one in so many."""
+"""After those, one record in so many is sampled."""
 
 LONGEST: Final = 1_024
-"""Bytes of the longest key that is looked at: hashing a large one would take milliseconds."""
+"""Maximum size in bytes of a sampled key: hashing a large one would take milliseconds."""
 
 KEYS_LIMIT: Final = 4_096
-"""Keys remembered at most so that one is not counted twice; then they are forgotten together."""
+"""Maximum number of keys remembered so that none counts twice; at the limit all are dropped."""
 
-# With these, keys strewn at random over 2 … 64 partitions never passed for two kinds: asked 600 times in 3,000 runs.
+# With these, random keys over 2 to 64 partitions never looked like two kinds, in 3,000 runs of 600 checks.
 _CERTAIN: Final = 3
 _DEVIATIONS: Final = 5
 _UNSEEN: Final = 12
@@ -69,14 +69,8 @@ def crc32_partition(key: bytes, partitions: int) -> int:
     return zlib.crc32(key) % _at_least_one(partitions)
 
 
-def likely(key: bytes, partition: int, partitions: int) -> tuple[str, ...]:
-    """Which of ``"murmur2"`` and ``"crc32"`` put the key into this partition: one, both or neither."""
-    places = {"murmur2": murmur2_partition(key, partitions), "crc32": crc32_partition(key, partitions)}
-    return tuple(name for name, place in places.items() if place == partition)
-
-
 class _Example(NamedTuple):
-    """A key by its hash alone, where it was found, and where each kind of producer puts it."""
+    """A key, shown by its hash alone; the partition it was found in; and the partitions of both kinds of producers."""
 
     key: str
     found: int
@@ -85,20 +79,20 @@ class _Example(NamedTuple):
 
 
 class Census:
-    """Which partitioners the keys of one topic were put there by, from a sample.
+    """Counts, in a sample, by which partitioner the keys of one topic were placed.
 
-    Looks at the first records of each partition and then at one in a thousand, by count, so that the same records
-    give the same census. A key counts once. Not thread-safe; its ``repr`` shows counts.
+    The sample holds the first records of each partition and then one in a thousand, by count, so that equal records
+    give an equal census. A key counts once. Not thread-safe.
     """
 
     __slots__ = ("_examples", "_keys", "_next", "_seen", "both", "crc32", "murmur2", "neither", "partitions")
 
     def __init__(self, partitions: int) -> None:
-        """``partitions``: how many the topic has, 1 or more."""
+        """``partitions``: number of partitions of the topic, 1 or more."""
         self._seen: dict[int, int] = {}
         self._next: dict[int, int] = {}
         self._keys: set[tuple[int, int, int]] = set()
-        self._examples: dict[int, _Example] = {}  # by which of the two places it is in
+        self._examples: dict[int, _Example] = {}  # by partitioner: 0 is murmur2, 1 is CRC-32
         self.resize(partitions)
 
     def __repr__(self) -> str:
@@ -108,7 +102,7 @@ class Census:
         )
 
     def resize(self, partitions: int) -> None:
-        """Begin anew, for a topic that has so many partitions now: every key's place changes with their number."""
+        """Start again with another number of partitions, with which every key may move."""
         self.partitions = _at_least_one(partitions)
         self.murmur2 = self.crc32 = self.both = self.neither = 0
         self._seen.clear()
@@ -117,10 +111,10 @@ class Census:
         self._examples.clear()
 
     def observe(self, partition: int, run: Sequence[T], key: Callable[[T], bytes | None]) -> None:
-        """Take note of a run of consecutive records; ``key`` is asked for those of the sample alone.
+        """Count a run of consecutive records; ``key`` is called for those of the sample alone.
 
-        The key is that of the record, whatever the consumer's own key is. None and empty are passed over: producers
-        put those anywhere. So is one beyond 1 KiB.
+        It returns the record's own key. Empty keys and None are skipped, because producers put those anywhere, and so
+        are keys above 1 KiB.
         """
         seen = self._seen.get(partition, 0)
         after = seen + len(run)
@@ -157,17 +151,17 @@ class Census:
     def mixed(self) -> bool:
         """Whether both kinds of producers write to the topic.
 
-        Both were seen three times at least, and more often than chance explains: of keys that a third partitioner
-        placed, one in ``partitions`` fits either kind by chance. Two partitions need 30 of each, eight need 9.
+        Both were seen at least three times, and more often than chance explains: one in ``partitions`` of the keys that
+        a third partitioner placed fits either kind. Two partitions need 30 keys of each kind, eight need 9.
         """
         if self.partitions == 1:
             return False
-        strange = self.neither + _DEVIATIONS * math.sqrt(self.neither) + _UNSEEN
-        by_chance = strange / (self.partitions - 1)
+        others = self.neither + _DEVIATIONS * math.sqrt(self.neither) + _UNSEEN
+        by_chance = others / (self.partitions - 1)
         return min(self.murmur2, self.crc32) >= max(_CERTAIN, by_chance + _DEVIATIONS * math.sqrt(by_chance))
 
     def report(self, topic: str) -> str | None:
-        """What to tell an operator, None unless ``mixed``. Names one key of each kind, by its hash alone."""
+        """A warning for the operator, or None unless ``mixed``. It names one key of each kind by its hash alone."""
         if not self.mixed:
             return None
         places = "; ".join(
@@ -175,13 +169,14 @@ class Census:
             for one in self._examples.values()
         )
         return (
-            f"topic {topic} is written by two kinds of producers: of the keys looked at, {self.murmur2} lie where only "
-            f"murmur2 (Java, kafka-python) puts them, {self.crc32} where only CRC-32 (librdkafka) does: {places}. "
-            "A key in two partitions is in no order: set partitioner=murmur2_random in the librdkafka producers"
+            f"topic {topic} is written by two kinds of producers, so keys in two partitions have no order; set "
+            "partitioner=murmur2_random in the librdkafka producers. Of the sampled keys, "
+            f"{self.murmur2} lie where only murmur2 (Java, kafka-python) puts them, and "
+            f"{self.crc32} where only CRC-32 (librdkafka) does: {places}"
         )
 
 
 def _at_least_one(partitions: int) -> int:
     if partitions < 1:
-        raise ValueError(f"partitions={partitions}: a key needs one to go to; use 1 or more")
+        raise ValueError(f"partitions={partitions}: must be 1 or more")
     return partitions

@@ -120,7 +120,7 @@ def test_a_group_and_an_address_are_enough_and_needed(settings: dict[str, Any]) 
 
 @pytest.mark.parametrize("config", [f"sasl.password={CANARY}", None, 7, [("group.id", CANARY)], Consumer])
 def test_what_is_no_dictionary_is_refused_by_its_type_alone(config: Any) -> None:
-    with pytest.raises(ConfigError, match=f"config is of type {type(config).__name__}: pass the dict") as refused:
+    with pytest.raises(ConfigError, match=f"config is of type {type(config).__name__}; pass the dict") as refused:
         client_config(config)
     assert CANARY not in str(refused.value)
 
@@ -128,7 +128,7 @@ def test_what_is_no_dictionary_is_refused_by_its_type_alone(config: Any) -> None
 def test_a_ready_consumer_is_refused_with_the_remedy() -> None:
     ready = Consumer(HERE)
     try:
-        with pytest.raises(ConfigError, match=r"config is of type Consumer: pass the dict .* and a factory"):
+        with pytest.raises(ConfigError, match=r"config is of type Consumer; pass the dict .* and a function"):
             client_config(ready)  # type: ignore[arg-type]
     finally:
         ready.close()

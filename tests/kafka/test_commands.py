@@ -85,7 +85,7 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["doctor", "kafka", "--nonsense"], 64, "--nonsense"),
         (["kafka", "partition", "a"], 64, "--partitions"),
         (["kafka", "partition", "--partitions", "8"], 64, "KEY"),
-        (["kafka", "partition", "--partitions", "0", "a"], 3, "--partitions 0: a key needs one"),
+        (["kafka", "partition", "--partitions", "0", "a"], 3, "--partitions 0: must be 1 or more"),
         (["kafka", "partition", "--partitions", "8", "--int", "--hex", "1"], 3, "--int and --hex"),
         (["kafka", "partition", "--partitions", "8", "--int", "1_0"], 3, "KEY '1_0': must be a decimal number"),
         (["kafka", "partition", "--partitions", "8", "--int", "9" * 5_000], 3, "must be a decimal number"),
@@ -178,14 +178,14 @@ def test_the_doctor_reads_a_file_by_its_suffix_and_prints_json(
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("c.properties", f"group.id=g\n{PASSWORD}\n", "line 2 is no name=value"),
-        ("c.properties", f"={PASSWORD}\n", "line 1 is no name=value"),
-        ("c.json", f'{{"sasl.password": "{PASSWORD}"', "no JSON, line 1"),
+        ("c.properties", f"group.id=g\n{PASSWORD}\n", "line 2 is not name=value"),
+        ("c.properties", f"={PASSWORD}\n", "line 1 is not name=value"),
+        ("c.json", f'{{"sasl.password": "{PASSWORD}"', "not JSON (line 1"),
         ("c.json", f'["{PASSWORD}"]', "holds a list"),
-        ("c.json", f'{{"a": {"9" * 5000}, "b": "{PASSWORD}"}}', "no JSON"),
+        ("c.json", f'{{"a": {"9" * 5000}, "b": "{PASSWORD}"}}', "not JSON"),
         ("c.json", "[" * 200_000, "c.json"),
-        ("c.toml", f"sasl.password = {PASSWORD}\n", "no TOML, at line 1"),
-        ("c.toml", 'group.protocol = "classic"\ngroup.protocol.type = "consumer"\n', "no TOML"),
+        ("c.toml", f"sasl.password = {PASSWORD}\n", "not TOML (at line 1"),
+        ("c.toml", 'group.protocol = "classic"\ngroup.protocol.type = "consumer"\n', "not TOML"),
         ("c.properties", "sasl.password=\udce9", "not UTF-8 at byte 14"),
         ("", "", "name a file that can be read"),
         ("c.properties", "bootstrap.servers=127.0.0.1:9\n", "group.id is missing"),
@@ -207,5 +207,5 @@ def test_a_file_that_cannot_be_used_is_one_line_without_its_values(
 def test_a_setting_that_is_none_is_not_repeated(lanes: Command) -> None:
     status, _, err = lanes("doctor", "kafka", "-X", "group.id=g", "-X", PASSWORD)
     assert status == 3
-    assert "-X number 2 is no name=value" in err
+    assert "-X number 2 is not name=value" in err
     assert PASSWORD not in err

@@ -83,7 +83,7 @@ def test_a_share_group_is_not_taken_for_an_empty_one(kafka: KafkaServer, topic: 
         # It is one when its first member has joined.
         wait_until(found, "the group to be a share group", seconds=30)
         check = look(kafka.config() | {"group.id": group})[f"group {group}"]
-        assert "a share group" in check.detail and check.remedy == "use a group.id of its own"
+        assert "a share group" in check.detail and check.remedy == "use another group.id"
         # Others are what they were.
         assert look(kafka.config() | {"group.id": f"{group}x"})[f"group {group}x"] == Check(
             f"group {group}x", True, "no members"
@@ -229,8 +229,8 @@ def test_what_a_user_may_not_do_is_named_until_it_is_allowed(guarded: KafkaServe
 
     allow(guarded, ResourceType.TOPIC, there.name, AclOperation.DESCRIBE)
     allow(guarded, ResourceType.GROUP, group, AclOperation.DESCRIBE)
-    wait_until(lambda: "may not be read" in look(config, there.name)[topic].detail, "the topic to be seen")
-    wait_until(lambda: "not joined" in look(config)[members].detail, "the group to be seen")
+    wait_until(lambda: "may not read it" in look(config, there.name)[topic].detail, "the topic to be seen")
+    wait_until(lambda: "may not join it" in look(config)[members].detail, "the group to be seen")
     found = look(config, there.name)
     assert [found[name].ok for name in (topic, members)] == [False, False]
 
@@ -265,7 +265,7 @@ def test_the_metadata_limit_is_a_number_or_unknown_or_out_of_reach(kafka: KafkaS
 MEMBERS: list[tuple[dict[str, Any], dict[str, Any], bool | None, str]] = [
     ({}, {}, True, "stable, classic, assignor range, members=1"),
     ({"group.instance.id": "i1"}, {}, True, "static: i1"),
-    ({"group.instance.id": "i1"}, {"group.instance.id": "i1"}, None, "i1 is there already"),
+    ({"group.instance.id": "i1"}, {"group.instance.id": "i1"}, None, "i1 is a member already"),
     ({}, {"partition.assignment.strategy": "cooperative-sticky"}, False, "other kind of assignor"),
     ({}, {"group.protocol": "consumer"}, None, "the other protocol"),
     ({"group.protocol": "consumer"}, {"group.protocol": "consumer"}, True, "stable, consumer, assignor uniform"),

@@ -93,7 +93,7 @@ async def test_serial_order_of_one_partition_is_kept(topic: MakeTopic) -> None:
 def test_a_share_group_is_refused() -> None:
     with pytest.raises(lanes.ConfigError, match="a share group has no order; set 'classic' or 'consumer'"):
         client_config(HERE | {"group.protocol": "share"})
-    with pytest.raises(lanes.ConfigError, match=r"share\.acknowledgement\.mode='explicit'.*no order: leave it out"):
+    with pytest.raises(lanes.ConfigError, match=r"share\.acknowledgement\.mode='explicit'.*no order; leave it out"):
         KafkaSource(HERE | {"share.acknowledgement.mode": "explicit"}, topics="orders")
     factory: Any = ShareConsumer
     with pytest.raises(lanes.ConfigError, match=r"client=ShareConsumer: must be confluent_kafka\.Consumer, a subclass"):

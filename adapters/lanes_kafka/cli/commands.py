@@ -1,6 +1,6 @@
 """The commands ``lanes kafka …`` and ``lanes doctor kafka``.
 
-A ``ConfigError`` of a command is for the caller to show.
+The caller shows a ``ConfigError`` that a command raises.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
 @kafka.command()
 def partition(
     keys: list[str] = typer.Argument(
-        help="Keys; one that starts with a dash goes behind `--`.", metavar="KEY", show_default=False
+        help="Show these keys; write `--` before a leading dash.", metavar="KEY", show_default=False
     ),
-    partitions: int = typer.Option(..., help="How many the topic has."),
-    as_int: bool = typer.Option(
-        False, "--int", help="The keys are decimal numbers, 0 … 2**128-1, as lanes writes them: 16 bytes."
-    ),
-    as_hex: bool = typer.Option(
-        False, "--hex", help="The keys are bytes in hex: 000000000000002a is the number 42 of a Java Long."
-    ),
+    partitions: int = typer.Option(..., help="Set the number of partitions of the topic."),
+    as_int: bool = typer.Option(False, "--int", help="Read keys as decimal numbers that lanes wrote."),
+    as_hex: bool = typer.Option(False, "--hex", help="Read keys as bytes in hex, two digits each."),
 ) -> None:
-    """Show where producers put keys. By murmur2 (Java, kafka-python) and by CRC-32 (librdkafka)."""
+    """Show where producers put a key.
+
+    Java clients and kafka-python use murmur2. librdkafka uses CRC-32 by default. lanes writes a number as a key of 16
+    bytes. A Java Long has 8 bytes, so give it with --hex. For example, 42 is 000000000000002a.
+    """
     if as_int and as_hex:
-        raise ConfigError("--int and --hex: a key is one or the other; leave one out")
+        raise ConfigError("--int and --hex contradict each other; leave one out")
     if partitions < 1:
-        raise ConfigError(f"--partitions {partitions}: a key needs one to go to; use 1 or more")
+        raise ConfigError(f"--partitions {partitions}: must be 1 or more")
     table = Table()
     table.add_column("key", overflow="fold")
     for heading in ("murmur2", "CRC-32"):
@@ -66,24 +66,24 @@ def partition(
 
 def doctor(
     context: typer.Context,
-    config: Path | None = typer.Option(
-        None, help="The client's settings: name=value lines, or .json, or .toml.", metavar="FILE"
-    ),
+    config: Path | None = typer.Option(None, help="Read the client's settings from a file.", metavar="FILE"),
     settings: list[str] = typer.Option(
         [],
         "-X",
-        help="A setting as name=value; wins over the file's. Others see it: leave passwords in the file.",
+        help="Set a setting, over that of the file; no passwords.",
         metavar="NAME=VALUE",
         show_default=False,
     ),
     topics: list[str] = typer.Option(
-        [], "--topic", help="A topic to be read; may be repeated.", metavar="NAME", show_default=False
+        [], "--topic", help="Check a topic that will be read; repeatable.", metavar="NAME", show_default=False
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Check a client's settings, and what the broker says to them. Exit 0 usable, 3 not.
+    """Check a client's settings with its broker.
 
-    Joins no group and writes nothing. Each question takes 5 seconds at most.
+    Exit status 0: usable. Exit status 3: a check failed. The command joins no group and writes nothing. Each question
+    takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
+    arguments of a process, so passwords belong into the file.
     """
     if config is None and not settings and not topics:
         typer.echo(context.get_help())

@@ -1,4 +1,7 @@
-"""A client's configuration from a file: Java properties, JSON or TOML. No error shows a value: it may be a password."""
+"""A client's configuration from a file of Java properties, JSON or TOML.
+
+Errors never show a value, because it may be a password.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from lanes.errors import ConfigError
 
 
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings of a file, by its suffix (``.json``, ``.toml``, else ``name=value`` lines), then those given as
-    ``name=value``, which win.
+    """The settings of a file, overridden by ``settings``, which are texts ``name=value``.
 
-    Tables of TOML are joined by dots: ``group.id = "g"`` may stand there without quotes. Blocks on the file. Raises
-    ``ConfigError`` naming the file and the line.
+    The suffix of the file decides its format: ``.json``, ``.toml``, or else ``name=value`` lines. Nested tables of TOML
+    are joined by dots, so ``group.id = "g"`` needs no quotes. Blocks on the file. Raises ``ConfigError`` with the file
+    and the line.
     """
     config = {} if path is None else _of_file(path)
     for number, text in enumerate(settings, 1):
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"-X number {number} is no name=value: write -X bootstrap.servers=host:9092")
+            raise ConfigError(f"-X number {number} is not name=value; write -X bootstrap.servers=host:9092")
         config[name.strip()] = value
     return config
 
@@ -31,9 +34,9 @@ def _of_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}: name a file that can be read") from error
+        raise ConfigError(f"{path}: {error.strerror or error}; name a file that can be read") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}: save it as UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     if path.suffix == ".json":
         return _json(path, text)
     if path.suffix == ".toml":
@@ -45,13 +48,13 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        # Not chained: a decoder's error holds the whole document.
+        # Not chained, because a decoder's error holds the whole document.
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "a number too long"
-        raise ConfigError(f"{path}: no JSON, {where}") from None
+        raise ConfigError(f"{path}: not JSON ({where}); correct it") from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply: write an object of names and values") from None
+        raise ConfigError(f"{path}: nested too deeply; write an object of names and values") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: holds a {type(found).__name__}: write an object of names and values")
+        raise ConfigError(f"{path}: holds a {type(found).__name__}; write an object of names and values")
     return found
 
 
@@ -60,7 +63,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         where = str(error).rpartition("(")[2].rstrip(")")
-        raise ConfigError(f'{path}: no TOML, {where}: quote names that go on, as in "group.protocol"') from None
+        raise ConfigError(f'{path}: not TOML ({where}); quote names that extend others, as "group.protocol"') from None
     return dict(_joined(found, ""))
 
 
@@ -79,5 +82,5 @@ def _properties(path: Path, text: str) -> Iterator[tuple[str, str]]:
             continue
         name, equals, value = line.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{path}: line {number} is no name=value: correct it, or begin it with # for a comment")
+            raise ConfigError(f"{path}: line {number} is not name=value; correct it, or start it with # for a comment")
         yield name.strip(), value.strip()

@@ -1,6 +1,6 @@
-"""What a broker says to a configuration before a consumer is started with it. All calls block, each with a deadline.
+"""Checks of a configuration against its broker, before a consumer starts with it.
 
-Nothing joins the group, and nothing is written.
+All calls block, each with a deadline. Nothing joins the group, and nothing is written.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 _LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
-"""What a broker says of a partition that was made just now, or goes to another one."""
+"""Errors of a partition that was just created, or whose leader moves."""
 
 _AGAIN: Final = 0.2
-"""Seconds until it is asked again."""
+"""Seconds until the next question after one of them."""
 
-_SHOWN: Final = 5  # brokers by their addresses
-# Its log would stand between the lines; what it says of errors is asked for.
+_SHOWN: Final = 5
+"""Maximum number of broker addresses to show."""
+
+# The client's log would appear between the printed lines; its errors are collected by error_cb.
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 
 
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
-    """Look at everything a consumer of these topics needs; what cannot be reached ends the list.
+    """Check everything that a consumer of these topics needs. An unreachable broker ends the list.
 
-    Blocks for up to ``timeout`` seconds a question, and 10 s more where a token is fetched. Raises nothing of the
-    client's: an error is a ``Check`` that is not ok.
+    Blocks for up to ``timeout`` seconds a question, and 10 s longer where a token is fetched. An error of the client
+    becomes a failed ``Check``.
     """
     try:
-        # Made and closed, without a subscription: it checks every setting and talks to nobody.
+        # A client without a subscription checks every setting, and connects to no broker.
         Consumer({**_QUIET, **config.client}).close()
         errors: list[KafkaError] = []
         connecting: dict[str, Any] = {**_QUIET, **config.admin, "error_cb": errors.append}
         admin = AdminClient(connecting)
     except (KafkaException, TypeError, ValueError) as failure:
-        told = failure.args[0]
-        text = (
-            client_text(told, config.client) if isinstance(told, KafkaError) else redacted(str(failure), config.client)
-        )
+        error, secrets = failure.args[0], config.client
+        text = client_text(error, secrets) if isinstance(error, KafkaError) else redacted(str(failure), secrets)
         return [Check("client", False, text, "correct the setting it names")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
@@ -87,9 +87,8 @@ class _Doctor:
         except KafkaException as failure:
             error = likely_cause(failure.args[0], self._errors)
             where = addresses(self._config.admin)
-            return Check(
-                "broker", False, f"{where}: {client_text(error, self._config.admin)}", _remedy_of_reaching(error)
-            )
+            found = f"{where}: {client_text(error, self._config.admin)}"
+            return Check("broker", False, found, _remedy_of_reaching(error))
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
         return Check("broker", True, f"{nodes}{more}, cluster {cluster.cluster_id}")
@@ -106,13 +105,10 @@ class _Doctor:
         partitions = f"partitions={len(found.partitions)}, id {found.topic_id}"
         leaderless = [each.id for each in found.partitions if each.leader is None or each.leader.id < 0]
         if not _allowed(found, AclOperation.READ):
-            return [Check(what, False, f"{partitions}; it may not be read", f"allow Read on topic {name}")]
+            return [Check(what, False, f"{partitions}; this user may not read it", f"allow Read on topic {name}")]
         if leaderless:
-            return [
-                Check(
-                    what, False, f"{partitions}; {leaderless} have no leader", "wait for their brokers, or start them"
-                )
-            ]
+            waiting = f"{partitions}; {leaderless} have no leader"
+            return [Check(what, False, waiting, "wait for their brokers, or start them")]
         numbers = [each.id for each in found.partitions]
         return [Check(what, True, partitions), self._retention(name), self._transactions(name, numbers)]
 
@@ -125,7 +121,7 @@ class _Doctor:
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
 
     def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
-        """What open transactions hold back: between the last stable offset and the end."""
+        """The messages that open transactions hold back, between the last stable offset and the end."""
         what = f"transactions on {topic}"
         try:
             stable, ends = (
@@ -137,14 +133,14 @@ class _Doctor:
         level = self._config.client.get("isolation.level", "read_committed")
         held = {number: ends[number] - stable[number] for number in numbers if ends[number] > stable[number]}
         if not held:
-            return Check(what, True, f"isolation.level={level}; no open transaction holds anything back")
+            return Check(what, True, f"isolation.level={level}; no open transaction holds messages back")
         most = max(held, key=lambda number: held[number])
         return Check(
             what,
             None,
             f"isolation.level={level}; open transactions hold back {sum(held.values())} messages in {len(held)} "
             f"partitions, most in partition {most}: {held[most]}",
-            "it passes when the producer commits; where it lasts, a producer hangs or died",
+            "wait until the producer commits; if it lasts, look for a producer that hangs or died",
         )
 
     def _ends(self, topic: str, numbers: Sequence[int], level: IsolationLevel) -> dict[int, int]:
@@ -174,14 +170,14 @@ class _Doctor:
         except (KafkaException, ValueError, TypeError) as failure:
             return self._failed(what, failure, allow, "start a first member", absent=True)
         if not _allowed(found, AclOperation.READ):
-            return Check(what, False, "it may be seen, and not joined", allow)
+            return Check(what, False, "this user may describe it and may not join it", allow)
         kind, state = found.type.name.lower(), found.state.name.lower()
         if not found.members and state == "dead" and self._is_of_another_kind():
             return Check(
                 what,
                 False,
-                "it is there, and no consumer group: a share group, as it seems, which has no order",
-                "use a group.id of its own",
+                "it exists and is not a consumer group; it is probably a share group, which has no order",
+                "use another group.id",
             )
         if not found.members:
             return Check(what, True, "no members" + ("" if state == "dead" else f", {state}, {kind}"))
@@ -191,9 +187,9 @@ class _Doctor:
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
 
     def _is_of_another_kind(self) -> bool:
-        """Whether the broker lists the group, which it describes as none."""
+        """Whether the broker lists the group, although it describes it as missing."""
         with warnings.catch_warnings():
-            # The call that is to be used instead lists consumer groups alone.
+            # The replacement of this call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 listed = self._admin.list_groups(timeout=self._timeout)
@@ -218,21 +214,21 @@ class _Doctor:
         if instance in instances:
             return found._replace(
                 ok=None,
-                detail=f"{found.detail}; {instance} is there already",
-                remedy="give each process a group.instance.id of its own, unless that one is this service, running",
+                detail=f"{found.detail}; {instance} is a member already",
+                remedy="give each process a group.instance.id of its own, unless that member is this running service",
             )
         return found
 
     def broker(self) -> list[Check]:
-        """What the settings of a broker say about commit metadata, and about KIP-848 where that is asked for."""
+        """Check the broker's settings for commit metadata, and for KIP-848 where the configuration asks for it."""
         what = "commit metadata"
         try:
             found = broker_settings(self._admin, timeout=self._timeout)
         except SourceError as failure:
-            return [Check(what, None, str(failure), "look again")]
+            return [Check(what, None, str(failure), "run the command again")]
         if not found:
             unknown = "this user may not read a broker's settings"
-            remedy = "allow DescribeConfigs on the cluster to see it; lanes finds out when it commits"
+            remedy = "allow DescribeConfigs on the cluster to see it; lanes finds out at its first commit"
             checks = [Check(what, None, unknown, remedy)]
             return [*checks, Check("KIP-848", None, unknown, remedy)] if self._config.protocol == "848" else checks
         checks = [_carries(what, found.get(METADATA_LIMIT))]
@@ -247,13 +243,13 @@ class _Doctor:
         return time.monotonic() + self._timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """``absent``: it may not be there yet."""
+        """``absent``: a missing object is no failure."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
             return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
-        remedy = allow if error.code() in NOT_ALLOWED else "look again; correct what it names"
+        remedy = allow if error.code() in NOT_ALLOWED else "correct the named cause, and run the command again"
         return Check(what, False, client_text(error, self._config.admin), remedy)
 
     def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
@@ -262,14 +258,16 @@ class _Doctor:
 
 def _carries(what: str, limit: str | None) -> Check:
     if limit is None:
-        return Check(what, None, f"the broker does not say its {METADATA_LIMIT}", "lanes finds out when it commits")
+        return Check(
+            what, None, f"the broker does not tell its {METADATA_LIMIT}", "lanes finds out at its first commit"
+        )
     if int(limit) > 0:
         return Check(what, True, f"{METADATA_LIMIT}={limit}")
     return Check(
         what,
         None,
-        f"{METADATA_LIMIT}={limit}: what is completed above the floor cannot be handed over",
-        "raise it to 4096 at the broker, or pass commit_metadata=False: a drain then takes longer",
+        f"{METADATA_LIMIT}={limit}: messages completed above the position cannot be handed over",
+        "raise it to 4096 at the broker, or pass commit_metadata=False; drains then take longer",
     )
 
 
@@ -287,7 +285,7 @@ def _supports_848(settings: Mapping[str, str]) -> Check:
 
 
 def _allowed(found: Any, operation: AclOperation) -> bool:
-    """A broker that is too old to say what is allowed counts as allowing it."""
+    """Whether an operation is allowed; a broker that is too old to tell counts as allowing it."""
     return found.authorized_operations is None or operation in found.authorized_operations
 
 
@@ -296,4 +294,4 @@ def _remedy_of_reaching(error: KafkaError) -> str:
         return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
     if error.code() == KafkaError._SSL or "SSL" in error.str():
         return "correct security.protocol and the ssl settings"
-    return "correct bootstrap.servers, security.protocol, or the way there: a firewall, an advertised listener"
+    return "correct bootstrap.servers, security.protocol, the firewall, or the advertised listener"
