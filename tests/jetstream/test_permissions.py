@@ -119,7 +119,7 @@ async def test_what_the_page_lists_is_enough_for_a_durable(start: Start, caplog:
         await running.crash(crashing)
         running.join(lanes.Consumer(source(), again.handler("a"), settings=FAST))
         await again.handled(ORDERS)
-    assert "start barrier: RESET" in caplog.text
+    assert "start barrier is RESET" in caplog.text
     assert again.violations == []
     assert await unacknowledged(admin) == 0
 

@@ -35,7 +35,7 @@ async def config_of(stream: Stream) -> dict[str, Any]:
 def barriers(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The barriers that the log names."""
     lines = [record.getMessage() for record in caplog.records]
-    return [line.partition("start barrier: ")[2].partition(";")[0] for line in lines if "start barrier: " in line]
+    return [line.partition("start barrier is ")[2].partition(";")[0] for line in lines if "start barrier is " in line]
 
 
 async def test_backoff_survives_a_kill_between_shrink_and_restore(stream: Stream, spawn: Spawn) -> None:
@@ -78,7 +78,7 @@ async def test_shortest_wait_of_a_backoff_is_what_messages_are_kept_alive_by(str
 async def test_metadata_that_is_not_ours_is_refused(stream: Stream, metadata: str) -> None:
     kept = {ORIGINAL_ACK_WAIT: metadata if metadata == "soon" else "1", ORIGINAL_BACKOFF: '{"a": []}'}
     await stream.add_consumer(metadata=kept, max_ack_pending=1_000)
-    with pytest.raises(lanes.ConfigError, match=r"lanes-original.* cannot be read: set ack_wait"):
+    with pytest.raises(lanes.ConfigError, match=r"lanes-original.* is unreadable; set ack_wait"):
         await lanes.run(stream.source(), Recorder())
 
 
@@ -134,7 +134,7 @@ async def test_paused_consumer_is_waited_for(stream: Stream, caplog: pytest.LogC
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         with anyio.fail_after(10):
-            await until(lambda: "is paused: resume it" in caplog.text)
+            await until(lambda: "is paused; resume it" in caplog.text)
         assert not recorder.done
         await stream.client.request(pause, b"{}", timeout=5)
         await all_done(stream, recorder)

@@ -61,7 +61,7 @@ async def test_start_is_for_the_first_run_only(stream: Stream, caplog: pytest.Lo
     await stream.publish(5)
     assert await began_at(stream) == 1
     assert await began_at(stream, start=3) == 7
-    assert "start=… is for the first run" in caplog.text
+    assert "start=… applies to a new consumer only" in caplog.text
 
 
 async def test_start_that_a_workqueue_cannot_have(stream: Stream) -> None:

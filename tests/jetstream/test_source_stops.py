@@ -90,7 +90,7 @@ async def test_stream_recreated_behind_a_full_consumer(stream: Stream) -> None:
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
     # It may be looked at while it is not there.
-    async with stops(consumer, "^stream .* was deleted (and made anew|while it was read)"):
+    async with stops(consumer, "^stream .* was deleted (and created again|during the run)"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         await stream.client.jetstream().delete_stream(stream.name)
@@ -103,7 +103,7 @@ def test_a_consumer_that_went_with_its_stream_is_told_as_that() -> None:
     fields: Any = dict.fromkeys(("filter_subject", "ack_wait", "max_ack_pending"), 1)
     durable = DurableConsumer(Connection("nats://x"), "S", "d", **fields, start={}, modify=False, hold_back=False)
     assert durable.failure_text(ApiError(10059, "stream not found", 404)).startswith(
-        "stream 'S' was deleted while it was read"
+        "stream 'S' was deleted during the run"
     )
     assert durable.failure_text(ApiError(10014, "consumer not found", 404)).startswith(
         "consumer S/d was deleted; prevent that"
@@ -112,7 +112,7 @@ def test_a_consumer_that_went_with_its_stream_is_told_as_that() -> None:
 
 async def test_stream_deleted(stream: Stream) -> None:
     recorder = Recorder()
-    async with stops(lanes.Consumer(stream.source(), recorder), "^stream .* was deleted while it was read"):
+    async with stops(lanes.Consumer(stream.source(), recorder), "^stream .* was deleted during the run"):
         await stream.publish(5)
         with anyio.fail_after(10):
             await recorder.reached(5)
@@ -128,7 +128,7 @@ async def test_purge_of_what_was_not_delivered(stream: Stream, filtered: bool) -
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     source = stream.source(filter_subject=f"{stream.name}.*" if filtered else None)
     consumer = lanes.Consumer(source, handle, settings=settings)
-    async with stops(consumer, r"begins at sequence 101: .*dropped before they were delivered.*purged"):
+    async with stops(consumer, r"begins at sequence 101, .*dropped before they were delivered.*purged"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and lag_of(consumer) == 100)
         await stream.client.jetstream().purge_stream(stream.name)
@@ -176,14 +176,14 @@ def test_what_a_killed_server_has_forgotten_is_not_lost(retention: str, highest:
     stream = StreamState(
         "now", first=11, last=20, retention=retention, drops_single_messages=False, loses_last_acks=True
     )
-    pending = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, left=15, paused=False)
+    state = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, undelivered=15, paused=False)
     consumer: Any = SimpleNamespace(config={})
     watch = DurableWatch(consumer, consumer, "jetstream S/d", out_of_range="fail", alone=True)
     if lost is None:
-        watch.check_dropped(stream, pending, highest)
+        watch.check_dropped(stream, state, highest)
     else:
         with pytest.raises(lanes.SourceError, match=lost):
-            watch.check_dropped(stream, pending, highest)
+            watch.check_dropped(stream, state, highest)
 
 
 async def test_purge_of_what_is_finished_is_nothing(stream: Stream) -> None:

@@ -67,7 +67,7 @@ async def test_restart_and_killed_server(
         await anyio.to_thread.run_sync(server.start)
         await all_done(stream, recorder)
     resets = tuple(map(int, version.split("."))) >= RESET_SINCE and retention == "workqueue"
-    assert ("start barrier: RESET" in caplog.text) == resets
+    assert ("start barrier is RESET" in caplog.text) == resets
 
 
 @pytest.mark.parametrize("version", SUPPORTED)

@@ -1,5 +1,7 @@
-"""What a durable consumer sends, on an inbox of our own: data messages carry the stream's subject, statuses the
-inbox's."""
+"""The pull requests of one durable consumer, on an inbox of their own.
+
+Messages carry the stream's subject, and statuses the subject of the inbox.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from nats.aio.subscription import Subscription
 
 from lanes_jetstream.wire.pull_requests import PullRequests
 
-__all__ = ["Pulls"]
+__all__ = ["DurablePulls"]
 
 
-class Pulls(PullRequests):
-    """The open requests of one consumer, each time on a fresh inbox. asyncio only; one caller."""
+class DurablePulls(PullRequests):
+    """The pull requests of one durable consumer; each start uses a fresh inbox. Needs asyncio; one caller."""
 
     def __init__(self, client: Client, next_subject: str, name: str) -> None:
         super().__init__(client, next_subject, name, wake=asyncio.Event())
@@ -23,20 +25,20 @@ class Pulls(PullRequests):
 
     @property
     def inbox(self) -> str:
-        """Where what is asked for comes; empty before the first ``renew``."""
+        """The subject where messages arrive; empty before the first ``renew``."""
         return self._inbox
 
     @property
     def reconnects(self) -> int:
-        """How often the client had reconnected when this inbox was made."""
+        """Number of reconnects of the client when the inbox was created."""
         return self._reconnects
 
     async def renew(self) -> None:
-        """Drop everything that is open and start on a fresh inbox. Nothing is requested yet."""
+        """Drop all open requests and start on a fresh inbox. Nothing is requested yet."""
         await self.close()
         inbox = self._client.new_inbox()
-        # No pending limits: with one the client drops messages silently, and they come back out of order. The
-        # room bounds what can arrive.
+        # No pending limits: a limit makes the client drop messages silently, and they return out of order. The room
+        # bounds the arrivals.
         self._subscription = await self._client.subscribe(
             f"{inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
@@ -49,7 +51,7 @@ class Pulls(PullRequests):
             await subscription.unsubscribe()
 
     async def wait(self, timeout: float) -> None:
-        """Wait until something arrived or the pulls are broken, at most ``timeout`` seconds. Cancel-safe."""
+        """Wait until a message arrives or the requests are interrupted, at most ``timeout`` seconds. Cancel-safe."""
         if self._arrived or self.check() is not None:
             return
         self._wake.clear()

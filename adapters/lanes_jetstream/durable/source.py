@@ -1,4 +1,4 @@
-"""One durable consumer as a source: the whole of what it delivers is one partition."""
+"""One durable consumer as a source: all of its messages form one partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import DurableConsumer
-from lanes_jetstream.durable.pulls import Pulls
+from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import Takeover
 from lanes_jetstream.durable.watch import DurableWatch, ReadState
 from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, keep_alive
@@ -29,14 +29,13 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _POLL_INTERVAL: Final = 0.25
-"""Seconds between two looks at the connection while nothing arrives."""
+"""Seconds between two checks of the connection while nothing arrives."""
 
 _RETRY_DELAY: Final = 0.5
 """Seconds before a start that found no leader is tried again."""
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that pull requests of another process may stay open at the start before this one refuses to run: those of
-a machine that was lost are gone by then."""
+"""Seconds that a start waits for the pull requests of another process. Requests of a dead machine are over by then."""
 
 
 class DurableSource:
@@ -66,7 +65,7 @@ class DurableSource:
         self._start_timeout = start_timeout
         self._watch = DurableWatch(connection, durable, self._name, out_of_range=out_of_range, alone=not shared)
         self._takeover: Takeover
-        self._pulls: Pulls
+        self._pulls: DurablePulls
         self._acks: Acks
         self._partition: Partition | None = None
         self._assigned = False
@@ -83,12 +82,12 @@ class DurableSource:
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
-        """Connect, find or make the consumer, and check it; see ``lanes.source.Source.open``."""
+        """Connect, find or create the consumer, and check it; see ``lanes.source.Source.open``."""
         await self._connection.open()
         self._connection.check_server()
         await self._find_consumer()
         client = self._connection.client
-        self._pulls = Pulls(client, self._next_subject, self._name)
+        self._pulls = DurablePulls(client, self._next_subject, self._name)
         self._acks = Acks(client, self._ack_mode, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
             self._connection,
@@ -99,7 +98,7 @@ class DurableSource:
             self._watch.check_dropped,
             shared=self._shared,
         )
-        self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.state.incarnation)
+        self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.stream_state.incarnation)
         self._opened.push_async_callback(self._close_inboxes)
         self._watch.start(self._reading, self._is_ours)
         self._opened.push_async_callback(self._watch.stop)
@@ -127,13 +126,13 @@ class DurableSource:
                 await self._idle()
                 continue
             if not self._taken_over or self._pulls.check() is not None:
-                # A state of its own: a cancelled takeover is started again, whatever the connection says then.
+                # Reset the flag first: a cancelled takeover must start again, even if the connection is fine then.
                 self._taken_over = False
                 self._expected = None
                 collected = await self._takeover.run(room, self._highest)
                 self._taken_over = True
                 if collected:
-                    # By sequence, so not in the order of their deliveries; these end at the highest.
+                    # Sorted by sequence, so not by delivery number; the highest number is the last delivery.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
                     return self._delivered(partition, collected, in_turn=False)
             arrived = self._pulls.take()
@@ -151,7 +150,7 @@ class DurableSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``.
 
-        One that is lost on the way makes the server deliver the message again, and the engine settles it again without
+        If an acknowledgement is lost, the server redelivers the message, and the engine settles it again without
         running it.
         """
         with ack_errors(self._name):
@@ -159,8 +158,8 @@ class DurableSource:
                 await self._acks.send([str(message.token) for message in settlement.messages])
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Tell the server that these are still in progress. Best effort."""
-        # After a reconnect the takeover sorts out what was redelivered meanwhile.
+        """Tell the server that these messages are still in progress. Best effort."""
+        # After a reconnect the takeover handles messages that were redelivered in the meantime.
         await keep_alive(self._connection.client, [str(message.token) for message in messages], self._name)
 
     async def release(self, partition: Partition) -> None:
@@ -171,7 +170,7 @@ class DurableSource:
             await self._connection.flush()
             await self._acks.finish(loses_last_acks=self._durable.loses_last_acks)
         except (nats.errors.Error, OSError) as error:
-            raise SourceError(f"{self._name}: not flushed: {type(error).__name__}", retryable=True) from error
+            raise SourceError(f"{self._name}: flush failed ({type(error).__name__})", retryable=True) from error
 
     async def aclose(self) -> None:
         """Close the inboxes, and the connection if it was opened here. Idempotent."""
@@ -181,7 +180,7 @@ class DurableSource:
             await self._connection.close()
 
     def lag(self, partition: Partition) -> int | None:
-        """See ``lanes.source.Lagging``: what was delivered and not acknowledged, and what was not delivered yet."""
+        """See ``lanes.source.Lagging``: unacknowledged and undelivered messages."""
         return self._watch.lag
 
     # --- messages
@@ -195,7 +194,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _idle(self) -> None:
-        """Ask for nothing, begin no takeover, and keep what still comes alive until it may be delivered."""
+        """Request nothing, start no takeover, and keep arrived messages alive until they may be delivered."""
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
@@ -205,10 +204,10 @@ class DurableSource:
         await asyncio.sleep(_POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
-        """One run of messages, up to the first sign that a delivery was lost on the way.
+        """One run of messages, up to the first sign of a lost delivery.
 
-        ``in_turn``: they come in the order of their deliveries, without a gap: not what a takeover has collected, and
-        not where others take some of them. A message whose key cannot be had has none, and is ``broken``.
+        ``in_turn``: the delivery numbers must rise without a gap. This does not hold for messages that a takeover
+        collected, nor for a shared consumer.
         """
         run: list[Message] = []
         size, highest, key = 0, self._highest, self._key
@@ -217,8 +216,8 @@ class DurableSource:
             position, delivery = sequences(raw.reply)
             if in_turn:
                 if expected is not None and delivery != expected:
-                    # Something the server counts as delivered did not arrive and will come back behind newer ones.
-                    # Everything from here on is dropped: the takeover brings it back in order.
+                    # A delivery that the server counts did not arrive, and would return after newer ones. Drop all
+                    # messages from here on: the takeover brings them back in order.
                     self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 expected = delivery + 1
@@ -246,7 +245,7 @@ class DurableSource:
         )
 
     async def _failure(self) -> SourceError:
-        """Why it cannot go on: a consumer that the server has ended may have gone with its stream."""
+        """The reason to stop. If the server ended the consumer, its stream may be gone too."""
         if self._watch.failure is not None:
             return self._watch.failure
         try:
@@ -260,7 +259,7 @@ class DurableSource:
         return self._pulls.failure
 
     def _is_ours(self, subject: str) -> bool:
-        """Whether it is one that this source cannot do without; in small letters."""
+        """Whether the source needs a subject; the subject is in lower case."""
         if subject.startswith("$js.ack."):
             return f".{self._durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()
@@ -269,7 +268,9 @@ class DurableSource:
     # --- start
 
     async def _find_consumer(self) -> None:
-        """Find or make the consumer, and see that nobody else has it. Waits for a leader, for so long."""
+        """Find or create the consumer, and check that no other process pulls it. Waits for a leader until the start
+        timeout.
+        """
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._start_timeout
         while True:
@@ -284,7 +285,7 @@ class DurableSource:
                 failure = error
             if not failure.retryable or loop.time() > give_up:
                 raise failure
-            log.warning("%s: %s; waiting for it", self._name, failure)
+            log.warning("%s: %s; retrying", self._name, failure)
             await asyncio.sleep(_RETRY_DELAY)
 
     async def _refuse_other_pullers(self) -> None:
@@ -292,13 +293,10 @@ class DurableSource:
         started = loop.time()
         while (await self._durable.refresh()).waiting_pulls:
             if loop.time() - started > _OTHER_PULLER_WAIT:
-                raise ConfigError(
-                    f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the "
-                    'other one, use a durable of its own, or give the order up: shared=True and order="none"'
-                )
+                raise ConfigError(f'{self._durable.second_puller}, or give up order: shared=True and order="none"')
             if not self._warned_of_puller:
                 self._warned_of_puller = True
                 log.warning(
-                    "%s: somebody pulls already; waiting up to %.0f s for that to end", self._name, _OTHER_PULLER_WAIT
+                    "%s: another process pulls; waiting up to %.0f s for it to stop", self._name, _OTHER_PULLER_WAIT
                 )
             await asyncio.sleep(_POLL_INTERVAL)

@@ -1,7 +1,7 @@
-"""Takeover: make what is unacknowledged come before anything new, at a start and after every shake.
+"""Takeover: deliver all unacknowledged messages before new ones, at the start and after each interruption.
 
-The server redelivers in the order in which messages expired, and gives new ones out while older ones have not
-expired yet. Either would break a key's order.
+By itself the server redelivers messages in the order in which they expired, and delivers new messages while older ones
+have not expired. Both would break a key's order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.durable.consumer import ConsumerState, DurableConsumer
-from lanes_jetstream.durable.pulls import Pulls
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, NotPermitted
+from lanes_jetstream.durable.pulls import DurablePulls
+from lanes_jetstream.wire.connection import CLOSED, ApiError, Connection, NoAnswer, NotPermitted
 from lanes_jetstream.wire.messages import sequences
 from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
 from lanes_jetstream.wire.stream import StreamState
@@ -27,35 +27,36 @@ from lanes_jetstream.wire.stream import StreamState
 log = logging.getLogger("lanes.jetstream")
 
 TakeoverMode = Literal["auto", "modify", "hold-back"]
+"""How a takeover may treat the consumer; see ``JetStreamSource``."""
 
 RESET_SINCE: Final = (2, 14)
-"""The first nats-server that can have a consumer begin again."""
+"""The first nats-server that can reset a consumer."""
 
 _POLL_INTERVAL: Final = 0.25
-"""Seconds between two looks at a connection that is lost."""
+"""Seconds between two checks of a lost connection."""
 
 _RETRY_DELAY: Final = 0.5
-"""Seconds before a takeover that could not be finished is tried again."""
+"""Seconds before an unfinished takeover is tried again."""
 
 _UNANSWERED: Final = 3
-"""Requests to change the consumer that find no answer, one after the other, before it counts as not permitted."""
+"""Consecutive unanswered requests to change the consumer, before the change counts as not permitted."""
 
 _HOLD_BACK_MARGIN: Final = 1.0
-"""Seconds on top of ack_wait, for the server's own timers."""
+"""Seconds added to ack_wait for the server's own timers."""
 
 
 class Takeover:
-    """The takeovers of one consumer, which has it alone; a ``shared`` one has no order to keep, and is left as it is.
+    """The takeovers of one consumer. A ``shared`` consumer has no order to keep and is left as it is.
 
-    ``resend`` repeats acknowledgements that may have been lost with a connection. ``judge`` raises ``SourceError`` for
-    a stream that has dropped what was not delivered yet. ``count``: how many takeovers have begun.
+    ``resend`` repeats acknowledgements that a connection may have lost. ``check_dropped`` raises ``SourceError`` if the
+    stream dropped undelivered messages. ``count`` is the number of takeovers that have begun.
     """
 
     def __init__(
         self,
         connection: Connection,
         durable: DurableConsumer,
-        pulls: Pulls,
+        pulls: DurablePulls,
         name: str,
         resend: Callable[[], Awaitable[None]],
         check_dropped: Callable[[StreamState, ConsumerState, int], None],
@@ -78,11 +79,11 @@ class Takeover:
         self._interrupted_at = float("-inf")
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
-        """Start on a fresh inbox so that what is unacknowledged comes before anything new.
+        """Start on a fresh inbox so that unacknowledged messages come before new ones.
 
-        Returns messages that had to be collected, by sequence. Waits for the connection and the server for as
-        long as it takes; raises ``SourceError`` only when they cannot come back. ``highest``: the highest sequence
-        handed over so far. To be called again from the start when it was cancelled.
+        Returns the messages that had to be collected, by sequence. ``highest`` is the highest sequence delivered so
+        far. Waits for the connection and the server without limit, and raises ``SourceError`` only if they cannot
+        return. A cancelled call must be repeated from the start.
         """
         reason = self._pulls.interruption
         kind = None if reason is None else reason.kind
@@ -91,27 +92,24 @@ class Takeover:
             self._interrupted_at = monotonic()
         if self._ran_before:
             why = reason or "the last takeover was not finished"
-            log.warning("%s: pulling again from a fresh inbox: %s", self._name, why)
+            log.warning("%s: pulling from a fresh inbox (%s)", self._name, why)
         if kind == "crowded":
-            # The others that pull have to be given time, or this would be nothing but requests.
+            # Give the other pulling processes time, or this loop would only send requests.
             await asyncio.sleep(_RETRY_DELAY)
         while True:
             try:
                 await self._until_connected()
                 await self._pulls.renew()
                 await self._resend()
-                # Nothing of the old inbox may arrive at the server after what follows.
+                # All requests of the old inbox must reach the server before the next steps.
                 await self._connection.flush()
-                state = await self._durable.check_stream(highest)
-                pending = await self._durable.refresh()
-                self._check_dropped(state, pending, highest)
-                if kind == "gap" and self._is_shared(pending):
-                    raise SourceError(
-                        f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop "
-                        "the other one, or use a durable of its own"
-                    )
+                stream = await self._durable.check_stream(highest)
+                state = await self._durable.refresh()
+                self._check_dropped(stream, state, highest)
+                if kind == "gap" and self._is_shared(state):
+                    raise SourceError(self._durable.second_puller)
                 await self._restore()
-                collected = await self._barrier(pending, room)
+                collected = await self._barrier(state, room)
             except NotPermitted as error:
                 raise SourceError(f"{self._name}: {error}, then start again") from None
             except (NoAnswer, nats.errors.Error, OSError) as error:
@@ -132,9 +130,9 @@ class Takeover:
             await asyncio.sleep(_RETRY_DELAY)
 
     def _unfinished(self, why: str) -> None:
-        # Once, not every half second of an outage.
+        # Warn once, not each half second of an outage.
         level = logging.WARNING if why != self._last_failure else logging.DEBUG
-        log.log(level, "%s: takeover not finished (%s), again every %g s", self._name, why, _RETRY_DELAY)
+        log.log(level, "%s: takeover not finished (%s); retrying every %g s", self._name, why, _RETRY_DELAY)
         self._last_failure = why
 
     async def _restore(self) -> None:
@@ -143,32 +141,32 @@ class Takeover:
         except NotPermitted as error:
             shortest, _ = self._durable.ack_waits
             raise SourceError(
-                f"consumer {self._durable} has an ack_wait of 1 ms, left by a process that died in its takeover, and "
-                f"may not be changed ({error}): permit it, or set ack_wait to {shortest:g} s and remove the metadata "
+                f"consumer {self._durable} has an ack_wait of 1 ms from a process that died in its takeover, and may "
+                f"not be changed ({error}); permit it, or set ack_wait to {shortest:g} s and remove the metadata "
                 "that begins with lanes-original"
             ) from None
 
-    async def _barrier(self, pending: ConsumerState, room: Room) -> list[Msg]:
-        """Have what is unacknowledged delivered before anything new; returns what had to be collected."""
+    async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
+        """Have unacknowledged messages delivered before new ones; returns the messages that had to be collected."""
         if self._shared:
-            self._log_barrier("none, several processes take from the consumer", pending.count)
-        elif not pending.count:
-            self._log_barrier("none needed", 0)
-        elif pending.paused:
-            raise NoAnswer(f"consumer {self._durable} is paused: resume it")
-        elif not await self._reset(pending):
-            return await self._requeue(pending, room)
+            self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
+        elif not state.unacknowledged:
+            self._log_barrier("not needed", 0)
+        elif state.paused:
+            raise NoAnswer(f"consumer {self._durable} is paused; resume it")
+        elif not await self._reset(state):
+            return await self._requeue(state, room)
         return []
 
     def _log_barrier(self, barrier: str, count: int) -> None:
-        log.info("%s: start barrier: %s; %d unacknowledged messages", self._name, barrier, count)
+        log.info("%s: the start barrier is %s; %d unacknowledged messages", self._name, barrier, count)
 
-    async def _reset(self, pending: ConsumerState) -> bool:
-        """Have the server deliver in the order of the stream again, where that repeats nothing that is finished.
+    async def _reset(self, state: ConsumerState) -> bool:
+        """Reset the consumer to stream order, if that repeats no finished message.
 
-        At a start only: of what this process holds the old deliveries could not be acknowledged until it comes again.
+        Only at a start: after a reset the server ignores acknowledgements for deliveries that this process still holds.
         """
-        repeats = pending.settled_above_floor and not self._durable.drops_acknowledged
+        repeats = state.settled_above_floor and not self._durable.drops_acknowledged
         if self._ran_before or repeats or not self._durable.modifiable:
             return False
         if self._connection.server_version < RESET_SINCE:
@@ -180,54 +178,53 @@ class Takeover:
                 raise
             log.info("%s: the consumer cannot be reset (%s)", self._name, error)
             return False
-        self._log_barrier("RESET", pending.count)
+        self._log_barrier("RESET", state.unacknowledged)
         return True
 
-    def _is_shared(self, pending: ConsumerState) -> bool:
-        """Whether a delivery that did not arrive went to another process.
+    def _is_shared(self, state: ConsumerState) -> bool:
+        """Whether a missing delivery went to another process.
 
-        It did when requests wait although ours are gone with their inbox, or when it is the second one to get lost
-        while the connection held: a connection loses nothing by itself. But as long as requests of an earlier
-        connection may be open, whose end the server has not noticed, it may have gone there.
+        It did if requests wait although ours ended with their inbox, or if it is the second loss while the connection
+        held. A connection loses nothing by itself. But for a while the server may not notice the end of an earlier
+        connection, and may deliver to requests of that one.
         """
         if monotonic() - self._interrupted_at <= PULL_EXPIRES:
             return False
         reconnects = self._pulls.reconnects
         again = reconnects == self._lost_at
         self._lost_at = reconnects
-        return again or pending.waiting_pulls > 0
+        return again or state.waiting_pulls > 0
 
-    async def _requeue(self, pending: ConsumerState, room: Room) -> list[Msg]:
-        """Have the unacknowledged messages delivered before anything new, and put them in order.
+    async def _requeue(self, state: ConsumerState, room: Room) -> list[Msg]:
+        """Have the unacknowledged messages delivered before new ones, and sort them.
 
-        The server queues what expires batch behind batch, and keeps what an earlier takeover had queued in front:
-        the messages are in order only after sorting all of them. What this process holds comes with them and is
-        recognised.
+        The server queues expired messages batch after batch, and keeps those of an earlier takeover in front. They are
+        in order only after all of them are sorted. Messages that this process holds come along and are recognised.
         """
         self._capacity = max(self._capacity, room.messages)
-        shrunk = await self._shrink(pending.count)
+        shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
             await self._hold_back()
-        # Without a shrink what this process holds stays alive and does not come: new messages would instead.
+        # Without a shrink, messages that this process holds stay alive and do not return; new ones would come instead.
         only_lost = self._ran_before and not shrunk
-        wanted = min(pending.count, room.messages) if only_lost else pending.count
+        wanted = min(state.unacknowledged, room.messages) if only_lost else state.unacknowledged
         collected: dict[int, Msg] = {}
         while wanted > len(collected):
             if wanted > self._capacity:
                 await self._requeue_in_one_batch(wanted)
                 return []
-            if await self._collect(wanted, collected, pending.highest) or only_lost:
+            if await self._collect(wanted, collected, state.highest) or only_lost:
                 break
-            # They stopped coming: some were acknowledged meanwhile, or had not expired.
-            wanted = (await self._durable.refresh()).count
+            # They stopped coming: some were acknowledged in the meantime, or had not expired.
+            wanted = (await self._durable.refresh()).unacknowledged
             if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
         return [collected[position] for position in sorted(collected)]
 
     async def _requeue_in_one_batch(self, count: int) -> None:
-        """More than may be held here: have all of them delivered, drop them, and shrink once more.
+        """Have more messages redelivered than may be held here: let all of them come, drop them, and shrink again.
 
-        Now they expire together, in one batch, which the server sorts.
+        They now expire together, in one batch, which the server sorts.
         """
         dropped: dict[int, Msg] = {}
         came = 0
@@ -236,15 +233,15 @@ class Takeover:
             dropped.clear()
         if not await self._shrink(count):
             raise SourceError(
-                f"{self._name}: an earlier run left {count} messages unacknowledged and max_in_flight is "
-                f"{self._capacity}: without changing the consumer they can be put in order only together; raise "
-                'max_in_flight to that once, or permit takeover="modify"'
+                f"{self._name}: an earlier run left {count} messages unacknowledged, and max_in_flight="
+                f"{self._capacity} is too small to sort them; raise max_in_flight to {count} once, or pass "
+                'takeover="modify"'
             )
 
     async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
-        """Pull until ``count`` messages are collected; False when they stop coming before that.
+        """Pull until ``count`` messages are collected; False if they stop coming earlier.
 
-        Also done when a message above ``highest`` comes: new ones come only after everything that was queued.
+        A message above ``highest`` also ends the collection: new messages come only after all queued ones.
         """
         await self._pulls.request_exactly(count - len(collected))
         while len(collected) < count:
@@ -260,8 +257,8 @@ class Takeover:
                 return True
         return True
 
-    async def _shrink(self, pending: int) -> bool:
-        """Requeue by ack_wait shrink, where that is permitted; False where it is not."""
+    async def _shrink(self, count: int) -> bool:
+        """Requeue by shrinking ack_wait; False if that is not permitted."""
         if not self._durable.modifiable:
             return False
         try:
@@ -269,43 +266,43 @@ class Takeover:
         except ApiError as error:
             if error.temporary:
                 raise
-            log.warning("%s: ack_wait cannot be changed (%s): holding back instead", self._name, error)
+            log.warning("%s: ack_wait cannot be changed (%s); holding back instead", self._name, error)
             return False
         except NoAnswer as error:
             self._unanswered += 1
             if not isinstance(error, NotPermitted) and self._unanswered < _UNANSWERED:
                 raise
-            # What is dropped on the way for want of a permission, by another account for one, is never answered.
-            log.warning("%s: %s: holding back instead", self._name, error)
+            # A request that is dropped for lack of a permission, for example by another account, is never answered.
+            log.warning("%s: %s; holding back instead", self._name, error)
             return False
         self._unanswered = 0
-        self._log_barrier("ack_wait shrink", pending)
+        self._log_barrier("ack_wait shrink", count)
         return True
 
     async def _hold_back(self) -> None:
-        """Take nothing until ack_wait is over for everything that is unacknowledged."""
+        """Request nothing until ack_wait has passed for all unacknowledged messages."""
         loop = asyncio.get_running_loop()
         _, longest = self._durable.ack_waits
         wait = longest + _HOLD_BACK_MARGIN
         log.warning(
-            "%s: start barrier: hold-back; taking nothing for %.1f s, until unacknowledged messages come back",
+            "%s: the start barrier is hold-back; requesting nothing for %.1f s, until unacknowledged messages return",
             self._name,
             wait,
         )
         deadline = loop.time() + wait
         while loop.time() < deadline:
             await asyncio.sleep(min(_RETRY_DELAY, max(0.0, deadline - loop.time())))
-            if not (await self._durable.refresh()).count:
+            if not (await self._durable.refresh()).unacknowledged:
                 return
             if self._pulls.check() is not None:
                 raise NoAnswer(f"{self._name}: {self._pulls.interruption}")
 
     def check_connection(self) -> None:
-        """Raise ``SourceError`` for a connection that is closed for good."""
+        """Raise ``SourceError`` if the connection is closed for good."""
         client = self._connection.client
         if client.is_closed:
             why = f" ({client.last_error})" if client.last_error is not None else ""
-            raise SourceError(f"{self._name}: the connection is closed and does not come back{why}: start again")
+            raise SourceError(f"{self._name}{why}: {CLOSED}")
 
     async def _until_connected(self) -> None:
         while not self._connection.client.is_connected:

@@ -1,7 +1,7 @@
-"""A look at the stream and the consumer every few seconds, beside the messages: what no message tells.
+"""Checks the stream and the consumer every few seconds, for faults that no message shows.
 
-It finds a stream that was made anew, purged, or lost its end while the connection held; a consumer that was deleted or
-changed; and another process on a consumer that keeps an order. It also knows the lag.
+It finds a stream that was replaced, purged or shortened while the connection held. It finds a consumer that was deleted
+or changed, and another process on a consumer that keeps an order. It also measures the lag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import nats.errors
 from lanes.clock import monotonic
 from lanes.errors import SourceError
 from lanes_jetstream.durable.consumer import (
-    ORIGINAL_ACK_WAIT,
     ConsumerSnapshot,
     ConsumerState,
     DurableConsumer,
@@ -30,18 +29,19 @@ from lanes_jetstream.wire.stream import OutOfRange, StreamState
 log = logging.getLogger("lanes.jetstream")
 
 CHECK_INTERVAL: Final = 2.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 SUSPICION: Final = PULL_EXPIRES + 1.0
-"""Seconds for which requests beyond ours wait before they are somebody else's: those of a connection whose end the
-server has not noticed yet are over by then."""
+"""Seconds that extra requests must wait before they count as another process's: by then, requests of a dead connection
+that the server did not notice are over.
+"""
 
 
 class ReadState(NamedTuple):
-    """What the source knows of its own reading at one moment.
+    """The source's own progress at one moment.
 
-    ``active``: no takeover is under way. ``takeovers``: how many have begun. ``highest``: the highest sequence it got.
-    ``delivery``: the last delivery number it got, or None. ``outstanding``, ``open_requests``: what is asked for.
+    ``active``: no takeover is under way. ``takeovers``: number begun. ``highest``: highest sequence received.
+    ``delivery``: last delivery number received, or None. ``outstanding`` and ``open_requests``: open pull requests.
     """
 
     active: bool
@@ -53,9 +53,10 @@ class ReadState(NamedTuple):
 
 
 class DurableWatch:
-    """The looks of one source. ``alone``: it has the consumer to itself. asyncio only.
+    """The checks of one source. ``alone``: no other process may pull the consumer. Needs asyncio.
 
-    ``failure``: why the source cannot go on. ``lag``: what is not acknowledged or not delivered yet; None = not known.
+    ``failure`` says why the source cannot continue. ``lag`` counts unacknowledged and undelivered messages; None =
+    unknown.
     """
 
     def __init__(
@@ -77,36 +78,38 @@ class DurableWatch:
         self.lag: int | None = None
 
     def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
-        """Begin to look; ``read`` is asked at each. ``ours``: of a subject that is denied, whether nothing goes on
-        without it. Does not block."""
+        """Begin to check. Does not block.
+
+        ``read`` returns the source's progress. ``ours`` says whether the source needs a subject that the server denied.
+        """
         self._denials = Denials(self._connection.client, ours)
         self._task = asyncio.create_task(self._run(read))
 
     async def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop checking. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def check_dropped(self, state: StreamState, pending: ConsumerState, highest: int) -> None:
-        """Raise ``SourceError`` for a stream that has dropped messages before they were delivered, or say so.
+    def check_dropped(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
+        """Raise ``SourceError`` if the stream dropped messages before their delivery, or log it.
 
-        For a takeover: of what was delivered and is not among ``highest`` and below, nothing is on its way.
+        Called by a takeover: no message above ``highest`` is on its way then.
         """
-        self._base = pending.deliveries
-        self._check_first(state, pending, highest)
+        self._base = state.deliveries
+        self._check_first(stream, state, highest)
 
-    def _check_first(self, state: StreamState, pending: ConsumerState, highest: int) -> None:
-        # A purge moves the server's own cursor behind what it has dropped; what came here it does not move.
+    def _check_first(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
+        # A purge moves the server's cursor past the dropped messages, but not our own highest sequence.
         known = self._alone and highest > 0
-        if not known and state.retention != "limits":
-            # A server that was killed may have a cursor of before; what is gone behind that was acknowledged.
+        if not known and stream.retention != "limits":
+            # A server that was killed may have an older cursor; messages that are gone after it were acknowledged.
             return
-        reached = highest if known else pending.highest
-        if state.first > reached + 1 and not state.drops_single_messages and not filtered(self._durable.config):
-            self._report_dropped(f"sequences {reached + 1} to {state.first - 1}", state.first)
+        reached = highest if known else state.highest
+        if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self._durable.config):
+            self._report_dropped(f"sequences {reached + 1} to {stream.first - 1}", stream.first)
 
     async def _run(self, read: Callable[[], ReadState]) -> None:
         while self.failure is None:
@@ -118,11 +121,11 @@ class DurableWatch:
             if not before.active:
                 continue
             try:
-                look = await self._durable.inspect(before.highest)
+                snapshot = await self._durable.inspect(before.highest)
                 now = read()
                 if now.active and now.takeovers == before.takeovers:
-                    # Else what was seen may be what the takeover was doing.
-                    self._check(look, before, now)
+                    # Otherwise the check may have seen the work of a takeover.
+                    self._check(snapshot, before, now)
             except NotPermitted as error:
                 self.failure = SourceError(f"{self._name}: {error}, then start again")
             except ApiError as error:
@@ -132,62 +135,59 @@ class DurableWatch:
                 if not error.retryable:
                     self.failure = error
             except (NoAnswer, nats.errors.Error, OSError) as error:
-                # Whether the connection still works is for the pulls to find out.
-                log.debug("%s: not looked at: %s", self._name, error)
+                # The pulls detect a broken connection.
+                log.debug("%s: not checked: %s", self._name, error)
 
-    def _check(self, look: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
-        pending = look.pending
-        if self._alone and self._is_shared(look, before, now):
-            raise SourceError(
-                f"consumer {self._durable} is pulled by another process: two cannot keep a key's order; stop the other "
-                "one, or use a durable of its own"
-            )
-        wrong = self._durable.misfits(look.config) if ORIGINAL_ACK_WAIT not in _metadata(look) else ""
+    def _check(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
+        state = snapshot.state
+        if self._alone and self._is_shared(snapshot, before, now):
+            raise SourceError(self._durable.second_puller)
+        wrong = "" if snapshot.in_takeover else self._durable.misfits(snapshot.config)
         if wrong:
-            raise SourceError(f"consumer {self._durable} was changed while it was read and does not fit now: {wrong}")
-        if pending.deliveries == (self._base if now.delivery is None else now.delivery):
-            self._check_first(look.stream, pending, now.highest)
-        self._check_backlog(look, before.takeovers)
-        self.lag = pending.count + pending.left
+            raise SourceError(f"consumer {self._durable} was changed during the run and no longer fits: {wrong}")
+        if state.deliveries == (self._base if now.delivery is None else now.delivery):
+            self._check_first(snapshot.stream, state, now.highest)
+        self._check_backlog(snapshot, before.takeovers)
+        self.lag = state.unacknowledged + state.undelivered
 
-    def _is_shared(self, look: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
-        """Whether somebody else takes from the consumer, or is about to."""
-        if ORIGINAL_ACK_WAIT in _metadata(look):
-            # Somebody's takeover, and none of ours.
+    def _is_shared(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
+        """Whether another process takes messages from the consumer, or is about to."""
+        if snapshot.in_takeover:
+            # A takeover of another process.
             return True
         quiet = not before.outstanding and not now.outstanding and before.delivery == now.delivery
-        if quiet and now.delivery is not None and look.pending.deliveries > now.delivery:
+        if quiet and now.delivery is not None and snapshot.state.deliveries > now.delivery:
             return True
         ours = max(before.open_requests, now.open_requests)
-        if look.pending.waiting_pulls <= ours or now.takeovers != self._takeovers:
+        if snapshot.state.waiting_pulls <= ours or now.takeovers != self._takeovers:
             self._suspected = None
             return False
         if self._suspected is None:
             self._suspected = monotonic()
         return monotonic() - self._suspected > SUSPICION
 
-    def _check_backlog(self, look: ConsumerSnapshot, takeovers: int) -> None:
-        """Whether fewer messages are left than were delivered since the last look, of a filtered consumer too."""
-        before, self._before = self._before, look.pending
+    def _check_backlog(self, snapshot: ConsumerSnapshot, takeovers: int) -> None:
+        """Whether the backlog shrank by more than the deliveries since the last check. Works for filtered consumers
+        too.
+        """
+        before, self._before = self._before, snapshot.state
         same, self._takeovers = takeovers == self._takeovers, takeovers
-        if before is None or not same or look.stream.drops_single_messages:
-            # Of another consumer's life: a takeover may have begun the numbers of deliveries anew.
+        if before is None or not same or snapshot.stream.drops_single_messages:
+            # A takeover may have restarted the numbers of deliveries.
             return
-        lost = before.left - look.pending.left - (look.pending.deliveries - before.deliveries)
-        if lost > 0 and look.stream.first > before.highest + 1:
-            self._report_dropped(f"{lost} messages", look.stream.first)
+        lost = before.undelivered - snapshot.state.undelivered - (snapshot.state.deliveries - before.deliveries)
+        if lost > 0 and snapshot.stream.first > before.highest + 1:
+            self._report_dropped(f"{lost} messages", snapshot.stream.first)
 
     def _report_dropped(self, what: str, first: int) -> None:
-        where = f"stream {self._durable} begins at sequence {first}: {what} were dropped before they were delivered"
-        why = "it was purged, or its limits are below what is left to do"
+        fault = (
+            f"stream {self._durable} begins at sequence {first}, so {what} were dropped before they were delivered: "
+            "it was purged, or its limits are below the backlog"
+        )
         if self._out_of_range == "fail":
             raise SourceError(
-                f'{where}: {why}; raise its limits, and set out_of_range="earliest" to go on with what there is'
+                f'{fault}; raise its limits, and set out_of_range="earliest" to continue with the remaining messages'
             )
         if first > self._skipped:
             self._skipped = first
-            log.warning("%s: %s: %s; going on with what there is", self._name, where, why)
-
-
-def _metadata(look: ConsumerSnapshot) -> dict[str, str]:
-    return look.config.get("metadata") or {}
+            log.warning("%s: %s; continuing with the remaining messages", self._name, fault)
