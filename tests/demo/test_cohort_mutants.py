@@ -75,5 +75,5 @@ async def test_without_a_fault_every_promise_is_kept(nats_server: NatsServer) ->
     ],
 )
 async def test_a_planted_fault_turns_the_report_red(nats_server: NatsServer, name: str, lines: tuple[str, ...]) -> None:
-    report = await demo(nats_server, "tests.demo.cohort_mutants", name)
+    report = await demo(nats_server, "tests.mutants.worker", name)
     assert [broken for broken in report.broken if broken.startswith(lines)], report.broken

@@ -10,7 +10,7 @@ import pytest
 from demo import DemoConfig, Faults, Report, run
 from demo.group.members import Members
 from tests.components import KafkaServer
-from tests.demo.kafka_mutants import KAFKA
+from tests.mutants.table_demo import GROUP
 
 pytestmark = [
     pytest.mark.anyio,
@@ -82,10 +82,10 @@ async def test_without_a_fault_every_promise_is_kept(kafka: KafkaServer) -> None
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        *((mutant.name, mutant.found_by) for mutant in KAFKA),
+        *((mutant.name, mutant.found_by) for mutant in GROUP),
         ("failure_counts_as_done", ("lost: ",)),
     ],
 )
 async def test_a_planted_fault_turns_the_report_red(kafka: KafkaServer, name: str, lines: tuple[str, ...]) -> None:
-    report = await demo(kafka, (sys.executable, "-m", "tests.demo.kafka_mutants", name))
+    report = await demo(kafka, (sys.executable, "-m", "tests.mutants.worker", name))
     assert [broken for broken in report.broken if broken.startswith(lines)], report.broken

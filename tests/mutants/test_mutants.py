@@ -11,12 +11,12 @@ import pytest
 
 from tests.mutants import Mutant, mutated
 from tests.mutants.hunted import hunted
-from tests.mutants.table import MUTANTS
+from tests.mutants.table_demo import MUTANTS
 
 _PLANT = """
 import importlib, sys
 from tests.mutants import install
-from tests.mutants.table import MUTANTS
+from tests.mutants.table_demo import MUTANTS
 mutant = MUTANTS[sys.argv[1]]
 install(mutant)
 importlib.import_module(mutant.module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.mutants import install
-from tests.mutants.table import MUTANTS
+from tests.mutants.table_demo import MUTANTS
 
 
 def main() -> int:

@@ -1,14 +1,13 @@
-"""A worker of the demo with a planted fault, of the engine or of the Kafka side:
-``python -m tests.demo.kafka_mutants NAME``."""
+"""Planted faults that the reports of the demo must show, on Kafka and in a JetStream cohort."""
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
-from tests.mutants import Mutant, install, table
+from tests.mutants import Mutant
+from tests.mutants.table import MUTANTS as CAMPAIGNS
 
-KAFKA: Final = (
+GROUP: Final = (
     Mutant(
         "begins_one_later",
         "lanes_kafka.client.offsets",
@@ -47,17 +46,17 @@ KAFKA: Final = (
     ),
 )
 
-MUTANTS: Final = {mutant.name: mutant for mutant in KAFKA}
+COHORT: Final = (
+    Mutant(
+        "starts_behind_the_deadline",
+        "lanes.workers.tasks",
+        "                if now >= message.partition.deadline:\n",
+        "                if False:\n",
+        "handlers start in a process that was frozen past its lease",
+        "demo",
+        ("overlaps: ",),
+    ),
+)
 
-
-def main() -> int:
-    """Install the mutant named first, then run the worker."""
-    name = sys.argv[1]
-    install(MUTANTS.get(name) or table.MUTANTS[name])
-    from demo.workers.worker import main as work
-
-    return work()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+MUTANTS: Final = CAMPAIGNS | {mutant.name: mutant for mutant in (*GROUP, *COHORT)}
+"""All that ``tests.mutants.worker`` can plant."""
