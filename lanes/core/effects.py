@@ -1,4 +1,4 @@
-"""What leaves the engine besides messages to run: rare things the shell performs, in the order given."""
+"""The effects of the engine: rare things that the runtime performs, in the order given."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LATE: Final = "late"
 
 
 class Effect:
-    """Base of the effects; each is a plain record."""
+    """Base of the effects, which are plain records."""
 
     __slots__ = ()
 
 
 class Failed(Effect):
-    """Base of those that say what ``follows`` a failed attempt."""
+    """Base of the effects of a failed attempt; ``follows`` is the next step."""
 
     __slots__ = ("failure", "follows", "message")
 
@@ -30,7 +30,7 @@ class Failed(Effect):
 
 
 class Held(Failed):
-    """The head of a lane waits for its next attempt, ``delay`` seconds from the call that failed."""
+    """The head of a lane waits ``delay`` seconds for its next attempt, counted from the failed call."""
 
     __slots__ = ("delay",)
 
@@ -40,14 +40,16 @@ class Held(Failed):
 
 
 class DeadLetterDue(Failed):
-    """Write the message to the dead letters, for as long as it takes, then call ``Engine.dead_lettered``: it is
-    done then (``dead_letter``), or its lane stands still (``dead_letter_and_block``)."""
+    """Write the message to the dead letters, for as long as it takes, then call ``Engine.dead_lettered``.
+
+    The message is then done (``dead_letter``), or its lane blocks (``dead_letter_and_block``).
+    """
 
     __slots__ = ()
 
 
 class Halted(Failed):
-    """The poison policy says stop: drain everything; the message itself stays unsettled."""
+    """The poison policy stops the consumer: drain everything. The message itself stays unsettled."""
 
     __slots__ = ()
 
@@ -56,7 +58,7 @@ class Halted(Failed):
 
 
 class Blocked(Failed):
-    """The poison policy says block: the lane stands still until ``Engine.unblock`` or ``Engine.park``."""
+    """The poison policy blocks the lane until ``Engine.unblock`` or ``Engine.park``."""
 
     __slots__ = ()
 
@@ -65,13 +67,13 @@ class Blocked(Failed):
 
 
 class Interrupted(Failed):
-    """It failed while its partition drained, and was abandoned: what ``follows`` is up to the next owner."""
+    """The message failed while its partition drained, and was abandoned: ``follows`` happens at the next owner."""
 
     __slots__ = ()
 
 
 class Abandoned(Effect):
-    """These will not be handled under this assignment: a handler before them was interrupted."""
+    """These messages are not handled under this assignment, because a handler before them was interrupted."""
 
     __slots__ = ("messages",)
 
@@ -80,7 +82,7 @@ class Abandoned(Effect):
 
 
 class Drained(Effect):
-    """Nothing of the draining partition runs any more: settle what is finished, then release it."""
+    """No handler of the draining partition runs any more: settle its finished messages, then release it."""
 
     __slots__ = ("partition",)
 
@@ -89,8 +91,11 @@ class Drained(Effect):
 
 
 class Redelivered(Effect):
-    """A position came again. ``cause``: ``held`` (its token was swapped), ``settled`` (it is settled again, not
-    run) or ``late`` (unknown and below what was already delivered: admitted in its place)."""
+    """A position came again, for one of three causes.
+
+    ``held``: the message is in flight, and its token was swapped. ``settled``: it is settled again, not run. ``late``:
+    it is unknown and below delivered positions, and was admitted in its place.
+    """
 
     __slots__ = ("cause", "message")
 
@@ -109,21 +114,21 @@ class Zombie(Effect):
 
 
 class Saturated(Effect):
-    """A bound is reached: stop taking from the sources."""
+    """A bound is reached: stop taking from the source."""
 
     __slots__ = ()
 
 
 class Resumed(Effect):
-    """Below the low mark again: go on taking."""
+    """Both budgets are below their low marks: take from the source again."""
 
     __slots__ = ()
 
 
 class AheadReached(Effect):
-    """``max_ahead`` messages were admitted above the confirmed floor: nothing more of the partition is taken.
+    """``max_ahead`` messages were admitted above the confirmed floor: no more of the partition is taken.
 
-    ``oldest`` is the unfinished message that holds the floor, or None when only a confirmation is missing.
+    ``oldest`` is the unfinished message that holds the floor; None when only a confirmation is missing.
     """
 
     __slots__ = ("oldest", "partition")
@@ -134,7 +139,7 @@ class AheadReached(Effect):
 
 
 class AheadLeft(Effect):
-    """The floor was confirmed further on: go on taking from the partition."""
+    """The broker confirmed a higher floor: take from the partition again."""
 
     __slots__ = ("partition",)
 
@@ -143,6 +148,6 @@ class AheadLeft(Effect):
 
 
 class PauseDue(Effect):
-    """Nothing was taken for so long that the clients should be paused: ``Engine.room`` says so from now on."""
+    """A bound lasts: pause the clients, as ``Engine.room`` says from now on."""
 
     __slots__ = ()

@@ -1,9 +1,9 @@
-"""The budgets of what is in flight: messages and bytes, with a high and a low water mark.
+"""The budgets of messages and bytes in flight, with a high and a low water mark.
 
-*In flight* is everything delivered and not settled. Taking stops at the high mark (a bound is reached) and
-starts again only when both budgets are at or below their low mark: two transitions a crossing, however fast messages
-come and go. The low mark is half of the bound; of messages, the handlers that run and half of what is beyond, because
-with less than that in flight some of them would have nothing to do.
+*In flight* means delivered and not settled. Taking stops at the high mark, which is the bound. It starts again when
+both budgets are at or below their low marks, so a crossing costs two transitions, however fast messages come and go.
+The low mark of bytes is half the bound. The low mark of messages is halfway between ``concurrency`` and the bound: with
+fewer than ``concurrency`` in flight, some handlers would have nothing to do.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Final
 from lanes.core.types import NEVER, Room
 
 PAUSE_AFTER: Final = 1.0
-"""Seconds for which a bound is reached before the clients are paused: that costs more than a short wait."""
+"""Seconds at a bound until the clients are paused: a pause costs more than a short wait."""
 
 
 class Flow:
-    """The budgets of one consumer; ``concurrency`` of the messages in flight run.
+    """The budgets of one consumer.
 
-    ``taking`` says whether a source may deliver, ``paused`` whether the user stopped that. ``peak`` and
-    ``peak_bytes`` are the highest values seen: ``peak`` never exceeds ``max_in_flight`` while sources keep to
-    ``room()``; ``peak_bytes`` may exceed the bound by one received batch, because a size is known only on arrival.
-    A bound that is reached for ``PAUSE_AFTER`` seconds is worth pausing the clients for: ``pausing``, from
-    ``pause_at`` on.
+    ``taking``: the source may deliver. ``paused``: the user stopped that. ``pausing``: a bound lasted until
+    ``pause_at``, ``PAUSE_AFTER`` seconds, so the clients are paused. ``peak`` and ``peak_bytes`` are the highest values
+    so far. ``peak`` never exceeds ``max_in_flight`` while the source keeps to ``room()``. ``peak_bytes`` may exceed the
+    bound by one received batch, because a size is known only on arrival.
     """
 
     __slots__ = (
@@ -54,7 +53,7 @@ class Flow:
         self.pause_at: float = NEVER
 
     def admit(self, count: int, size: int, now: float) -> bool:
-        """Count messages in; True when this crossed the high mark."""
+        """Add messages; True when that crossed the high mark."""
         self.in_flight += count
         self.bytes += size
         if self.in_flight > self.peak:
@@ -68,7 +67,7 @@ class Flow:
         return False
 
     def release(self, count: int, size: int) -> bool:
-        """Count messages out; True when this crossed the low mark."""
+        """Remove messages; True when that crossed the low mark."""
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
@@ -79,7 +78,7 @@ class Flow:
         return False
 
     def due(self, now: float) -> bool:
-        """Whether the clients should be paused from now on, and were not before."""
+        """Start pausing the clients; True when that is due now."""
         if self.pause_at > now:
             return False
         self.pause_at = NEVER
@@ -87,7 +86,7 @@ class Flow:
         return True
 
     def room(self) -> Room:
-        """How much more may be delivered now; nothing while not taking."""
+        """The bounds of the next delivery; 0 while not taking."""
         if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)

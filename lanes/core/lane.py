@@ -1,12 +1,12 @@
-"""A lane: the messages of one key, in order, at most one of them running.
+"""A lane: the messages of one key, in order, with at most one of them running.
 
-A live lane is a *chain*: ``Partition.tails[key]`` is its last message, ``Message.next`` the one behind, and its
-head is queued in the engine or runs. There is no object for it. Only a lane whose head is out of the ordinary,
-held for a retry, blocked or on its way to the dead letters, has a ``StoppedLane``.
+A live lane is a *chain* without an object of its own. ``Partition.tails[key]`` is its last message, ``Message.next``
+links to the next one, and its head is queued in the engine or runs. A lane has a ``StoppedLane`` only while its head is
+held for a retry, blocked or on its way to the dead letters.
 
-The state of a lane is the state of its head. ``TRANSITIONS`` is the whole machine: any pair that is not in it
-raises ``IllegalTransition``. The engine writes the two transitions of the hot path, ``start`` and ``ack``, in
-line; everything else goes through ``step``.
+The state of a lane is the state of its head. ``TRANSITIONS`` is the whole machine: any other pair raises
+``IllegalTransition``. The engine writes the transitions of the hot path, ``start`` and ``ack``, in line; all others go
+through ``step``.
 """
 
 from __future__ import annotations
@@ -67,20 +67,22 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
     (FINISHED, "settle"): SETTLED,
     (FINISHED, "abandon"): ABANDONED,
 }
-"""(state, event) -> state. ``admit`` and ``settle`` happen to whole runs, ``start`` and ``ack`` in line; ``return`` is
-what becomes of the rest of a lane in a batch behind one that was not acknowledged."""
+"""(state, event) -> state.
+
+``admit`` and ``settle`` happen to whole runs, ``start`` and ``ack`` in line. ``return`` happens to the later messages
+of a lane in a batch when an earlier one was not acknowledged.
+"""
 
 
 class IllegalTransition(Exception):
-    """An event that the state of a lane does not allow: a bug in ``lanes`` or in a source, never in a handler."""
+    """The state of a lane does not allow an event: a bug of ``lanes`` or of a source, never of a handler."""
 
 
 class StoppedLane:
     """A lane whose head is held, blocked or on its way to the dead letters.
 
-    ``failure`` says why; ``until`` (engine seconds) says for how long a held one waits.
-
-    ``kept``: the failure is in the store of attempts, or there is none; a hold does not end before.
+    ``failure`` is the reason, and ``until`` (engine seconds) the end of a hold. ``kept``: the failure is in the store
+    of attempts, or there is no store. A hold never ends before that.
     """
 
     __slots__ = ("failure", "head", "kept", "until")
@@ -96,7 +98,7 @@ class StoppedLane:
 
 
 def step(message: Message, event: str) -> None:
-    """Move a message along the table, or raise ``IllegalTransition`` naming lane, state and event."""
+    """Apply an event to a message, or raise ``IllegalTransition`` with lane, state and event."""
     following = TRANSITIONS.get((message.state, event))
     if following is None:
         raise illegal(message, event)
@@ -104,7 +106,7 @@ def step(message: Message, event: str) -> None:
 
 
 def illegal(message: Message, event: str) -> IllegalTransition:
-    """The error for an event that the message's state does not allow."""
+    """Make the error for an event that the state of a message does not allow."""
     return IllegalTransition(
         f"lane of {message.partition.id} position {message.position}: {event!r} is not allowed while "
         f"{STATE_NAMES[message.state]}: a bug of lanes or of its source, please report it"
@@ -112,7 +114,7 @@ def illegal(message: Message, event: str) -> IllegalTransition:
 
 
 class StoppedLanes:
-    """Those lanes of one engine, by their heads. ``keeps``: a hold does not end before ``kept`` is called for it."""
+    """The stopped lanes of one engine by their heads. ``keeps``: no hold ends before ``kept`` is called for it."""
 
     __slots__ = ("_heap", "_keeps", "_order", "by_head")
 
@@ -123,14 +125,14 @@ class StoppedLanes:
         self._order: int = 0
 
     def hold(self, message: Message, failure: Failure, until: float) -> None:
-        """The head waits for its next attempt."""
+        """Hold a head for its next attempt."""
         step(message, "retry")
         self.by_head[message] = StoppedLane(message, failure, until, kept=not self._keeps)
         if not self._keeps:
             self._push(until, message)
 
     def kept(self, message: Message) -> None:
-        """Its failed attempt is kept: its hold may end. Idempotent; ignored for one that is not held any more."""
+        """The store has the failed attempt, so the hold may end. Idempotent; ignored for a message that is not held."""
         lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True
@@ -142,17 +144,17 @@ class StoppedLanes:
         heappush(self._heap, (until, self._order, message))
 
     def stop(self, message: Message, event: str, failure: Failure) -> None:
-        """The head waits for somebody outside: ``event`` is ``block``, ``dead_letter`` or ``dead_letter_and_block``."""
+        """Stop a head without a time limit. ``event``: ``block``, ``dead_letter`` or ``dead_letter_and_block``."""
         step(message, event)
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
-        """Take out the heads whose hold is over; each begins its next attempt."""
+        """Take out the heads whose hold has ended; each begins its next attempt."""
         heap = self._heap
         over = []
         while heap and heap[0][0] <= now:
             message = heappop(heap)[2]
-            # One that was abandoned or parked stays in the heap until it is its turn; its state tells.
+            # An abandoned or parked head stays in the heap until its time; only its state tells.
             if message.state == HELD:
                 step(message, "due")
                 del self.by_head[message]
@@ -161,14 +163,14 @@ class StoppedLanes:
         return over
 
     def next_due(self) -> float:
-        """When ``due`` is to be called next; ``NEVER`` when nothing is held."""
+        """When to call ``due`` next; ``NEVER`` while no lane is held."""
         heap = self._heap
         while heap and heap[0][2].state != HELD:
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
-        """Take out the blocked heads of a key; each begins one more attempt, its attempts so far are kept."""
+        """Take out the blocked heads of a key; each begins one more attempt."""
         over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")
@@ -177,14 +179,14 @@ class StoppedLanes:
         return over
 
     def park(self, key: bytes | None) -> list[StoppedLane]:
-        """The blocked and held heads of a key, on their way to the dead letters from now on."""
+        """Send the blocked and held heads of a key to the dead letters; returns their lanes."""
         parked = [lane for m, lane in self.by_head.items() if m.key == key and m.state in (BLOCKED, HELD)]
         for lane in parked:
             step(lane.head, "park")
         return parked
 
     def count(self, state: int) -> int:
-        """How many heads are in this state."""
+        """The number of heads in this state."""
         return sum(1 for message in self.by_head if message.state == state)
 
     def __repr__(self) -> str:

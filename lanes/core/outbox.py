@@ -1,7 +1,7 @@
-"""What is finished and on its way to the broker: one settlement a partition and step.
+"""The finished messages on their way to the broker: one settlement a partition and step.
 
-A partition is *dirty* while it has anything to settle. What was collected comes back when it may not have been
-sent, in front of what has finished since, so that settlements keep the order of completion.
+A partition is *dirty* while it has something to settle. A settlement that may not have been sent returns in front of
+the messages that finished since, so settlements keep the order of completion.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lanes.core.types import Message, Partition, Settlement
 
 
 class Outbox:
-    """The dirty partitions of one engine. ``dirty`` is one list for its whole life: the engine appends to it too."""
+    """The dirty partitions of one engine. ``dirty`` stays the same list, because the engine appends to it too."""
 
     __slots__ = ("dirty",)
 
@@ -19,17 +19,17 @@ class Outbox:
         self.dirty: list[Partition] = []
 
     def finished(self, message: Message) -> None:
-        """A message that was handled, or whose dead letter is confirmed."""
+        """Add a message that was handled, or whose dead letter is confirmed."""
         self._mark(message.partition)
         message.partition.finished.append(message)
 
     def again(self, message: Message) -> None:
-        """A delivery of a message that was settled before: only its acknowledgement was lost."""
+        """Add a redelivery of a settled message, whose acknowledgement was lost."""
         self._mark(message.partition)
         message.partition.resettle.append(message)
 
     def collect(self) -> list[Settlement]:
-        """Everything that is to be settled now."""
+        """Take out everything to settle."""
         settlements = []
         for partition in self.dirty:
             settlements.append(Settlement(partition, partition.finished + partition.resettle))
@@ -40,14 +40,14 @@ class Outbox:
         return settlements
 
     def give_back(self, settlement: Settlement) -> None:
-        """It may not have been sent: it is collected again, without what was abandoned meanwhile."""
+        """Collect a settlement again that may not have been sent, without the messages abandoned meanwhile."""
         partition = settlement.partition
         self._mark(partition)
         partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished
         partition.resettle = [m for m in settlement.messages if m.state == SETTLED] + partition.resettle
 
     def forget(self, partition: Partition) -> None:
-        """Nothing of it is settled any more. Idempotent."""
+        """Settle no more of a partition. Idempotent."""
         partition.finished.clear()
         partition.resettle.clear()
         if partition.dirty:

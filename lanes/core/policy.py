@@ -1,6 +1,6 @@
 """The rules of an engine: its bounds, its order, and what follows a failed attempt. They do not change.
 
-Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015): before attempt
+Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). Before attempt
 n + 1 the lane waits a random time between 0 and min(``max_backoff``, ``backoff`` · 2ⁿ⁻¹).
 """
 
@@ -11,14 +11,14 @@ from typing import Final, Literal
 from lanes.core.types import Failure
 
 EXHAUSTED: Final = -1.0
-"""The answer of ``delay`` for "no further attempt"; every real delay is 0 or more."""
+"""The ``delay`` that means no further attempt; a real delay is 0 or more."""
 
 _DOUBLINGS_LIMIT: Final = 60
-"""Beyond this many doublings any backoff is above any ``max_backoff``; keeps 2ⁿ a small number."""
+"""Enough for any backoff to exceed any ``max_backoff``; bounds 2ⁿ."""
 
 
 class RetryPolicy:
-    """``attempts`` in all, the first one included; ``backoff`` and ``max_backoff`` in seconds."""
+    """The number of ``attempts``, the first one included, and the backoff between them in seconds."""
 
     __slots__ = ("attempts", "backoff", "max_backoff")
 
@@ -28,7 +28,7 @@ class RetryPolicy:
         self.max_backoff = max_backoff
 
     def delay(self, attempt: int, failure: Failure) -> float:
-        """Seconds to hold after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
+        """Seconds to hold the lane after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
         if failure.terminal or attempt >= self.attempts:
             return EXHAUSTED
         if failure.delay is not None:
@@ -38,17 +38,25 @@ class RetryPolicy:
 
 
 Poison = Literal["skip", "block", "block_and_dlq", "exit"]
-"""What becomes of a message whose attempts are used up."""
+"""The end of a message without an attempt left."""
 
 Order = Literal["key", "partition", "serial", "none"]
-"""Within what messages are handled in their order; ``serial``: of one partition at most."""
+"""The messages that are handled in order: of a key, of a partition, or none. ``serial``: of the only partition."""
 
 Keyless = Literal["any", "one_lane"]
-"""Messages without a key are each in a lane of their own, or all in one."""
+"""The lane of a message without a key: one of its own, or one for all of them."""
 
 Follows = Literal["hold", "dead_letter", "dead_letter_and_block", "block", "halt"]
-"""What follows a failed attempt: its lane waits for the next one; it is done once its dead letter is written; its lane
-stands still once that is written; its lane stands still at once; everything stops."""
+"""The next step after a failed attempt.
+
+| value | next step |
+|---|---|
+| ``hold`` | the lane waits for the next attempt |
+| ``dead_letter`` | the dead letter is written, then the message is done |
+| ``dead_letter_and_block`` | the dead letter is written, then the lane blocks |
+| ``block`` | the lane blocks |
+| ``halt`` | everything stops |
+"""
 
 _GIVEN_UP: Final[dict[Poison, Follows]] = {
     "skip": "dead_letter",
@@ -59,14 +67,13 @@ _GIVEN_UP: Final[dict[Poison, Follows]] = {
 
 
 class Policy:
-    """The rules of one engine; ``lanes.config.Settings`` documents and checks them for users.
+    """The rules of one engine; ``lanes.config.Settings`` documents and checks most of them for users.
 
-    ``lanes``: keys are folded onto so many lanes a partition; 0 = a lane for every key. For sources that commit:
-    ``max_ahead`` messages are admitted above the confirmed floor at most; a commit follows a change after
-    ``commit_interval`` seconds, or after ``commit_count`` finished messages. For sources that settle each message by
-    itself: ``knows_settled``, whether the engine has to know what was settled when it comes again; False where the
-    source passes that over. ``keeps_attempts``: a hold does not end before ``Engine.kept`` says that its failure is in
-    a store.
+    ``lanes`` is the number of lanes of a partition that keys share; 0 = a lane for each key. ``knows_settled``: the
+    engine recognizes a redelivery of a settled position; False for a source that never makes one. ``keeps_attempts``: a
+    hold never ends before ``Engine.kept`` reports that its failure is in the store. For sources that commit: at most
+    ``max_ahead`` messages are admitted above the confirmed floor, and a commit follows a change after
+    ``commit_interval`` seconds or ``commit_count`` finished messages.
     """
 
     __slots__ = (
@@ -117,12 +124,12 @@ class Policy:
         self.keeps_attempts = keeps_attempts
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
-        """What follows the failed ``attempt`` (1, 2, …); the one place where that is decided."""
+        """The next step after the failed ``attempt`` (1, 2, …)."""
         if self.retry.delay(attempt, failure) != EXHAUSTED:
             return "hold"
         return self.given_up(dead_lettered=failure.dead_lettered)
 
     def given_up(self, *, dead_lettered: bool) -> Follows:
-        """What follows when all attempts are used up; ``dead_lettered``: the message has a dead letter already."""
+        """The next step without an attempt left; ``dead_lettered``: the message has a dead letter already."""
         follows = _GIVEN_UP[self.poison]
         return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

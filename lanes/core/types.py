@@ -1,7 +1,7 @@
-"""The values of the core: what a source hands in, what a handler sees, what comes back.
+"""The values of the core: messages, partitions, outcomes and settlements.
 
-Slotted, positional and without behaviour, because one ``Message`` exists per message in flight and nothing
-else does. Hot states and outcomes are compared by identity or as plain ints.
+They are slotted and almost without behaviour, because a process has one ``Message`` for each message in flight. States
+and outcomes of the hot path are compared by identity or as plain ints.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ __all__ = [
     "ACK",
     "NEVER",
     "RETURN",
+    "CommitProgress",
     "Failure",
     "LaneId",
+    "Ledger",
     "Message",
     "Outcome",
     "Partition",
@@ -31,11 +33,13 @@ __all__ = [
 ]
 
 PartitionKey = bytes | str | int
-"""What a key may be: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
+"""A key: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
 
 LaneId: TypeAlias = bytes | int | None
-"""Which lane of its partition a message is in: its key, the number of a lane that several keys share, or None for
-a message whose order nobody claims."""
+"""The lane of a message in its partition: its key, or the number of a lane that several keys share.
+
+None for a message that needs no order.
+"""
 
 Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
@@ -43,14 +47,21 @@ Runs: TypeAlias = list[tuple[int, int]]
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")
-"""When what does not come is due: the deadline without a lease. Also a length of time that has no limit."""
+"""A time that never comes, such as the deadline without a lease. As a number of seconds: without limit."""
 
 
 def key_bytes(key: PartitionKey) -> bytes:
-    """The bytes that identify a key.
+    """Convert a key to the bytes that identify it. An error never shows the key, which is private.
 
-    Raises ``ValueError`` for an ``int`` outside 0 … 2¹²⁸−1 and ``TypeError`` for any other type. Neither shows the
-    key.
+    Args:
+        key: The key.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ValueError: An ``int`` is outside 0 … 2¹²⁸−1.
+        TypeError: The key has another type.
     """
     if isinstance(key, bytes):
         return key
@@ -59,14 +70,18 @@ def key_bytes(key: PartitionKey) -> bytes:
     if isinstance(key, int) and not isinstance(key, bool):
         if 0 <= key < 1 << 8 * KEY_INT_BYTES:
             return key.to_bytes(KEY_INT_BYTES, "little")
-        # Not the key itself: it is private, and one of thousands of digits could not be written.
         found = "is below 0" if key < 0 else f"has {key.bit_length()} bits"
         raise ValueError(f"an int key must be in 0 … 2**128-1, and this one {found}; pass its bytes instead")
     raise TypeError(f"a key must be bytes, str or int, not {type(key).__name__}; return None for 'no key'")
 
 
 class PartitionId(NamedTuple):
-    """Where a message came from: the topic or stream, and the number of its partition there."""
+    """The name of a partition.
+
+    Attributes:
+        source: Topic or stream.
+        number: Number of the partition there.
+    """
 
     source: str
     number: int
@@ -76,34 +91,55 @@ class PartitionId(NamedTuple):
 
 
 class Reader(Protocol):
-    """How to look into the raw messages of one source; called only when a handler asks.
+    """Reads the raw messages of one source, only when a handler asks.
 
     Every method is a plain function of the raw message: it neither blocks nor changes it.
     """
 
     def value(self, raw: object) -> bytes:
-        """The payload; empty bytes when there is none."""
+        """Read the payload.
+
+        Args:
+            raw: The raw message.
+
+        Returns:
+            The payload; empty bytes when there is none.
+        """
 
     def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        """The headers in the order of the wire, as far as the client keeps them."""
+        """Read the headers.
+
+        Args:
+            raw: The raw message.
+
+        Returns:
+            Pairs in the order of the wire, as far as the client keeps it.
+        """
 
     def subject(self, raw: object) -> str:
-        """The topic or the subject the message was published to."""
+        """Read where the message was published to.
+
+        Args:
+            raw: The raw message.
+
+        Returns:
+            The topic or the subject.
+        """
 
 
 class Ledger(Protocol):
     """The record of which messages of an assignment are in flight. Each way of settling has its own.
 
-    ``highest``: the highest position admitted so far.
+    ``highest`` is the highest position admitted so far.
     """
 
     highest: int
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """Mark messages as settled; returns how many that changed and their bytes."""
+        """Mark messages as settled; returns the count and the bytes of those that changed."""
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message; the broker delivers it again."""
+        """Forget an unfinished message, which the broker redelivers later."""
 
     def in_flight(self) -> list[Message]:
         """The messages delivered and not settled, in order of delivery."""
@@ -115,14 +151,14 @@ class Ledger(Protocol):
         """The unfinished message that was delivered first."""
 
     def holes(self) -> int:
-        """How many deliveries are not settled."""
+        """The number of deliveries that are not settled."""
 
     def floor(self) -> int:
-        """The next position to read; every delivery below it is finished."""
+        """The next position to read: every delivery below it is finished."""
 
 
 class CommitProgress(Protocol):
-    """How far the commits of an assignment are."""
+    """The state of the commits of one assignment; see ``lanes.core.commits``."""
 
     changes: int
     confirmed: int
@@ -132,21 +168,21 @@ class CommitProgress(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether a change waits for a commit, and none is on its way."""
+        """Whether a change waits for a commit while no commit is on its way."""
 
     def unknown(self, again_at: float) -> None:
-        """Repeat the commit on its way, not before ``again_at``: its result is unknown."""
+        """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
 
 
 _NOTHING_RECALLED: Final[Mapping[int, int]] = {}
 
 
 class PartitionInternals:
-    """What the engine and its shell keep of an assignment. Not public: it may change without notice.
+    """The engine's and the runtime's part of an assignment. Not public: it may change without notice.
 
-    ``steady``: live and not draining. ``dirty``: it has something to settle. ``unended``: while it drains, the handlers
-    that have to end, those that are yet to start included. ``recalled``: at which attempt some of its messages begin,
-    by position, where a store has kept that; set before they are delivered, and their ``Message.attempt`` with it.
+    ``steady``: live and not draining. ``dirty``: it has something to settle. ``unended``: while it drains, the number
+    of handlers that must end, those that must still start included. ``recalled``: the first attempt of some messages,
+    by position, from a store of attempts; set before they are delivered, like their ``Message.attempt``.
     """
 
     __slots__ = (
@@ -177,21 +213,34 @@ class PartitionInternals:
 class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
-    A source makes a new one for every assignment and hands it over in ``Assigned``; the engine numbers it. It *is* the
-    fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
+    A source makes a new object for every assignment and passes it in ``Assigned``; the engine numbers it. The object is
+    the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
 
-    ``incarnation`` tells two streams or topics of the same name apart (a recreated one), and goes into the ids
-    of dead letters. ``floor`` is None for a source that settles each message by itself; a source that commits says
-    where it begins to read, and hands over what its predecessor had ``completed`` above that.
+    The source raises ``deadline`` at each renewal of the lease, but never one that has passed. A passed deadline means
+    that the assignment is lost, both for the source and for the runtime.
 
-    ``deadline``: until when a lease certainly holds, in seconds of ``lanes.clock.monotonic``; infinite without one. The
-    source raises it at each renewal, but never one that has passed: from then on the assignment is lost, for the
-    source and for the engine's shell alike, whoever notices first. ``fencing_token``: the number of this ownership
-    across processes, 0 … 2⁶³−1 and rising for each partition; None = there is none.
+    Args:
+        partition_id: Name of the partition.
+        reader: Reads its raw messages.
+        incarnation: Tells two streams or topics of the same name apart, such as a recreated one. Part of the ids of
+            dead letters.
+        floor: The first position that the source reads. ``None`` = the source settles each message by itself.
+        completed: The positions above the floor that the former owner completed, as runs.
+        deadline: Until when the lease certainly holds, in seconds of ``lanes.clock.monotonic``. ``NEVER`` = no lease.
+        fencing_token: Number of this ownership across processes, 0 … 2⁶³−1, rising for each partition. ``None`` = the
+            source has none.
 
-    ``assignment`` counts the assignments of this process: 1, 2, 3 … over all its partitions, 0 before there is one.
-    Rows of a history name their assignment by it. ``epoch`` is what handlers get, and spans, dead letters, events and
-    the status with them; the row ``assigned`` has both.
+    Attributes:
+        id: Name of the partition.
+        reader: Reads its raw messages.
+        incarnation: As given.
+        floor: As given.
+        completed: As given.
+        deadline: Until when the lease certainly holds.
+        fencing_token: As given.
+        assignment: Number of the assignment in this process, over all partitions: 1, 2, 3 …; 0 before it is assigned.
+            Rows of a history name an assignment by it.
+        live: Whether results of the assignment count.
     """
 
     __slots__ = (
@@ -238,7 +287,10 @@ class Partition(PartitionInternals):
 
     @property
     def epoch(self) -> int:
-        """What handlers get: the fencing token, or where there is none the number of the assignment."""
+        """The fencing token, or the number of the assignment where there is none.
+
+        Handlers, spans, dead letters, events and the status show it.
+        """
         return self.assignment if self.fencing_token is None else self.fencing_token
 
     def __repr__(self) -> str:
@@ -248,9 +300,9 @@ class Partition(PartitionInternals):
 
 
 class MessageInternals:
-    """What the engine keeps of a message. Not public: it may change without notice.
+    """The engine's part of a message. Not public: it may change without notice.
 
-    ``lane``: which one it is in; a source sets none. ``next``: what follows it there. ``state``: one of
+    ``lane``: its lane; a source sets none. ``next``: its successor in the lane. ``state``: a state of
     ``lanes.core.lane``. ``ordinal``: the number of its delivery, where the source commits.
     """
 
@@ -263,15 +315,28 @@ class MessageInternals:
 
 
 class Message(MessageInternals):
-    """One message, as the source delivered it and as the handler sees it.
+    """One message, as the source delivered it and as the handler gets it.
 
-    ``key`` is the bytes of the partition key, or None for a message without one. ``position`` is the offset or
-    stream sequence. ``size`` counts bytes against ``max_in_flight_bytes``. ``attempt`` starts at 1 in each
-    assignment, or where a store of attempts says. ``token`` is what the source needs to settle this delivery; a
-    redelivery replaces it.
-    ``received`` is the time of the delivery in seconds of the engine's clock. ``data`` is what the consumer's
-    ``decode`` made of the message; there is none without. ``broken`` is set by a source that could not read the key,
-    for one: then the handler is not called, and this is what it failed with, an outcome of this one message.
+    Args:
+        partition: The assignment that delivered it.
+        position: Offset or stream sequence.
+        key: Bytes of the partition key. ``None`` = no key.
+        size: Bytes that count against ``max_in_flight_bytes``.
+        raw: The message of the client, for ``Partition.reader``.
+        token: The source needs it to settle this delivery; a redelivery replaces it.
+
+    Attributes:
+        partition: The assignment that delivered it.
+        position: Offset or stream sequence.
+        key: Bytes of the partition key. ``None`` = no key.
+        size: Bytes that count against ``max_in_flight_bytes``.
+        raw: The message of the client.
+        token: The source needs it to settle this delivery.
+        broken: Set by a source that cannot read the message, such as its key. The handler is then not called, and the
+            error is the outcome of this one message.
+        attempt: Number of the attempt. It starts at 1 in each assignment, or as a store of attempts says.
+        data: Result of the consumer's ``decode``; unset without one.
+        received: Time of the delivery, in seconds of the engine's clock.
     """
 
     __slots__ = (
@@ -307,57 +372,57 @@ class Message(MessageInternals):
 
     @property
     def value(self) -> bytes:
-        """The payload, read from the raw message each time it is asked for."""
+        """The payload, read from the raw message at each access."""
         return self.partition.reader.value(self.raw)
 
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]:
-        """The headers as pairs, in the order of the wire, as far as the client keeps repeated names."""
+        """The headers as pairs in the order of the wire, as far as the client keeps repeated names."""
         return self.partition.reader.headers(self.raw)
 
     @property
     def subject(self) -> str:
-        """The topic (Kafka) or the subject (JetStream) it was published to."""
+        """The topic (Kafka) or the subject (JetStream) that it was published to."""
         return self.partition.reader.subject(self.raw)
 
     @property
     def epoch(self) -> int:
         """A number that rises with each assignment; pass it along with effects as a fencing token.
 
-        In a cohort it rises across its processes, else within this one. As ``partition.epoch``.
+        In a cohort it rises across processes, else within this process. It is ``partition.epoch``.
         """
         return self.partition.epoch
 
     def __repr__(self) -> str:
-        # Neither key nor payload: a repr ends up in logs, and both are the user's data.
+        # A repr ends up in logs. Key and payload are the user's data, so neither is shown.
         return f"<Message {self.partition.id} position {self.position} attempt {self.attempt}>"
 
 
 class Outcome:
-    """How a handler ended: ``ACK``, ``ABANDON``, ``RETURN`` or a ``Failure``."""
+    """The outcome of a handler: ``ACK``, ``ABANDON``, ``RETURN`` or a ``Failure``."""
 
     __slots__ = ()
 
 
 ACK: Final = Outcome()
-"""It is done."""
+"""The handler succeeded."""
 
 ABANDON: Final = Outcome()
-"""It was interrupted and does not count: neither done nor failed. Abandoned; the broker delivers it again."""
+"""The handler was interrupted and counts neither as done nor as failed. The broker redelivers the message."""
 
 
 RETURN: Final = Outcome()
-"""It was interrupted because of other messages of its batch: it goes back to the head of its lane, and runs again.
+"""The handler was interrupted because of other messages of its batch. The message returns to the head of its lane.
 
-It has not started, and its ``attempt`` is what it was: a lower position of its lane that comes late goes before it."""
+It counts as not started and keeps its ``attempt``. A lower position of its lane that arrives late runs before it."""
 
 
 class Failure(Outcome):
-    """A handler that did not succeed.
+    """A failed attempt.
 
-    ``delay`` (seconds) replaces the backoff of this attempt, ``terminal`` means "do not retry", ``chance`` in
-    [0, 1) is the randomness for the jitter, drawn by the caller because the core draws none. ``dead_lettered``: an
-    earlier assignment wrote its dead letter, where the policy asks for one.
+    ``chance`` is the randomness for the jitter, in [0, 1): the caller draws it, because the core draws none. ``delay``
+    (seconds) replaces the backoff. ``terminal`` forbids a retry. ``dead_lettered``: an earlier assignment wrote the
+    dead letter of the message, where the policy asks for one.
     """
 
     __slots__ = ("chance", "dead_lettered", "delay", "error", "terminal")
@@ -378,7 +443,7 @@ class Failure(Outcome):
 
 
 class SettlementInternals:
-    """What the engine keeps of a settlement. Not public: it may change without notice.
+    """The engine's part of a settlement. Not public: it may change without notice.
 
     ``ordinal``: the number of the first delivery above the floor of a commit.
     """
@@ -389,10 +454,19 @@ class SettlementInternals:
 
 
 class Settlement(SettlementInternals):
-    """What one settle step sends for one partition.
+    """The acknowledgements, or the commit, of one partition in one call of ``Source.settle``.
 
-    To a source that settles each message by itself: ``messages``, by their tokens. To one that commits: ``floor``,
-    the next position to read, and what is ``completed`` above it, both of one snapshot.
+    Args:
+        partition: The assignment.
+        messages: Messages to acknowledge by their tokens, for a source that settles each message by itself.
+        floor: The next position to read, for a source that commits.
+        completed: The completed positions above the floor, as runs of the same snapshot.
+
+    Attributes:
+        partition: The assignment.
+        messages: Messages to acknowledge by their tokens.
+        floor: The next position to read. ``None`` = the source settles each message by itself.
+        completed: The completed positions above the floor.
     """
 
     __slots__ = ("completed", "floor", "messages", "partition")
@@ -412,7 +486,13 @@ class Settlement(SettlementInternals):
 
 
 class Room(NamedTuple):
-    """How much more a source may deliver now; nothing of the partitions that are ``paused``."""
+    """The bounds of the next delivery of a source.
+
+    Attributes:
+        messages: Number of messages.
+        bytes: Sum of their sizes.
+        paused: Partitions that deliver nothing.
+    """
 
     messages: int
     bytes: int
