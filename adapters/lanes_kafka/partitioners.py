@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import StoredDeadLetter
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 
 __all__ = ["document", "fields", "moment", "payload", "printable", "row", "row_headings"]
 

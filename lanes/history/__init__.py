@@ -1,4 +1,5 @@
 """The records of a run: the history, which survives a crash, and the journal for SQL and Spark.
 
-Reading order: ``recorder``, ``writer``, ``segment``, ``rules``, ``journal``, ``buffer``, ``columns``, ``parquet``.
+Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
+row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
 """

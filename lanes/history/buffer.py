@@ -1,7 +1,7 @@
-"""The rows between the event loop, which makes them, and the thread that writes them: so many, and so many bytes.
+"""The bounded buffer between the event loop, which makes rows, and the thread that writes them.
 
-The loop never waits. A row that does not fit is given up, and in its place there is a ``dropped`` row: it has the
-number of the last row that is missing there, and ``count`` says how many are, that one included.
+The loop never waits. A row that does not fit is given up, and a ``dropped`` row takes its place. That row has the
+number of the last missing row, and the ``count`` of missing rows with that one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ __all__ = ["DROPPED", "END", "RowBuffer", "dropped_row", "number_of"]
 
 DROPPED: Final = ',"event":"dropped",'
 END: Final = ',"event":"end",'
-"""In a row, these name its event."""
+"""The parts of a row that name these events."""
 
 WAKE_ROWS: Final = 4_096
-"""Rows for which the thread is woken; fewer wait until it looks by itself."""
+"""Number of rows that wakes the thread; fewer rows wait until it looks by itself."""
 
 TAKE_ROWS: Final = 4_096
 TAKE_BYTES: Final = 2 << 20
-"""What the thread takes at once, at most, give or take one row."""
+"""Maximum that the thread takes at once, plus one row."""
 
 _ROW: Final = re.compile(r'\{"n":(\d+),"event":"[^"]*"(,"member":"[^"]*","mono":[\d.]+,"wall":[\d.]+)')
 
 
 class RowBuffer:
-    """Rows as lines. ``append`` to ``rows`` and tell by ``added``, or ``put``; another thread takes them.
+    """Rows as lines, added by one thread and taken by another one.
 
-    Two threads may use it: one that adds, and one that takes. ``dropped`` counts the rows given up.
+    The first thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` counts the rows that
+    were given up.
     """
 
     __slots__ = (
@@ -55,9 +56,9 @@ class RowBuffer:
         self.wake = threading.Event()
         self._bytes = size
         self._wake_at = min(WAKE_ROWS, limit)
-        # Each is written by one thread alone, so neither needs the lock.
+        # One thread alone writes each of them, so neither needs the lock.
         self._added = self._taken = 0
-        # Adding needs none, nor does taking by itself; giving up looks at the end and changes it.
+        # Adding and taking need no lock by themselves; giving up reads the last row and changes it.
         self._lock = threading.Lock()
         self._marker = ""
         self._count = 0
@@ -66,9 +67,9 @@ class RowBuffer:
         return f"<RowBuffer: {len(self.rows)} rows, {self._added - self._taken} bytes, {self.dropped} dropped>"
 
     def added(self, size: int, *, whole: bool = False) -> bool:
-        """Rows of ``size`` bytes were appended; False when there is no room: then the last of them was given up.
+        """Count appended rows of ``size`` bytes. Without room, give up the last one and return False.
 
-        ``whole``: nothing is given up, whatever is there already.
+        With ``whole`` no row is given up, even when the buffer is full.
         """
         self._added += size
         rows = self.rows
@@ -87,7 +88,7 @@ class RowBuffer:
         return False
 
     def put(self, lines: Sequence[str], *, whole: bool = False) -> bool:
-        """Add all of these lines; or none of them where there is no room, but for ``whole``: then False."""
+        """Add all lines. Without room, add none and return False, unless ``whole``."""
         if whole or not self._full():
             self.rows.extend(lines)
             self._added += sum(map(len, lines))
@@ -99,7 +100,7 @@ class RowBuffer:
         return False
 
     def take(self) -> list[str]:
-        """The oldest rows, as many as are taken at once; empty when there is none."""
+        """Take the oldest rows; empty when there are none."""
         taken: list[str] = []
         size = 0
         with self._lock:
@@ -113,14 +114,14 @@ class RowBuffer:
 
     @property
     def half_full(self) -> bool:
-        """Whether more than half of what it may hold is there."""
+        """Whether the buffer is more than half full."""
         return 2 * len(self.rows) > self.limit or 2 * (self._added - self._taken) > self._bytes
 
     def _full(self) -> bool:
         return len(self.rows) > self.limit or self._added - self._taken > self._bytes
 
     def _mark(self, last: str, count: int) -> None:
-        """These rows are given up, ``last`` of which was the last one: a row says so, one for all that follow."""
+        """Give up ``count`` rows up to ``last``. One ``dropped`` row stands for all that follow each other."""
         rows = self.rows
         self.dropped += count
         if rows and rows[-1] is self._marker:
@@ -133,13 +134,13 @@ class RowBuffer:
 
 
 def dropped_row(last: str, count: int) -> str:
-    """The row that stands for ``count`` rows that are missing up to the row ``last``, with its number and time."""
+    """Make the row for ``count`` missing rows up to the row ``last``, with the number and time of ``last``."""
     found = _found(last)
     return f'{{"n":{found[1]},"event":"dropped"{found[2]},"count":{count}}}\n'
 
 
 def number_of(row: str) -> int:
-    """The number of a row as ``lanes.history.recorder`` writes it."""
+    """Return the number of a row that ``lanes.history.recorder`` made."""
     return int(_found(row)[1])
 
 

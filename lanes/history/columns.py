@@ -1,9 +1,9 @@
-"""The rows of a history as Arrow tables, and back: lines of JSON in, the same lines out, byte for byte.
+"""The rows of a history as Arrow tables, and back into the same lines of JSON, byte for byte.
 
-A field that SQL may ask for has a column of its own; a row that has any other field, or a value that its column cannot
-hold, is in ``detail`` as it was. ``slot`` is the one column that no line has: it follows from the key's hash.
+Each field that SQL may ask for has its own column. A row with any other field, or with a value that its column cannot
+hold, is also in ``detail`` as text. The column ``slot`` is in no line, because it follows from the key's hash.
 
-The parser is Arrow's own, in C++ and without the interpreter's lock: the event loop goes on meanwhile.
+Arrow parses the lines in C++ without the interpreter's lock, so the event loop goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from lanes.errors import ConfigError
 __all__ = ["RUN", "SCHEMA_VERSION", "UNREADABLE", "VERSION", "RowTables", "row_tables"]
 
 SCHEMA_VERSION: Final = 2
-"""The number of the schema, in every file; a reader refuses any other."""
+"""Number of the schema, in every file; a reader refuses any other number."""
 
 VERSION: Final = b"lanes.journal"
-"""Names the schema's number in a file's metadata."""
+"""Name of the schema's number in a file's metadata."""
 
 RUN: Final = b"lanes.run"
-"""Names the run in a file's metadata."""
+"""Name of the run in a file's metadata."""
 
 UNREADABLE: Final = "?\n"
-"""What a row without an event stands for: a line that was no row."""
+"""The line of a table row without an event: the original line was no row."""
 
 _TEXT, _WHOLE, _REAL = "string", "int64", "double"
 
-# Column → its type and how its value is written, in the order in which the fields of a row follow each other.
+# Column → its type and the format of its value, in the order of the fields of a row.
 _FIELDS: Final[dict[str, tuple[str, str]]] = {
     "n": (_WHOLE, "d"),
     "event": (_TEXT, ""),
@@ -66,10 +66,10 @@ _WHOLE_LIMIT: Final = 1 << 63
 
 
 class RowTables:
-    """Makes tables of rows, and rows of tables. Made by ``row_tables``; thread-safe."""
+    """Converts rows to tables and tables to rows. Made by ``row_tables``. Thread-safe."""
 
     def __init__(self) -> None:
-        # Not at the top: only who has a journal needs them. They have no types.
+        # Not at the top, because only a journal needs them. They have no types.
         self._pa: Any = import_module("pyarrow")
         self._compute: Any = import_module("pyarrow.compute")
         self._json: Any = import_module("pyarrow.json")
@@ -85,15 +85,14 @@ class RowTables:
         return f"<RowTables of {len(self._schema)} columns>"
 
     def schema(self, run: str) -> Any:
-        """The ``pyarrow.Schema`` of a file of this run."""
+        """Return the ``pyarrow.Schema`` of a file of this run."""
         return self._schema.with_metadata({VERSION: str(SCHEMA_VERSION).encode(), RUN: run.encode()})
 
     def table(self, lines: Sequence[str], run: str, *, checked: bool = False) -> Any:
-        """The ``pyarrow.Table`` of these lines, which end in newlines. Whatever they are, it raises nothing.
+        """Make the ``pyarrow.Table`` of lines that end in newlines. Raises nothing, even for broken lines.
 
-        ``checked``: they may be anybody's, so each is compared with what ``lines`` would make of its row; one that
-        would come out differently is kept in ``detail``. Without it they have to be as ``lanes.history.recorder``
-        writes them.
+        Lines that ``lanes.history.recorder`` did not write need ``checked``. Each row is then converted back, and a
+        line that comes out differently is kept in ``detail``.
         """
         parts = [self._completed(part, at, run) for at, part in self._parts(lines)]
         table = self._pa.concat_tables(parts).combine_chunks() if parts else self._schema.empty_table()
@@ -104,12 +103,12 @@ class RowTables:
         return table.replace_schema_metadata(self.schema(run).metadata)
 
     def dropped(self, table: Any) -> int:
-        """How many of its rows say that others are missing."""
+        """Count the ``dropped`` rows of a table."""
         found = self._compute.sum(self._compute.equal(table.column("event"), "dropped"))
         return int(found.as_py() or 0)
 
     def lines(self, table: Any) -> Iterator[str]:
-        """The lines of a table or a record batch, each with its newline."""
+        """Make the lines of a table or a record batch, each with its newline."""
         columns = [table.column(name).to_pylist() for name in _FIELDS]
         formats = [(f',"{name}":', form) for name, (_, form) in _FIELDS.items()]
         event_at, position_at = _at("event"), _at("position")
@@ -126,20 +125,20 @@ class RowTables:
                     if value is not None
                 ]
                 if values[key_at] is None and (values[position_at] is not None or values[event_at] == "unblocked"):
-                    # Behind n, event, member, mono, wall, and of partition, assignment and position what there is.
-                    behind = sum(value is not None for value in values[:key_at])
-                    fields.insert(behind, ',"key":null')
+                    # The key comes after n, event, member, mono, wall, partition, assignment and position.
+                    before_key = sum(value is not None for value in values[:key_at])
+                    fields.insert(before_key, ',"key":null')
                 yield f"{{{''.join(fields)[1:]}}}\n"
 
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
-        """Runs of lines with what the parser made of them; of a line that it cannot read what is known of it."""
+        """Split lines into runs with their parsed tables; None for a line that the parser cannot read."""
         if not lines:
             return
         try:
             data = "".join(lines).encode()
             table = self._json.read_json(
                 self._pa.BufferReader(data),
-                # A block is parsed as a whole, and no line may be longer.
+                # One block, because no line may be longer than a block.
                 read_options=self._json.ReadOptions(use_threads=False, block_size=len(data) + 1),
                 parse_options=self._json.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="infer"),
             )
@@ -148,14 +147,14 @@ class RowTables:
         if table is not None and table.num_rows == len(lines):
             yield lines, table
         elif len(lines) > 1:
-            # Few lines are odd, so halving finds them soon.
+            # Few lines are broken, so halving finds them soon.
             yield from self._parts(lines[: len(lines) // 2])
             yield from self._parts(lines[len(lines) // 2 :])
         else:
             yield lines, None
 
     def _completed(self, parsed: Any, lines: Sequence[str], run: str) -> Any:
-        """With all columns of the schema. ``parsed``: None for one line that the parser cannot read."""
+        """Add the other columns of the schema. ``parsed`` is None for one line that the parser cannot read."""
         detail: list[str | None] | None = None
         if parsed is None:
             known, text = _known(lines[0])
@@ -177,7 +176,7 @@ class RowTables:
         return self._pa.Table.from_arrays(columns, schema=self._schema)
 
     def _slot(self, key: Any) -> Any:
-        """The first two bytes of the hash, little-endian, as in ``lanes.core.ring``."""
+        """Make the slots: the first two bytes of the hash, little-endian, as in ``lanes.core.ring``."""
         low, high = (
             self._compute.index_in(self._compute.utf8_slice_codeunits(key, at, at + 2), value_set=self._pairs)
             for at in (0, 2)
@@ -185,7 +184,7 @@ class RowTables:
         return self._compute.add(low, self._compute.multiply(high, self._pa.scalar(256, self._pa.int32())))
 
     def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
-        """With these lines in ``detail``, or without an event where they are no JSON object."""
+        """Put lines into ``detail``, or remove the event of a line that is no JSON object."""
         texts = table.column("detail").to_pylist()
         events = table.column("event").to_pylist()
         for at, line in kept.items():
@@ -202,7 +201,7 @@ class RowTables:
 
 @functools.cache
 def row_tables() -> RowTables:
-    """The one of this process. Raises ``ConfigError`` where pyarrow is missing."""
+    """Return the converter of this process. Raises ``ConfigError`` when pyarrow is missing."""
     try:
         return RowTables()
     except ImportError as error:
@@ -222,13 +221,13 @@ def _quoted(text: str) -> str:
 
 
 def _known(line: str) -> tuple[dict[str, object], str | None]:
-    """What columns can hold of a line that is nobody's usual one, and the line itself where it is a JSON object."""
+    """Return the fields that columns can hold of an unusual line, and the line itself if it is a JSON object."""
     text = line.removesuffix("\n")
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return {}, None
-    # What Parquet cannot hold as text is no row for any reader either.
+    # Text that Parquet cannot hold is no row for any reader either.
     if not isinstance(fields, dict) or not _encodable(text):
         return {}, None
     return {name: fields.get(name) for name in _ALWAYS if _fits(name, fields.get(name))}, text

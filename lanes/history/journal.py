@@ -1,9 +1,8 @@
 """The journal of a run: its history as Parquet files, for SQL and for Spark.
 
-It has the rows of ``lanes.history.recorder``, but not their guarantee: no handler and no settlement waits for them. A
-thread writes them into files that are whole or not there, so a process that is killed loses the rows that are in no
-file yet: those of the last ``rotate_after`` seconds. Such a run has no ``end`` row, and a reader takes it that rows
-are missing there. Neither payload nor key is ever written.
+It has the rows of ``lanes.history.recorder`` without their guarantee: no handler and no settlement waits for them. A
+thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds. Such a run has no
+``end`` row, which tells a reader that rows are missing. Payloads and keys are never written.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from lanes.history.buffer import DROPPED, END, RowBuffer, number_of
 from lanes.history.columns import RowTables, row_tables
 from lanes.history.parquet import JournalWriter
 from lanes.history.recorder import History, Recorder, recorder_of
-from lanes.history.segment import HEAD_END, GivenUp, SegmentFile
-from lanes.history.writer import BUFFER_BYTES, member_name
+from lanes.history.writer import BUFFER_BYTES, HEAD_END, GivenUp, SegmentFile, member_name
 
 __all__ = [
     "BUFFER_LIMIT",
@@ -44,26 +42,32 @@ log = logging.getLogger("lanes.journal")
 ROTATE_AFTER: Final = 30.0
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 BUFFER_LIMIT: Final = 1 << 17
-"""Rows that wait to be written, at most; a row that does not fit is dropped, and counted in its place."""
+"""Maximum number of rows that wait to be written. A row that does not fit is dropped, and counted in its place."""
 BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of them, at most, give or take one MiB."""
+"""Maximum number of their bytes, plus one MiB."""
 
 _KEPT: Final = GivenUp(0, False)
 
 
 class Journal:
-    """Where the journal of one run goes: Parquet files in ``directory``, which is created. Needs the extra ``journal``.
+    """The journal of one run: Parquet files in ``directory``. Needs the extra ``journal``. Pass it to one consumer.
 
-    ``member`` names this process in every row and in the files' names, as ``History`` has it; None = the history's,
-    where there is one, else ``m-`` and 8 hex digits. ``rotate_after``: seconds after which a row is in a file, more
-    than 0; None = only when the file is large enough, or at the end. ``rotate_bytes``: how large that is, 1 or more.
+    The names of the files contain ``run``, which is random, so no two runs share a name on any machines. A file that is
+    being written has a hidden name that ends in ``.tmp``; only a killed process leaves one behind.
 
-    No two runs share a name of a file, on whatever machines they are: ``run`` is random and in all of them. What is
-    being written has a hidden name, which ends in ``.tmp``; only a process that was killed leaves one behind.
+    After the consumer has started, no fault of the disk raises, and no handler waits for the disk. Rows that cannot be
+    written are dropped, and a row in their place counts them.
 
-    Raises ``ConfigError`` for a name or a number that cannot be, for a directory that cannot be made, and where pyarrow
-    is missing. After the consumer has started nothing raises, and nothing waits for the disk: rows that cannot be
-    written are dropped, and a row in their place says how many. ``dropped`` counts them; ``files`` those written.
+    Args:
+        directory: Folder of the files; created when it does not exist.
+        member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
+            ``m-`` and 8 random hex digits without a history.
+        rotate_after: Seconds after which a row is in a file, more than 0; None = when a file is large enough, or at the
+            end.
+        rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
+
+    Raises:
+        ConfigError: A name or number is not valid, the directory cannot be created, or pyarrow is missing.
     """
 
     __slots__ = ("_files",)
@@ -89,7 +93,7 @@ class Journal:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"journal directory {str(path)!r}: {error.strerror}; choose one that can be made"
+                f"journal directory {str(path)!r}: {error.strerror}; choose one that can be created"
             ) from error
         self._files = JournalFiles(path, member, tables, rotate_after, rotate_bytes)
 
@@ -99,17 +103,17 @@ class Journal:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The folder of the files."""
         return self._files.directory
 
     @property
     def member(self) -> str | None:
-        """The name of this process in it; None as long as nobody has given it one."""
+        """The name of this process in the journal; None before it has one."""
         return self._files.member
 
     @property
     def run(self) -> str:
-        """What no other run has in the names of its files: 32 hex digits."""
+        """The id of the run in the names of its files: 32 random hex digits."""
         return self._files.run
 
     @property
@@ -119,19 +123,25 @@ class Journal:
 
     @property
     def files(self) -> int:
-        """Files that are whole and have their name."""
+        """The number of files that are complete and have their name."""
         return self._files.count
 
     def join(self, timeout: float) -> bool:
-        """Wait ``timeout`` seconds at most until a run that has ended is in the files; whether it is. Blocks."""
+        """Wait until all rows of a run that has ended are in the files. Blocks.
+
+        Args:
+            timeout: Maximum time to wait, in seconds.
+
+        Returns:
+            False when the time was too short.
+        """
         return self._files.join(timeout)
 
 
 class JournalFiles:
-    """The files of one journal, and the buffer in front of them: what ``Journal`` is for its user, this is for the
-    runtime.
+    """The files of one journal, and the ``buffer`` that takes its rows. The runtime's side of ``Journal``.
 
-    ``buffer``: where rows go. ``member``: None until ``open``, where the user gave it no name.
+    ``member`` is None until ``open`` when the user gave no name.
     """
 
     def __init__(
@@ -148,7 +158,7 @@ class JournalFiles:
 
     @property
     def opened(self) -> bool:
-        """Whether ``open`` was called."""
+        """Whether the journal is in use."""
         return self._writer is not None
 
     @property
@@ -158,16 +168,16 @@ class JournalFiles:
 
     @property
     def count(self) -> int:
-        """How many are whole and have their name."""
+        """The number of files that are complete and have their name."""
         return 0 if self._writer is None else self._writer.files
 
     def open(self, member: str, begin: str) -> None:
-        """Create the first file, with the row ``begin``, and start the thread.
+        """Create the first file with the row ``begin``, and start the thread.
 
-        Raises ``ConfigError`` when the file cannot be created, or when called twice.
+        Raises ``ConfigError`` when the file cannot be created, or at a second call.
         """
         if self._writer is not None:
-            raise ConfigError(f"the journal of {member} was opened before: use one Journal per run")
+            raise ConfigError(f"the journal of {member} was opened before; use one Journal per run")
         self.member = member
         self._writer = JournalWriter(
             self.directory,
@@ -178,23 +188,23 @@ class JournalFiles:
             rotate_after=self._rotate_after,
             rotate_bytes=self._rotate_bytes,
         )
-        # Always: where the end is missing nobody knows how many rows are missing with it.
+        # Always incomplete: without the end row no reader can count the missing rows.
         self._writer.start(begin.removesuffix(HEAD_END) + "1" + HEAD_END[1:])
 
     def finish(self) -> None:
-        """Write what is left, and end. Does not block. Idempotent."""
+        """Let the thread write the remaining rows and end. Does not block. Idempotent."""
         if self._writer is not None:
             self._writer.finish()
 
     def join(self, timeout: float) -> bool:
-        """Wait until everything is written, ``timeout`` seconds at most; whether it is. Blocks. Idempotent."""
+        """Wait at most ``timeout`` seconds for the thread; return whether all is written. Blocks. Idempotent."""
         return self._writer is None or self._writer.join(timeout)
 
     async def aclose(self, name: str, timeout: float) -> None:
-        """``join`` without blocking the loop; says so for the consumer ``name`` when that is too short."""
+        """Join without blocking the loop; log a warning of the consumer ``name`` when the time is too short."""
         if self._writer is not None and not await anyio.to_thread.run_sync(self.join, timeout):
             log.warning(
-                "%s: the journal in %s was not written within %g s: its last rows are missing; look at its disk",
+                "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
                 name,
                 self.directory,
                 timeout,
@@ -202,19 +212,19 @@ class JournalFiles:
 
 
 def files_of(journal: Journal) -> JournalFiles:
-    """What its rows go into. For whoever runs a consumer, not for its user."""
+    """Return the files of a journal, for the runtime."""
     return journal._files
 
 
 def journal_of(journal: Journal | str | os.PathLike[str] | None) -> Journal | None:
-    """The journal, where it is not just named by its folder. Raises ``ConfigError`` for what ``Journal`` refuses."""
+    """Return the journal, or make one in a folder. Raises ``ConfigError`` as ``Journal`` does."""
     return journal if journal is None or isinstance(journal, Journal) else Journal(journal)
 
 
 def recorder(history: History | None, journal: Journal | None) -> Recorder | None:
-    """What records a run for both, either or none of them.
+    """Return a recorder that writes both, one or none of them.
 
-    Raises ``ConfigError`` for two names of one member.
+    Raises ``ConfigError`` when they have two names for this process.
     """
     rows = None if history is None else recorder_of(history)
     if journal is None:
@@ -224,8 +234,8 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
         return _JournalRecorder(into)
     if journal.member not in (None, rows.member):
         raise ConfigError(
-            f"Journal.member={journal.member!r} is not History.member={rows.member!r}: one process has one name; "
-            "leave the journal's out"
+            f"Journal.member={journal.member!r} is not History.member={rows.member!r}, and one process has one name; "
+            "leave the journal's name out"
         )
     member = rows.member
     rows.wrap(lambda file, head: _CopiedFile(file, into, member, head))
@@ -233,7 +243,7 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
 
 
 class _NoFile(SegmentFile):
-    """The file of a history that has none but a journal."""
+    """The file of a history that exists only as a journal."""
 
     __slots__ = ("_journal",)
 
@@ -253,7 +263,7 @@ class _NoFile(SegmentFile):
 
 
 class _JournalRecorder(Recorder):
-    """The rows of a history straight into a journal: what ``flush`` does for the disk there, nobody has to wait for."""
+    """A recorder whose rows go only into a journal. No handler waits for its ``flush``."""
 
     __slots__ = ("_ending", "_into", "_kept")
 
@@ -263,7 +273,7 @@ class _JournalRecorder(Recorder):
         super().__init__(journal.directory, member=journal.member)
         self._into = journal
         self._ending = False
-        # Of ``_size``, what the buffer knows already.
+        # The part of ``_size`` that the buffer has counted already.
         self._kept = 0
         self._rows = journal.buffer.rows
 
@@ -272,14 +282,14 @@ class _JournalRecorder(Recorder):
         return _NoFile(path, self._into)
 
     def flush(self) -> None:
-        """Let the buffer count what was appended to it; what does not fit is dropped there. Never raises or waits."""
+        """Let the buffer count the appended rows, and drop those that do not fit. Never raises or waits."""
         if self._file is None:
             self._rows.clear()
             self._size = self._kept = 0
             return
         buffer = self._into.buffer
         fits = buffer.added(self._size - self._kept, whole=self._ending)
-        # Where there is no room each row is looked at, not each thousandth.
+        # Without room each row has to be checked, not only a row now and then.
         self._size = self._kept = 0 if fits else BUFFER_BYTES
         self.written = self._n
 
@@ -288,12 +298,12 @@ class _JournalRecorder(Recorder):
             return
         self._ending = True
         super().close(reason, now)
-        # The thread goes on with the buffer; what is said from here on is given up.
+        # The thread goes on with the buffer; later rows are given up.
         self._rows = []
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history whose rows all go into a journal too, whatever becomes of them in the file."""
+    """The file of a history whose rows go into a journal too, even those that the file gives up."""
 
     __slots__ = ("_file", "_into", "_marker")
 
@@ -316,7 +326,7 @@ class _CopiedFile(SegmentFile):
         lost = self._file.append(rows, marker)
         lines = list(rows)
         if marker and number_of(marker) != self._marker:
-            # The file lacks rows that the journal has: for the journal this number stands for nothing.
+            # The journal has the rows that the file lacks, so its row of this number has another event.
             self._marker = number_of(marker)
             lines.insert(0, marker.replace(DROPPED, ',"event":"history_dropped",', 1))
         if lines:

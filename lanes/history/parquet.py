@@ -1,10 +1,10 @@
-"""The thread behind a journal: takes rows from the buffer, and writes Parquet files that are whole or not there.
+"""The thread of a journal, which takes rows from the buffer and writes whole Parquet files.
 
 A file is written under a hidden name, closed, forced to the disk, and only then renamed. It is closed when it is large
-enough, or when its first row is old enough; what has not been renamed is lost with the process.
+enough, or when its first row is old enough. A file without its name is lost with the process.
 
-A disk that is full, read-only or gone stops nobody. The rows of the file that could not be written are given up, and
-the next file that can be begins with a ``dropped`` row that says how many.
+A disk that is full, read-only or gone does not stop the consumer. The rows of a failed file are given up, and the next
+file begins with a ``dropped`` row that counts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["COMPRESSION", "JournalWriter", "ParquetFile"]
 
 COMPRESSION: Final = "zstd"
 GROUP_ROWS: Final = 65_536
-"""Rows that are collected for a row group, at most, give or take what is taken from the buffer at once."""
+"""Number of rows that makes a row group; one take from the buffer may exceed it."""
 
 _LOOK_SECONDS: Final = 0.2
 
@@ -35,12 +35,12 @@ _log = logging.getLogger("lanes.journal")
 
 
 class ParquetFile:
-    """One file: written under a hidden name, and renamed when it is whole. Raises what the disk raises.
+    """One file, written under a hidden name and renamed when it is complete. Raises the errors of the disk.
 
-    ``anew``: what an interrupted attempt at this very file has left behind is overwritten.
+    With ``overwrite`` it replaces the hidden file of an interrupted attempt.
     """
 
-    def __init__(self, path: Path, schema: Any, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, schema: Any, *, overwrite: bool = False) -> None:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         self.path = path
         self.rows = 0
@@ -49,18 +49,18 @@ class ParquetFile:
         self._concat: Any = arrow.concat_tables
         self._pending: list[Any] = []
         self._pending_rows = 0
-        # Readable by its owner alone: hashes of guessable keys can be matched against guesses.
-        os.close(os.open(self._hidden, os.O_WRONLY | os.O_CREAT | (0 if anew else os.O_EXCL), 0o600))
+        # Only the owner may read it: the hash of a guessable key can be matched against guesses.
+        os.close(os.open(self._hidden, os.O_WRONLY | os.O_CREAT | (0 if overwrite else os.O_EXCL), 0o600))
         self._sink: Any = arrow.OSFile(str(self._hidden), "wb")
         self._writer: Any = parquet.ParquetWriter(self._sink, schema, compression=COMPRESSION, write_page_checksum=True)
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return int(self._sink.tell())
 
     def add(self, table: Any) -> None:
-        """Write these rows, now or with those that follow."""
+        """Write these rows, now or with later ones."""
         self.rows += table.num_rows
         self._pending.append(table)
         self._pending_rows += table.num_rows
@@ -68,17 +68,17 @@ class ParquetFile:
             self._write()
 
     def publish(self) -> None:
-        """Close it and give it its name."""
+        """Close the file and give it its name."""
         self._write()
         self._writer.close()
         self._sink.close()
         with self._hidden.open("rb") as written:
-            # Before the name is there: a machine that stops must not leave a file that is half one.
+            # Before the rename: a machine that stops must not leave an incomplete file of that name.
             os.fsync(written.fileno())
         self._hidden.rename(self.path)
 
     def abandon(self) -> None:
-        """Close it without giving it its name, and remove it as far as that goes. Raises nothing."""
+        """Close the file without its name, and try to remove it. Raises nothing."""
         self._pending.clear()
         for step in (self._writer.close, self._sink.close, self._hidden.unlink):
             try:
@@ -93,11 +93,11 @@ class ParquetFile:
 
 
 class JournalWriter:
-    """Writes what is put into ``buffer``, from ``start`` until ``finish``.
+    """Writes the rows of ``buffer`` from ``start`` until ``finish``.
 
-    ``name`` begins the names of the files. ``rotate_after``: seconds for which a row is in no file with a name, give or
-    take what writing takes; None = until the file is large enough, or the end. ``rotate_bytes``: how large that is.
-    ``files`` counts those that have their name, ``lost`` the rows that could not be written.
+    The names of the files begin with ``name``. A file is closed ``rotate_after`` seconds after its first row (None = no
+    such limit), when it has ``rotate_bytes``, and at the end. ``files`` counts the files that have their name, ``lost``
+    the rows that could not be written.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class JournalWriter:
         self._file: ParquetFile | None = None
         self._number = 0
         self._due = math.inf
-        # Of the file that is being written: its last line, and how many rows would be lost with it.
+        # The last line of the file that is being written, and the rows that would be lost with it.
         self._last = ""
         self._rows = 0
-        # The number of the last row in a file that has its name, and the last row that is to be told missing.
+        # The number of the last row in a file that has its name, and the last row that a ``dropped`` row has to count.
         self._told = 0
         self._lost_last = ""
         self._failing = False
@@ -140,7 +140,7 @@ class JournalWriter:
         return f"<JournalWriter {self._name} {state}: {self.files} files, {self.lost} rows lost>"
 
     def start(self, begin: str) -> None:
-        """Create the first file and start the thread. ``begin``: the first row, which is never given up.
+        """Create the first file and start the thread. The row ``begin`` comes first and is never given up.
 
         Raises ``ConfigError`` when the file cannot be created.
         """
@@ -154,12 +154,12 @@ class JournalWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Write what is left, and end. Does not block. Idempotent."""
+        """Let the thread write the remaining rows and end. Does not block. Idempotent."""
         self._finishing = True
         self._buffer.wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait until everything is written, ``timeout`` seconds at most; whether it is. Blocks. Idempotent."""
+        """Wait at most ``timeout`` seconds for the thread; return whether all is written. Blocks. Idempotent."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -171,14 +171,14 @@ class JournalWriter:
         while not finishing:
             self._buffer.wake.wait(_LOOK_SECONDS)
             self._buffer.wake.clear()
-            # Asked before the last look: whatever was put in before it is seen by it.
+            # Read before the last take, which then sees every row that was added before ``finish``.
             finishing = self._finishing
             while lines := self._buffer.take():
                 self._write(lines)
             if self._file is not None and (finishing or time.monotonic() >= self._due):
                 self._publish()
         if self._lost_last:
-            # Nothing follows in which it could be told: once more, for this alone.
+            # No later file can count the lost rows, so write one for that row alone.
             try:
                 self._open()
             except Exception as error:
@@ -204,7 +204,7 @@ class JournalWriter:
             self._publish()
 
     def _open(self) -> None:
-        """A new file, which begins with what those before it lack."""
+        """Open a file that begins with the rows that earlier files lack."""
         self._number += 1
         path = self._directory / f"{self._name}-{self._number:06d}.parquet"
         file = ParquetFile(path, self._schema)
@@ -237,10 +237,10 @@ class JournalWriter:
         self._lost_last = ""
         if self._failing:
             self._failing = False
-            _log.warning("journal %s: writing works again; a row says how many are missing", file.path)
+            _log.warning("journal %s: writing works again; a row counts the missing rows", file.path)
 
     def _fail(self, error: Exception, last: str, rows: int) -> None:
-        """The file, if there is one, and so many more rows up to ``last`` are lost."""
+        """Give up the file, if there is one, and ``rows`` more rows up to ``last``."""
         self.lost += self._rows + rows
         self._lost_last = last
         file, self._file, self._rows = self._file, None, 0
@@ -249,8 +249,8 @@ class JournalWriter:
         if not self._failing:
             self._failing = True
             _log.warning(
-                "journal %s in %s: writing failed (%s); the run goes on, rows are dropped and counted until its disk "
-                "takes them again",
+                "journal %s in %s: writing failed (%s); the run goes on, and rows are dropped and counted until the "
+                "disk takes them again",
                 self._name,
                 self._directory,
                 _reason(error),

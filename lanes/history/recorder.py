@@ -1,25 +1,26 @@
-"""The history of a run: what happened to every message, written so that it survives ``kill -9``.
+"""The history of a run: one row for every event of a message, written so that it survives ``kill -9``.
 
-One process writes one *segment*: a file of JSON lines that begins with a ``begin`` row and, unless the
-process crashed, ends with an ``end`` row. ``memsource`` reads segments and checks the promises over them.
+One process writes one *segment*, a file of JSON lines. It begins with a ``begin`` row and, unless the process crashed,
+ends with an ``end`` row. ``memsource`` reads segments and checks the promises.
 
-Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member``, ``mono`` (seconds of the engine's
-clock) and ``wall`` (seconds since the epoch, sampled once a millisecond). A row of a message adds
+Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. They are ``mono``, seconds of the
+engine's clock, and ``wall``, seconds since the epoch, sampled once a millisecond. A row of a message adds
 ``partition``, ``assignment`` (1, 2, 3 … of this process), ``position``, ``key`` (16 hex digits of blake3, null without
-a key) and ``attempt``. The row ``assigned`` says which ``epoch`` the handlers of an assignment get, and its spans, dead
-letters, events and status. Neither payload nor key is ever written.
+a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
+events and status have too. Payloads and keys are never written.
 
-Rows are buffered; ``flush`` hands all of them to the kernel by one ``write(2)``, without an fsync: they
-survive the death of the process, not of the machine. The runtime flushes before it calls the handlers of a
-time slice and before a settlement leaves. So what a file holds is always a prefix of what happened, and a
-segment that just stops is a crash, not a gap.
+Rows are buffered. ``flush`` hands all of them to the kernel by one ``write(2)`` without an fsync, so they survive the
+death of the process, but not of the machine. The runtime flushes before it calls the handlers of a time slice and
+before it sends a settlement. So a file always holds a prefix of the run, and a segment without an ``end`` row means a
+crash.
 
-A full disk must not stop a consumer. Rows that cannot be written are given up and counted; their numbers are
-missing, and when writing works again a ``dropped`` row says how many. Until then the last field of the
-``begin`` row, ``incomplete``, is 1, overwritten in place (which needs no space on most file systems), so that
-a process that dies meanwhile does not pass for one whose history is whole.
+A full disk must not stop a consumer. Rows that cannot be written are given up and counted. Their numbers are missing,
+and a ``dropped`` row counts them when writing works again. Until then the last field of the ``begin`` row,
+``incomplete``, is 1. It is overwritten in place, which needs no space on most file systems. So a reader knows that rows
+are missing, even when the process dies before it can write.
 
-Not thread-safe, and unusable in a child after ``fork``: both would number rows alike. One event loop owns it.
+One event loop owns a history. It is not thread-safe, and a child after ``fork`` must not use it, because both processes
+would number their rows alike.
 """
 
 from __future__ import annotations
@@ -32,46 +33,30 @@ from pathlib import Path
 from typing import Final
 
 from lanes.core.types import NEVER, Message, Partition, PartitionId
-from lanes.history.writer import (
-    BUFFER_BYTES,
-    BUFFER_ROWS,
-    FORMAT,
-    KEY_DIGITS,
-    MEMBER,
-    THREE_DIGITS,
-    RowWriter,
-    key_hash,
-)
+from lanes.history.writer import BUFFER_BYTES, BUFFER_ROWS, THREE_DIGITS, RowWriter
 
-__all__ = [
-    "BUFFER_BYTES",
-    "BUFFER_ROWS",
-    "FORMAT",
-    "KEY_DIGITS",
-    "MEMBER",
-    "History",
-    "Recorder",
-    "history_of",
-    "key_hash",
-    "recorder_of",
-]
+__all__ = ["History", "Recorder", "history_of", "recorder_of"]
 
 _ENDLESS: Final = 1e9
-"""Seconds a drain may take that has no limit: infinity is no JSON."""
+"""Seconds that stand for a drain without a limit, because JSON has no infinity."""
 
 ERROR_NAME_LIMIT: Final = 200
-"""Characters of an exception's type name that a row keeps."""
+"""Maximum number of characters of an exception's type name in a row."""
 
 
 class History:
-    """The history of one run: a file in ``directory``, which is created. It is to be passed to one consumer.
+    """The history of one run: a file in ``directory``. Pass it to one consumer.
 
-    ``member`` names this process in every row and in the file's name: 1 to 64 of ``A-Z a-z 0-9 . _ -``,
-    beginning with a letter or digit; None makes up ``m-`` and 8 hex digits. Raises ``ConfigError`` for any
-    other name and for a directory that cannot be made.
+    The file is created when the consumer's source opens. From then on no fault of the disk raises: rows that cannot be
+    written are given up and counted.
 
-    Nothing is opened before the consumer's source is. From then on nothing raises for what the disk does: rows that
-    cannot be written are given up, and counted.
+    Args:
+        directory: Folder of the file; created when it does not exist.
+        member: Name of this process in every row and in the file's name; None = ``m-`` and 8 random hex digits. It has
+            1 to 64 of ``A-Z a-z 0-9 . _ -`` and begins with a letter or digit.
+
+    Raises:
+        ConfigError: The name is not valid, or the directory cannot be created.
     """
 
     __slots__ = ("_recorder",)
@@ -84,40 +69,40 @@ class History:
 
     @property
     def member(self) -> str:
-        """The name of this process in it."""
+        """The name of this process in the history."""
         return self._recorder.member
 
     @property
     def path(self) -> Path | None:
-        """Its file; None before the consumer's source is open."""
+        """The file; None before the consumer's source is open."""
         return self._recorder.path
 
     @property
     def dropped(self) -> int:
-        """Rows that were given up."""
+        """The number of rows that were given up."""
         return self._recorder.dropped
 
 
 def recorder_of(history: History) -> Recorder:
-    """What writes its rows. For whoever runs a consumer, not for its user."""
+    """Return the recorder of a history, for the runtime."""
     return history._recorder
 
 
 def history_of(recorder: Recorder) -> History:
-    """A history whose rows go where ``recorder`` takes them."""
+    """Make a history of a recorder."""
     history = History.__new__(History)
     history._recorder = recorder
     return history
 
 
 class Recorder(RowWriter):
-    """Writes the rows of one segment: what ``History`` is for its user, this is for the runtime.
+    """Makes the rows of one segment. The runtime's side of ``History``.
 
-    After ``open`` no method raises for what the disk does or waits for more than one ``write(2)``. ``now`` is
-    always the engine's clock: seconds, 0 or more. Rows before ``open`` and after ``close`` are given up.
+    After ``open`` no method raises for a fault of the disk, or waits for more than one ``write(2)``. ``now`` is always
+    the time of the engine's clock: seconds, 0 or more. Rows before ``open`` and after ``close`` are given up.
 
-    ``written`` is the highest row number that is in the file, or was given up: a handler may start once it
-    has reached the number that ``started`` returned. ``dropped`` counts the rows given up.
+    ``written`` is the highest row number that is in the file or was given up. A handler may start when it has reached
+    the number that ``started`` returned. ``dropped`` counts the rows that were given up.
     """
 
     __slots__ = ()
@@ -125,30 +110,30 @@ class Recorder(RowWriter):
     # Messages
 
     def produced(self, partition: PartitionId, position: int, key: bytes | None, now: float) -> None:
-        """A producer published it."""
+        """A producer published a message."""
         origin = f',"partition":{json.dumps(str(partition))},"position":{position}'
         self._row("produced", f'{origin},"key":{self._hashes.get(key) or self._hash(key)}', now)
 
     def delivered(self, run: Sequence[Message], now: float) -> None:
-        """A run was received; one row for every message of it, fresh or not."""
+        """A run was received: one row for each of its messages, new or not."""
         stamp = self._stamp(now)
         for message in run:
             self._message("delivered", message, stamp, f',"size":{message.size}')
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
-        """A message of the run just ``delivered`` was not new; to be called before the next run's rows.
+        """A message of the run just ``delivered`` was not new. Call it before the next run's rows.
 
-        ``held``: still in flight here, only its token was swapped. ``settled``: it had finished before and is
-        acknowledged again, not run. ``late``: unknown, but below what was delivered before.
+        Cause ``held``: it is still in flight here, and its token was replaced. Cause ``settled``: it had finished, and
+        is acknowledged again. Cause ``late``: it is unknown, and its position is below earlier deliveries.
         """
         self._message("redelivered", message, self._stamp(now), f',"cause":"{cause}"')
 
     def started(self, message: Message, now: float) -> int:
-        """Its handler is about to be called, once ``written`` has reached the number returned.
+        """The handler is called when ``written`` has reached the returned number.
 
-        Where there is a lease, a ``leased`` row in front says until when, as often as that has changed.
+        Under a lease a ``leased`` row with the deadline comes first whenever the deadline has changed.
         """
-        # ``_message`` spelled out: a handler waits for this one.
+        # This is ``_message`` inlined, because a handler waits for this row.
         if not self._step_from <= now < self._step_until:
             self._tick(now)
         digits = THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]
@@ -170,40 +155,40 @@ class Recorder(RowWriter):
         return n
 
     def ended(self, message: Message, result: str, now: float, error: BaseException | None = None) -> None:
-        """Its handler ended: ok, error or cancelled. Of ``error`` only the type's name is kept."""
+        """The handler ended with ok, error or cancelled. The row keeps only the type's name of ``error``."""
         more = f',"result":"{result}"'
         if error is not None:
             more += f',"error":{_error_name(error)}'
         self._message("ended", message, self._stamp(now), more)
 
     def retry(self, message: Message, delay: float, now: float, *, asked: bool = False) -> None:
-        """It is held and runs again after ``delay`` seconds; ``asked``: its handler said how many."""
+        """The message runs again after ``delay`` seconds; ``asked``: the handler chose the delay."""
         self._message("retry", message, self._stamp(now), f',"delay":{delay:.6f}' + (',"asked":1' if asked else ""))
 
     def blocked(self, message: Message, now: float) -> None:
-        """Its attempts are used up, and its lane stands still."""
+        """The attempts are used up, and the lane is blocked."""
         self._message("blocked", message, self._stamp(now))
 
     def unblocked(self, key: bytes | None, count: int, now: float) -> None:
-        """So many blocked lanes of a key go on."""
+        """``count`` blocked lanes of a key go on."""
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
     def dlq_sent(self, message: Message, now: float) -> None:
-        """Its dead letter is about to be written."""
+        """The dead letter is about to be written."""
         self._message("dlq_sent", message, self._stamp(now))
 
     def dlq_confirmed(self, message: Message, now: float) -> None:
-        """The broker confirmed its dead letter."""
+        """The broker confirmed the dead letter."""
         self._message("dlq_confirmed", message, self._stamp(now))
 
     def archived(self, message: Message, now: float) -> None:
-        """The broker confirmed its dead letter, and it stays unfinished: its lane is blocked."""
+        """The broker confirmed the dead letter, and the message stays unfinished: its lane is blocked."""
         self._message("archived", message, self._stamp(now))
 
     def acks(self, messages: Sequence[Message], now: float) -> None:
-        """They are finished and about to be settled. The caller flushes before the settlement leaves.
+        """Finished messages are about to be settled. The caller flushes before it sends the settlement.
 
-        Where there is a lease, a ``leased`` row in front says until when, as ``started`` does.
+        Under a lease a ``leased`` row may come first, as for ``started``.
         """
         for partition in {message.partition: None for message in messages}:
             told = self._origins.get(partition)
@@ -214,13 +199,13 @@ class Recorder(RowWriter):
             self._message("ack", message, stamp)
 
     def abandoned(self, messages: Sequence[Message], now: float) -> None:
-        """They were given up without being settled, and run again elsewhere or later."""
+        """Messages were given up without a settlement, and run again elsewhere or later."""
         stamp = self._stamp(now)
         for message in messages:
             self._message("abandoned", message, stamp)
 
     def extended(self, messages: Sequence[Message], now: float) -> None:
-        """The broker was told that these are still being worked on. A row for each partition."""
+        """The broker was told that messages are still being worked on: one row for each partition."""
         held: dict[Partition, list[int]] = {}
         for message in messages:
             held.setdefault(message.partition, []).append(message.position)
@@ -228,34 +213,34 @@ class Recorder(RowWriter):
             self._row("extended", f'{self._owned(partition)},"runs":{json.dumps(runs_of(positions))}', now)
 
     def zombie(self, message: Message, now: float) -> None:
-        """Its result came after its assignment was fenced, and changed nothing."""
+        """A result came after its assignment was fenced, and changed nothing."""
         self._message("zombie", message, self._stamp(now))
 
     # Ownership and flow
 
     def _leased(self, partition: Partition, now: float) -> tuple[int, str, float]:
-        """Say until when the lease holds, if there is one."""
+        """Write the deadline of the lease, if there is one."""
         if partition.deadline != NEVER:
             self._row("leased", f"{self._owned(partition)}{_deadline(partition)}", now)
         return self._origin(partition, partition.deadline)
 
     def assigned(self, partition: Partition, now: float) -> None:
-        """This process owns the partition from now on; a row with a floor where the source commits."""
+        """This process owns the partition from now on. The row has a floor when the source commits."""
         more = f'{self._owned(partition)},"epoch":{partition.epoch},"incarnation":{json.dumps(partition.incarnation)}'
         self._row("assigned", more if partition.floor is None else f'{more},"floor":{partition.floor}', now)
 
     def revoking(self, partition: Partition, now: float, timeout: float | None = None) -> None:
-        """The partition is to be handed over; its drain begins, and may take ``timeout`` seconds."""
+        """The drain of a partition begins before its handover, and may take ``timeout`` seconds."""
         more = self._owned(partition)
         timeout = None if timeout is None else min(timeout, _ENDLESS)
         self._row("revoking", more if timeout is None else f'{more},"timeout":{timeout:.6f}', now)
 
     def hastened(self, partition: Partition, now: float, timeout: float) -> None:
-        """Its drain, under way already, may take ``timeout`` seconds more at most."""
+        """A drain under way may take ``timeout`` more seconds at most."""
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """Nothing of the partition runs any more."""
+        """No handler of the partition runs any more."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:
@@ -263,11 +248,11 @@ class Recorder(RowWriter):
         self._row("revoked", self._owned(partition), now)
 
     def lost(self, partition: Partition, now: float) -> None:
-        """The partition is owned no more, without having been handed over."""
+        """The partition was lost without a handover."""
         self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
-        """``floor`` and ``completed`` runs above it are about to be committed. The caller flushes before they leave."""
+        """``floor`` and ``completed`` runs above it are about to be committed. The caller flushes first."""
         self._row("commit_sent", f'{self._owned(partition)},"floor":{floor},"completed":{completed}', now)
 
     def commit_ok(self, partition: Partition, floor: int, now: float) -> None:
@@ -279,27 +264,27 @@ class Recorder(RowWriter):
         self._row("commit_failed", f'{self._owned(partition)},"floor":{floor}', now)
 
     def ahead_reached(self, partition: Partition, oldest: Message | None, now: float) -> None:
-        """``max_ahead`` is reached, and nothing more of the partition is taken; ``oldest`` holds the floor, if any."""
+        """``max_ahead`` stops a partition; ``oldest`` is the unfinished message at its floor, if there is one."""
         if oldest is None:
             self._row("ahead_reached", self._owned(partition), now)
         else:
             self._message("ahead_reached", oldest, self._stamp(now))
 
     def ahead_left(self, partition: Partition, now: float) -> None:
-        """The partition is taken from again."""
+        """The partition takes messages again."""
         self._row("ahead_left", self._owned(partition), now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:
-        """Intake stopped with so many messages and bytes in flight."""
+        """Intake stopped with ``in_flight`` messages of ``size`` bytes."""
         self._row("paused", f',"in_flight":{in_flight},"bytes":{size}', now)
 
     def resumed(self, in_flight: int, size: int, now: float) -> None:
-        """Intake went on with so many messages and bytes in flight."""
+        """Intake resumed with ``in_flight`` messages of ``size`` bytes."""
         self._row("resumed", f',"in_flight":{in_flight},"bytes":{size}', now)
 
 
 def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of consecutive positions, in order."""
+    """Return the first and last position of each consecutive run, in order."""
     runs: list[tuple[int, int]] = []
     for position in sorted(positions):
         if runs and runs[-1][1] >= position - 1:
@@ -310,9 +295,9 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _deadline(partition: Partition) -> str:
-    """A whole microsecond behind the deadline that no row of an earlier moment bears.
+    """Render a deadline as the first microsecond that no row before the deadline can have.
 
-    The times of rows are rounded to the nearest one: just before the deadline, to that behind it.
+    The times of rows are rounded to the nearest microsecond, so a time just before the deadline may round up past it.
     """
     deadline = partition.deadline
     if deadline == NEVER:
@@ -325,5 +310,5 @@ def _error_name(error: BaseException) -> str:
     try:
         return json.dumps(type(error).__name__[:ERROR_NAME_LIMIT])
     except Exception:
-        # A metaclass may answer for __name__ with anything; the row matters more than the name.
+        # A metaclass may break __name__; the row matters more than the name.
         return '"?"'

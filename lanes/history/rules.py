@@ -1,4 +1,4 @@
-"""What a run was asked to keep, as the ``begin`` row of its history says it: the settings that its checkers need."""
+"""The rules of a run: settings and traits in the ``begin`` row of its history, for the checkers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Rules"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Settings and traits in force; None = the history does not say.
+    """Settings and traits in force; None = the history does not have it.
 
-    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``, but 0 stands for none: ``lanes`` (keys
-    are not folded), ``batch`` (the handler takes one message), ``timeout`` and ``extend_interval`` (seconds).
+    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``. A 0 stands for None there: in ``lanes``,
+    ``batch``, ``timeout`` and ``extend_interval``.
     """
 
     order: str | None = None
@@ -41,7 +41,7 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Settings, traits: SourceTraits, poison: str, *, attempts_kept: bool = False) -> Rules:
-        """Those of a consumer; ``poison`` is the policy in force, ``attempts_kept``: whether it has a store of them."""
+        """Make the rules of a consumer with this poison policy; ``attempts_kept`` = it has a store of attempts."""
         return cls(
             order=settings.order,
             keyless=settings.keyless,
@@ -64,6 +64,6 @@ class Rules:
         )
 
     def fields(self) -> str:
-        """As fields of a JSON object, each behind a comma; what is None is left out."""
+        """Return the fields of a JSON object, each after a comma, without those that are None."""
         values = ((field.name, getattr(self, field.name)) for field in fields_of(self))
         return "".join(f',"{name}":{json.dumps(value)}' for name, value in values if value is not None)

@@ -1,67 +1,191 @@
-"""The file behind a history: numbered rows with a member and a time, buffered, and handed to the kernel together.
+"""The file of a history: numbered rows with a member and a time, buffered, and handed to the kernel together.
 
-``lanes.history.recorder`` says what rows mean, and what survives what.
+``RowWriter`` numbers and buffers the rows. ``SegmentFile`` writes them to a disk that may be full.
+``lanes.history.recorder`` explains the rows, and which failures they survive.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import math
 import os
 import re
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from blake3 import blake3
 
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import ConfigError
 from lanes.history.rules import Rules
-from lanes.history.segment import HEAD_END, SegmentFile
 
 __all__ = [
     "BUFFER_BYTES",
     "BUFFER_ROWS",
     "FORMAT",
+    "HEAD_END",
     "KEY_DIGITS",
     "MEMBER",
     "THREE_DIGITS",
+    "GivenUp",
     "RowWriter",
+    "SegmentFile",
     "key_hash",
     "member_name",
 ]
 
 FORMAT: Final = 2
-"""The number of the format, in every ``begin`` row; a reader refuses any other."""
+"""Number of the format, in every ``begin`` row; a reader refuses any other number."""
 
 BUFFER_ROWS: Final = 4_096
-"""Rows buffered at most: the row that reaches it flushes."""
+"""Maximum number of buffered rows: the row that reaches it flushes."""
 
 BUFFER_BYTES: Final = 1 << 20
-"""Bytes buffered at most, give or take one row: the row that reaches it flushes."""
+"""Maximum number of buffered bytes, plus one row: the row that reaches it flushes."""
 
 KEY_DIGITS: Final = 16
-"""Hex digits of a key's hash."""
+"""Number of hex digits of a key's hash."""
+
+HEAD_END: Final = "0}\n"
+"""End of a ``begin`` row: the digit ``incomplete``, which can be overwritten in place."""
 
 MEMBER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_log = logging.getLogger("lanes.history")
 
 _VERSION: Final = version("lanes-runtime")
 _CACHED_KEYS: Final = 32_768
 _CACHED_KEY_BYTES: Final = 256
 _CACHED_PARTITIONS: Final = 1_024
 
-# Rendering a float costs half as much as the rest of a row. Beyond 999: floats are inexact.
+# Rendering a float costs half as much as the rest of a row. The list goes beyond 999 because floats are inexact.
 THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
+class GivenUp(NamedTuple):
+    """The number of rows that one ``append`` gave up, and whether it gave up the marker before them."""
+
+    rows: int
+    marker: bool
+
+
+_NOTHING: Final = GivenUp(0, False)
+
+
+class SegmentFile:
+    """An append-only file of ASCII lines that begins with ``head``.
+
+    A line is *torn* when only a part of it is in the file. The rest is kept and written first the next time, so a
+    failed write damages no other line. The head starts as torn, and is never given up. The digit at the end of the head
+    is 1 while a line is torn, or while rows were given up without a ``dropped`` row.
+
+    Raises ``OSError`` when the file exists or cannot be created. No other method raises or waits for more than one
+    ``write(2)``.
+    """
+
+    __slots__ = ("_failing", "_fd", "_flag_at", "_size", "_torn", "path")
+
+    def __init__(self, path: Path, head: str) -> None:
+        # Only the owner may read it: the hash of a guessable key can be matched against guesses.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self.path = path
+        self._torn = head
+        self._flag_at = len(head) - len(HEAD_END)
+        self._size = 0
+        self._failing = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether no line is torn."""
+        return not self._torn
+
+    def append(self, rows: Sequence[str], marker: str = "") -> GivenUp:
+        """Write the rest of a torn line, then ``marker``, then ``rows``, by one ``write(2)``."""
+        lines = [line for line in (self._torn, marker) if line]
+        before_rows = len(lines)
+        lines += rows
+        data = "".join(lines).encode("ascii")
+        error: OSError | None = None
+        try:
+            count = os.write(self._fd, data)
+        except OSError as failure:
+            count, error = 0, failure
+        self._size += count
+        if count == len(data):
+            self._torn = ""
+            if self._failing:
+                self._failing = False
+                self._flag("0")
+                _log.warning("history %s: writing works again; a row counts the dropped rows", self.path)
+            return _NOTHING
+        first_lost = self._tear(lines, count)
+        if not self._failing:
+            self._failing = True
+            reason = "short write" if error is None else error.strerror
+            _log.warning(
+                "history %s: writing failed (%s); the run goes on, and rows are dropped and counted until the disk "
+                "takes them again",
+                self.path,
+                reason,
+            )
+        self._flag("1")
+        return GivenUp(len(lines) - max(first_lost, before_rows), bool(marker) and first_lost < before_rows)
+
+    def close(self) -> None:
+        """Close the file. A torn line stays torn. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            os.close(fd)
+        except OSError as error:
+            _log.warning("history %s: closing failed (%s); the last rows may be missing", self.path, error.strerror)
+
+    def _tear(self, lines: list[str], count: int) -> int:
+        """Keep the rest of the line at byte ``count`` if its beginning is in the file; return the first lost line."""
+        cut, end = 0, len(lines[0])
+        while end <= count:
+            cut += 1
+            end += len(lines[cut])
+        taken = count - (end - len(lines[cut]))
+        # A line that was torn before stays torn, even when no byte of its rest was written now.
+        if taken or (cut == 0 and self._torn):
+            self._torn = lines[cut][taken:]
+            return cut + 1
+        self._torn = ""
+        return cut
+
+    def _flag(self, digit: str) -> None:
+        if self._size <= self._flag_at:
+            # The digit is not in the file yet, but in the rest of the head.
+            self._torn = self._torn[: -len(HEAD_END)] + digit + HEAD_END[1:]
+            return
+        try:
+            # Linux appends even a pwrite while O_APPEND is set. No other code uses this descriptor meanwhile.
+            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            try:
+                os.pwrite(self._fd, digit.encode(), self._flag_at)
+            finally:
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
+        except OSError as error:
+            _log.warning(
+                "history %s: cannot be marked as incomplete (%s); `lanes check` may not notice the missing rows",
+                self.path,
+                error.strerror,
+            )
+
+
 class RowWriter:
-    """Writes one segment; ``lanes.history.recorder.Recorder`` says which rows."""
+    """Numbers, buffers and writes the rows of one segment; ``lanes.history.recorder.Recorder`` makes them."""
 
     group_commit: ClassVar[bool] = True
-    """Whether a handler has to wait until ``written`` has reached the number of its row."""
+    """Whether a handler has to wait until ``written`` reaches the number of its row."""
 
     __slots__ = (
         "_after",
@@ -93,7 +217,7 @@ class RowWriter:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"history directory {str(self._directory)!r}: {error.strerror}; choose one that can be made"
+                f"history directory {str(self._directory)!r}: {error.strerror}; choose one that can be created"
             ) from error
         self.member = member
         self.path: Path | None = None
@@ -108,7 +232,7 @@ class RowWriter:
         self._before = self._after = ""
         self._step_from = self._step_until = 0.0
         self._latest = 0.0
-        # By partition: its assignment, how its rows begin, and the deadline that a row has told.
+        # By partition: the assignment, the beginning of its rows, and the deadline in the last ``leased`` row.
         self._origins: dict[Partition, tuple[int, str, float]] = {}
         self._hashes: dict[bytes | None, str] = {None: "null"}
         self._unreported = 0
@@ -129,12 +253,12 @@ class RowWriter:
         now: float,
         rules: Rules | None = None,
     ) -> None:
-        """Create the file and write the ``begin`` row. ``rules``: what else is to be kept, for who reads it.
+        """Create the file and write the ``begin`` row, with the ``rules`` that checkers need.
 
-        Raises ``ConfigError`` when the file cannot be created, or when called twice.
+        Raises ``ConfigError`` when the file cannot be created, or at a second call.
         """
         if self.path is not None:
-            raise ConfigError(f"the history of {self.member} was opened before: use one History per run")
+            raise ConfigError(f"the history of {self.member} was opened before; use one History per run")
         pid, boot = self._process()
         path = self._directory / f"{self.member}-{pid}-{time.time_ns()}.jsonl"
         begin = (
@@ -158,11 +282,11 @@ class RowWriter:
         self.flush()
 
     def wrap(self, wrapper: Callable[[SegmentFile, str], SegmentFile]) -> None:
-        """Let ``open`` make of the file, and of its head, the file to be used. To be called before ``open``."""
+        """Let ``open`` pass the file and its head through ``wrapper``, and use the result. Call it before ``open``."""
         self._wrapper = wrapper
 
     def close(self, reason: str, now: float) -> None:
-        """Write the ``end`` row (``reason``: drained, stopped or failed) and close the file. Idempotent."""
+        """Write the ``end`` row with ``reason`` (drained, stopped or failed), and close the file. Idempotent."""
         if self._file is None:
             return
         self._row("end", f',"reason":"{reason}"', now)
@@ -170,18 +294,18 @@ class RowWriter:
         self._file.close()
         self._file = None
 
-    # What a simulation has its own of
+    # A simulation overrides these
 
     def _process(self) -> tuple[int, str]:
-        """The number of this process, and what identifies this start of the machine, within which ``mono`` counts."""
+        """Return the process id, and the id of the machine's start, within which ``mono`` can be compared."""
         return os.getpid(), _boot()
 
     def _wall(self) -> float:
-        """Seconds since the epoch."""
+        """Return the wall-clock time in seconds since the epoch."""
         return time.time()
 
     def _segment(self, path: Path, head: str) -> SegmentFile:
-        """Where rows go. Raises ``OSError`` when it cannot be created."""
+        """Create the file. Raises ``OSError`` when it cannot."""
         return SegmentFile(path, head)
 
     # Rows
@@ -205,7 +329,7 @@ class RowWriter:
     def _append(self, row: str) -> None:
         rows = self._rows
         rows.append(row)
-        # Characters are bytes: every name went through json.dumps, which leaves ASCII only.
+        # One character is one byte, because json.dumps makes ASCII of every name.
         self._size += len(row)
         if self._size >= BUFFER_BYTES or len(rows) >= BUFFER_ROWS:
             self.flush()
@@ -216,9 +340,9 @@ class RowWriter:
         return f"{self._before}{THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]}{self._after}"
 
     def _tick(self, now: float) -> None:
-        """Render the time of a row but for its last three digits, for the rows of one millisecond.
+        """Render the time of the rows of one millisecond, without the last three digits.
 
-        Those that would round up to the next millisecond belong to it: the remainder is then 0 … 999.
+        A time that rounds up to the next millisecond belongs to that one, so the three digits are 000 … 999.
         """
         step = math.floor(now * 1e3 + 0.0005)
         self._step_from = step / 1e3
@@ -241,7 +365,7 @@ class RowWriter:
         if key is None:
             return "null"
         digits = f'"{blake3(key).hexdigest(length=KEY_DIGITS // 2)}"'
-        # Long keys are hashed every time: caching them would make the memory the producer's choice.
+        # Long keys are hashed every time, so that a producer cannot choose how much memory the cache takes.
         if len(key) <= _CACHED_KEY_BYTES:
             if len(self._hashes) >= _CACHED_KEYS:
                 self._hashes.clear()
@@ -252,8 +376,8 @@ class RowWriter:
     def flush(self) -> None:
         """Hand every buffered row to the kernel by one ``write(2)``. Never raises.
 
-        What cannot be written is given up, except a line of which a part is in the file: its rest goes first
-        the next time, then a ``dropped`` row, then new rows.
+        Rows that cannot be written are given up. The next write begins with the rest of a torn line and a ``dropped``
+        row.
         """
         rows, file = self._rows, self._file
         if file is None:
@@ -263,13 +387,13 @@ class RowWriter:
             if not lost.marker:
                 self._unreported = 0
             if lost.rows:
-                # A marker has a number of its own, missing too when rows behind it are given up with it.
+                # A marker has its own number, which is missing too when it is given up with the rows after it.
                 count = lost.rows + lost.marker
                 self.dropped += count
                 self._unreported += count
         self.written = self._n
         if self._unreported and rows:
-            # The number must lie between the rows given up and the next one, so it is taken now.
+            # The number has to lie between the rows that were given up and the next row.
             self._n += 1
             self._marker = self._n
         rows.clear()
@@ -282,17 +406,17 @@ class RowWriter:
 
 
 def member_name(member: str) -> str:
-    """The same. Raises ``ConfigError`` for what cannot name a process in rows and files."""
+    """Return the name. Raises ``ConfigError`` when it cannot name a process in rows and files."""
     if not MEMBER.fullmatch(member):
         raise ConfigError(
-            f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit, "
-            "because it names a file; choose another, or leave it out"
+            f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
+            "choose another name for rows and files, or leave it out"
         )
     return member
 
 
 def _boot() -> str:
-    """Identifies this start of this machine, within which ``mono`` can be compared; empty if unknown."""
+    """Return the id of the machine's start; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -300,5 +424,5 @@ def _boot() -> str:
 
 
 def key_hash(key: bytes | None) -> str:
-    """How rows, logs and spans name a key: 16 hex digits of its blake3, ``-`` for none."""
+    """Return the name of a key in rows, logs and spans: 16 hex digits of its blake3, ``-`` for no key."""
     return "-" if key is None else blake3(key).hexdigest(length=KEY_DIGITS // 2)

@@ -19,7 +19,7 @@ from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FIN
 from lanes.core.types import NEVER, Message, Partition
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 
 __all__ = ["Health", "Stalls", "Unsettled", "examine", "halted", "report_blocked", "report_stall"]
 

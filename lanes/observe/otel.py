@@ -29,7 +29,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lanes.clock import Clock, monotonic
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 from lanes.observe.instruments import (
     CONSUMER,
     DESTINATION,

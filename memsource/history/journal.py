@@ -192,7 +192,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
                 # The same for the same segment, whenever it is converted.
                 run = blake3(line.encode("utf-8", "surrogateescape")).hexdigest(length=16)
             if file is None:
-                file = ParquetFile(directory / f"{stem}-{run}-000001.parquet", tables.schema(run), anew=True)
+                file = ParquetFile(directory / f"{stem}-{run}-000001.parquet", tables.schema(run), overwrite=True)
             lines.append(line)
             if len(lines) >= _CONVERTED_ROWS:
                 file.add(tables.table(lines, run, checked=True))

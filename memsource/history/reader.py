@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from lanes.errors import LanesError
-from lanes.history.recorder import FORMAT
 from lanes.history.rules import Rules
+from lanes.history.writer import FORMAT
 from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_number
 
 __all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]

@@ -10,8 +10,8 @@ import re
 import sys
 from typing import Final, NamedTuple
 
-from lanes.history.recorder import KEY_DIGITS, MEMBER
 from lanes.history.rules import Rules
+from lanes.history.writer import KEY_DIGITS, MEMBER
 
 __all__ = ["EVENTS", "Fields", "Row", "RowParser", "rules_of", "whole_number"]
 

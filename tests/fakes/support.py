@@ -201,7 +201,7 @@ def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             writes.append(data.count(b'"event":"started"'))
         return write(fd, data)
 
-    monkeypatch.setattr("lanes.history.segment.os.write", counting)
+    monkeypatch.setattr("lanes.history.writer.os.write", counting)
     return writes
 
 

@@ -198,7 +198,7 @@ def test_what_the_history_lacks_the_journal_has(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr("lanes.history.segment.os.write", full)
+    monkeypatch.setattr("lanes.history.writer.os.write", full)
     for position in range(4):
         handled_now(recording, position)
         recording.flush()

@@ -16,8 +16,9 @@ from blake3 import blake3
 from lanes.config import Retry, Settings
 from lanes.core.types import Message, Partition, PartitionId, Reader
 from lanes.errors import ConfigError
-from lanes.history.recorder import BUFFER_BYTES, BUFFER_ROWS, FORMAT, Recorder
+from lanes.history.recorder import Recorder
 from lanes.history.rules import Rules
+from lanes.history.writer import BUFFER_BYTES, BUFFER_ROWS, FORMAT
 from lanes.source import SourceTraits
 from memsource import read
 from tests.memsource.checkers.rows import Fields, Rows, rows_of

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 from tests.components import KafkaServer
 from tests.kafka import letters as handlers
 from tests.kafka.letter_places import HERE, Command, KafkaPlace, Place, Said, ids, of

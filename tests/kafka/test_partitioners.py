@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 from lanes_kafka.partitioners import (
     EVERY,
     FIRST,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from lanes.errors import ConfigError, SourceError
-from lanes.history.recorder import key_hash
+from lanes.history.writer import key_hash
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
 
 __all__ = [

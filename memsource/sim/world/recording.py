@@ -8,7 +8,7 @@ from typing import Final
 
 from lanes.clock import Clock
 from lanes.history.recorder import Recorder
-from lanes.history.segment import GivenUp, SegmentFile
+from lanes.history.writer import GivenUp, SegmentFile
 
 __all__ = ["MemoryRecorder"]
 

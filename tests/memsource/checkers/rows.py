@@ -10,8 +10,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from lanes.history.recorder import FORMAT
 from lanes.history.rules import Rules
+from lanes.history.writer import FORMAT
 from memsource import (
     AtLeastOnce,
     BoundedInFlight,

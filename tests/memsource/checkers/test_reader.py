@@ -13,8 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanes.core.types import Message, Partition, PartitionId, Reader
-from lanes.history.recorder import FORMAT, Recorder
+from lanes.history.recorder import Recorder
 from lanes.history.rules import Rules
+from lanes.history.writer import FORMAT
 from memsource import HistoryError, Row, Segment, check, check_files, counts, read, read_bytes
 from memsource.history.reader import LINE_LIMIT
 from tests.memsource.checkers.rows import (
