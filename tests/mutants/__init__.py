@@ -1,8 +1,8 @@
-"""Planted faults: what the tests that prove the promises must be able to see.
+"""Planted faults: the tests that prove the promises must find each of them.
 
-A mutant is one piece of a module's source, replaced when that module is imported. The code itself is never
-patched at run time, so the mutant shows exactly what was changed. The table of
-them is in ``tests.mutants.table``; what looks for them, in ``campaigns``.
+A mutant replaces one piece of a module's source when the module is imported. The tables are in ``table`` (campaigns),
+``table_kafka`` (the adapter's tests) and ``table_demo`` (the demo's reports). ``campaigns`` looks for the first kind.
+``lease_machines`` has wrong lease machines as subclasses.
 """
 
 from __future__ import annotations
