@@ -11,9 +11,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.faults import FaultBudget, draw
-from memsource.sim.plans.plan import FAULT_KINDS, PERSONALITIES, Fault, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import FAULT_KINDS, Fault, Plan, Schedule
 from memsource.sim.plans.shrink import shrink
 from memsource.sim.plans.strategies import plans, traffics
 from memsource.sim.plans.token import encode

@@ -6,16 +6,18 @@ Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` wheneve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Literal, Protocol, get_args
 
 from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionKey
 from lanes.dead_letter import DeadLetter
 from lanes.source import Source
 from memsource.memory.topic import Record
-from memsource.sim.plans.plan import PersonalityName
 
-__all__ = ["Personality"]
+__all__ = ["PERSONALITIES", "Personality", "PersonalityName"]
+
+PersonalityName = Literal["kafka", "jetstream"]
+PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 
 
 class Personality(Protocol):

@@ -17,7 +17,7 @@ from memsource.jetstream.source import JetStreamMemberSource
 from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
-from memsource.sim.plans.plan import PersonalityName
+from memsource.personality import PersonalityName
 
 __all__ = ["JetStreamBroker"]
 

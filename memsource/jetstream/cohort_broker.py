@@ -23,7 +23,7 @@ from memsource.jetstream.link import Fate, Way
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.topic import Record
-from memsource.sim.plans.plan import PersonalityName
+from memsource.personality import PersonalityName
 
 __all__ = ["CohortBroker"]
 

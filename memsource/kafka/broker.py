@@ -35,7 +35,7 @@ from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.group import Group
 from memsource.memory.topic import Record
 from memsource.memory.watchers import Watched
-from memsource.sim.plans.plan import PersonalityName
+from memsource.personality import PersonalityName
 
 __all__ = ["Commit", "KafkaBroker", "KafkaSettings"]
 

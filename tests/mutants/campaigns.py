@@ -16,7 +16,7 @@ from typing import Final
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from memsource.sim.plans.plan import PersonalityName
+from memsource.personality import PersonalityName
 from tests.cohort.slices import campaign as cohort_campaign
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine

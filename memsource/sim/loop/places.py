@@ -14,7 +14,6 @@ from typing import Any, Final
 import anyio
 
 import lanes
-import memsource
 from memsource.sim.loop.tasks import SimTask
 
 __all__ = ["handlers", "place_of_frame", "place_of_task", "title", "waits"]
@@ -24,7 +23,7 @@ _MACHINERY: Final = tuple(
     for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)
 )
 """Folders that a user's own line is looked for outside of."""
-_LIBRARY: Final = tuple(str(Path(of).parent) + os.sep for of in (lanes.__file__, memsource.__file__))
+_LIBRARY: Final = tuple(str(folder) + os.sep for folder in (Path(lanes.__file__).parent, Path(__file__).parents[2]))
 _STEP: Final = "_run_once"
 """The method of a loop that takes all steps."""
 _PACKAGES: Final = ("site-packages", "dist-packages")

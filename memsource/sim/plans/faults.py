@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, FaultKind, PersonalityName
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, FaultKind
 
 __all__ = ["AMOUNTS", "FAULTS_MAX", "FaultBudget", "crash_sweep", "draw", "faults"]
 

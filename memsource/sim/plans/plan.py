@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal, get_args
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 
 __all__ = [
@@ -18,15 +19,12 @@ __all__ = [
     "FAULT_KINDS",
     "IMPOSSIBLE_FAULTS",
     "NUMBERS_END",
-    "PERSONALITIES",
     "Fault",
     "FaultKind",
-    "PersonalityName",
     "Plan",
     "Schedule",
 ]
 
-PersonalityName = Literal["kafka", "jetstream"]
 FaultKind = Literal[
     "crash",  # a worker is gone without a word, and a new one comes `amount` seconds later
     "freeze",  # a worker does not run for `amount` seconds, as under SIGSTOP
@@ -41,7 +39,6 @@ FaultKind = Literal[
     "restart",  # the broker's only server is killed and back at once: what it has not written down yet it forgets
 ]
 
-PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 
 IMPOSSIBLE_FAULTS: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.plans.faults import AMOUNTS, FaultBudget
-from memsource.sim.plans.plan import NUMBERS_END, PERSONALITIES, Fault, FaultKind, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import NUMBERS_END, Fault, FaultKind, Plan, Schedule
 from memsource.sim.plans.traffic import Traffic
 
 try:

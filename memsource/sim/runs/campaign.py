@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memsource.history.rows import EVENTS
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, Nondeterministic, Overtime
 from memsource.sim.loop.choosers import Chooser, Fifo, Sparse, mixed
 from memsource.sim.plans.faults import FaultBudget, draw
-from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, PERSONALITIES, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, Plan, Schedule
 from memsource.sim.plans.shrink import ATTEMPTS, shrink
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.run import Conditions, Run, collect_garbage, run_plan

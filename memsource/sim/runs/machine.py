@@ -16,12 +16,13 @@ import anyio
 import anyio.lowlevel
 
 from lanes.handlers import Handler
+from memsource.personality import PersonalityName
 from memsource.sim.errors import SimulationFailed
 from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
 from memsource.sim.loop.watch import watching
 from memsource.sim.plans.faults import AMOUNTS
-from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, FaultKind, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, FaultKind, Plan, Schedule
 from memsource.sim.runs.run import Conditions, broker_of, judged
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World

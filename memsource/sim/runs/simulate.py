@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, cast, overload
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, SimulationFailed
 from memsource.sim.plans.faults import FaultBudget
-from memsource.sim.plans.plan import PERSONALITIES, PersonalityName, Plan
+from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.token import decode
 from memsource.sim.runs.campaign import Campaign, Failure, Report
 from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, Test

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Literal, Protocol
 
 import anyio
 
@@ -20,15 +20,16 @@ from lanes.errors import SourceError
 from lanes.handlers import Decode, Handler, is_async
 from lanes.history.recorder import history_of
 from lanes.source import Source, SourceEvent, SourceTraits
+from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.loop.tasks import GROUP
+from memsource.sim.plans.plan import Fault, FaultKind
+from memsource.sim.world.injection import Injection
 from memsource.sim.world.outcomes import is_finding, notable
+from memsource.sim.world.progress import Progress
 from memsource.sim.world.recording import MemoryRecorder
 
-if TYPE_CHECKING:
-    from memsource.sim.world.world import World
-
-__all__ = ["App", "Worker", "checked_app"]
+__all__ = ["App", "Worker", "WorkerHost", "checked_app"]
 
 _BLOCKING: Final = ("block", "block_and_dlq")
 
@@ -60,11 +61,45 @@ def checked_app(app: object, what: str) -> App:
     return App(handler=app)
 
 
+class WorkerHost(Protocol):
+    """The part of a ``World`` that its workers use."""
+
+    broker: Personality
+    threads: Literal["refuse", "inline"]
+    injection: Injection
+    progress: Progress
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the world began."""
+
+    def clock(self) -> float:
+        """The clock of all consumers."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch, on the wall clock."""
+
+    def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
+        """Note a finding."""
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the run at once with an error that is no finding."""
+
+    def boundary(self, worker: Worker) -> None:
+        """A worker reaches a boundary to the broker: perform the faults that the plan has there."""
+
+    def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
+        """Take the armed fault of this kind, if there is one."""
+
+    def happens(self, fault: Fault, whom: str) -> None:
+        """Note that a fault strikes now."""
+
+
 class Worker:
     """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts.
     ``blocks``: its poison policy may block a lane. ``make`` makes the app of the process that comes after it."""
 
-    def __init__(self, world: World, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
+    def __init__(self, world: WorkerHost, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
         self.world = world
         self.name = name
         self.app = app

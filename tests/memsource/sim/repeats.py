@@ -12,9 +12,10 @@ import sys
 import anyio
 
 from lanes import Message, Retry, Settings
+from memsource.personality import PERSONALITIES
 from memsource.sim.loop.choosers import mixed
 from memsource.sim.plans.faults import draw, faults
-from memsource.sim.plans.plan import PERSONALITIES, Plan
+from memsource.sim.plans.plan import Plan
 from memsource.sim.runs.run import Conditions, run_plan
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World

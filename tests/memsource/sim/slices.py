@@ -12,9 +12,9 @@ from multiprocessing import get_context
 from typing import Final, Literal
 
 from memsource.checkers import CHECKERS, NoDuplicateCleanly
-from memsource.personality import Personality
+from memsource.personality import PERSONALITIES, Personality, PersonalityName
 from memsource.sim.plans.faults import crash_sweep, faults
-from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, PersonalityName, Plan
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Plan
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import RECHECKED, Campaign
 from memsource.sim.runs.run import Conditions, Run, collect_garbage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsource.sim.plans.plan import PERSONALITIES
+from memsource.personality import PERSONALITIES
 from tests.memsource.sim.slices import RUNS_A_SEED, tally
 from tests.mutants.campaigns import RUNS as HUNTED_RUNS
 from tests.mutants.campaigns import RUNS_A_SEED as HUNTED_RUNS_A_SEED

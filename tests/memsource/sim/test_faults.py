@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.faults import AMOUNTS, FAULTS_MAX, FaultBudget, crash_sweep, draw, faults
-from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, Plan
 
 BUDGETS = st.builds(faults, **{kind: st.integers(0, 3) for kind in FAULT_KINDS})
 

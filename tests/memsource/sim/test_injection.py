@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 from lanes import Message, Retry, Settings
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.loop.waiting import until
 from memsource.sim.plans.faults import faults
-from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.injection import Injection

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from lanes import Message, Settings
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import Livelock, Refused, SimulationFailed
-from memsource.sim.plans.plan import PERSONALITIES, PersonalityName
 from memsource.sim.runs import machine as module
 from memsource.sim.runs.machine import SimulationMachine
 from memsource.sim.world.worker import App

@@ -12,8 +12,8 @@ from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Revoking, Source, SourceEvent
 from memsource.jetstream.broker import JetStreamBroker
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
-from memsource.personality import Personality
-from memsource.sim.plans.plan import PERSONALITIES, Fault, FaultKind, PersonalityName, Plan
+from memsource.personality import PERSONALITIES, Personality, PersonalityName
+from memsource.sim.plans.plan import Fault, FaultKind, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.world import World
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lanes import Message, Retry, Settings
 from memsource.history.reader import Segment
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.plans.faults import faults
-from memsource.sim.plans.plan import PERSONALITIES, Fault, PersonalityName, Plan, Schedule
+from memsource.sim.plans.plan import Fault, Plan, Schedule
 from memsource.sim.runs.grid import GridRow, draw
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.runs.view import LINES, render, render_history

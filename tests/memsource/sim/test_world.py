@@ -11,9 +11,10 @@ import anyio
 import pytest
 
 from lanes import Message, Retry, Settings
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.loop.choosers import RandomWalk
-from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, PERSONALITIES, Fault, PersonalityName, Plan
+from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.injection import InjectedFailure
 from memsource.sim.world.worker import App
