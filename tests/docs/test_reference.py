@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
 
 import lanes
 from lanes import process
+from tests.docs.test_docs import PAGES, name_of
 from tests.site.commands import PLACE, with_commands
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
+TELEMETRY: Final = set(re.findall(r"`(lanes\.[\w.]+)`", (REFERENCE / "telemetry.md").read_text()))
+"""Names of metrics and attributes; ``tests/observe`` compares that page with what is exported."""
+FORMATS: Final = {"lanes.journal", "lanes.run", "lanes.kafka", "lanes.jetstream", "lanes.history", "lanes.oldest"}
+"""Metadata of a journal, loggers, and the beginning of several metrics."""
 
 
 def rows(page: str) -> list[list[str]]:
@@ -66,3 +74,33 @@ def test_the_commands_are_shown_in_tables() -> None:
     assert "| `--limit <int range>` | `100; x>=1` |" in shown
     names = re.findall(r"^\| `([^`]+)` \|", shown.partition("### lanes\n")[2], re.MULTILINE)
     assert [name for name in names if not re.match(r"(-{1,2}\w|[A-Z]{2,}|[a-z-]+$)", name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_public_name_on_a_page_is_there(page: Path) -> None:
+    text = re.sub(r"^( *`{3,}).*?^\1$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`((?:lanes|memsource)(?:_\w+)?(?:\.\w+)+)\b", text))
+    unknown = [name for name in sorted(named - TELEMETRY - FORMATS) if not name.endswith((".py", ".md"))]
+    assert [name for name in unknown if not is_there(name)] == []
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or leads from one to an attribute."""
+    module, _, rest = name.partition(".")
+    found: object = importlib.import_module(module)
+    path = module
+    for part in rest.split("."):
+        path = f"{path}.{part}"
+        if not hasattr(found, part) and isinstance(found, ModuleType):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(path)
+        if not hasattr(found, part):
+            return part in getattr(found, "__annotations__", {})
+        found = getattr(found, part)
+    return True
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    assert is_there("lanes.Settings.timeout")
+    assert is_there("memsource.contract.leases")
+    assert not is_there("lanes_kafka.read_leter")
