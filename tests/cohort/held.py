@@ -100,7 +100,7 @@ class Held(Generic[T]):
         self.stub = StubMembership(first, retention, settings)
         self.clock = clock
         self.wakes = 0
-        self.holdings = OwnedPartitions(
+        self.partitions = OwnedPartitions(
             "S",
             RecordReader(),
             "now",
@@ -128,7 +128,7 @@ class Held(Generic[T]):
 
     def names(self) -> list[str]:
         """What is to be told now."""
-        return [type(event).__name__ for event in self.holdings.next_events()]
+        return [type(event).__name__ for event in self.partitions.next_events()]
 
     def told(self) -> list[tuple[str, int]]:
         """What the membership was told."""

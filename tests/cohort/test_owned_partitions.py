@@ -35,7 +35,7 @@ def owning(number: int = 3, **about: object) -> tuple[Held[StubTenancy], StubTen
     of = held(**about)
     of.tell((number, taken_over(7)))
     assert of.names() == ["Generation", "Assigned"]
-    return of, of.holdings.by_number[number]
+    return of, of.partitions.by_number[number]
 
 
 def settlement(tenancy: StubTenancy, *positions: int) -> Settlement:
@@ -48,7 +48,7 @@ async def nothing() -> None:
 
 
 async def release(of: Held[StubTenancy], partition: Partition) -> None:
-    await of.holdings.release(partition, nothing)
+    await of.partitions.release(partition, nothing)
 
 
 # --- events
@@ -56,13 +56,13 @@ async def release(of: Held[StubTenancy], partition: Partition) -> None:
 
 async def test_a_partition_from_its_assignment_to_its_release() -> None:
     of = held()
-    assert of.holdings.next_events() == [Generation(1, standby=False)]
+    assert of.partitions.next_events() == [Generation(1, standby=False)]
     of.tell((3, taken_over(7)))
-    (assigned,) = of.holdings.next_events()
+    (assigned,) = of.partitions.next_events()
     assert isinstance(assigned, Assigned)
     partition = assigned.partition
     assert (partition.id, partition.epoch, partition.incarnation) == (PartitionId("S", 3), 7, "now")
-    tenancy = of.holdings.of(partition)
+    tenancy = of.partitions.of(partition)
     assert tenancy is not None
     assert (tenancy.announced, tenancy.durable) == (True, (7, 0))
     assert tenancy.follows(1)
@@ -70,7 +70,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
     assert of.names() == []
     assert (tenancy.durable, tenancy.expected, tenancy.rests) == ((7, 1), 1, 2), "once for each durable"
     of.tell((3, LeaseRevoked()))
-    assert of.holdings.next_events() == [Revoking(partition, 7.0)]
+    assert of.partitions.next_events() == [Revoking(partition, 7.0)]
     assert tenancy.durable is None
     tenancy.ledger.delivered(5)
     async with anyio.create_task_group() as tasks:
@@ -82,10 +82,10 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
         assert of.names() == []
         wakes = of.wakes
     assert of.wakes > wakes, "now there is something to tell"
-    (assigned,) = of.holdings.next_events()
+    (assigned,) = of.partitions.next_events()
     assert isinstance(assigned, Assigned)
     assert assigned.partition.epoch == 8
-    assert of.holdings.of(partition) is None
+    assert of.partitions.of(partition) is None
 
 
 @pytest.mark.parametrize("overdue", ["keep", "force"])
@@ -93,7 +93,7 @@ async def test_what_moves_is_cancelled_only_where_that_is_asked_for(overdue: str
     settings = CohortSettings(drain_within=5.0, overdue=overdue)  # type: ignore[arg-type]
     of, tenancy = owning(settings=settings)
     of.tell((3, LeaseRevoked()))
-    assert of.holdings.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
+    assert of.partitions.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
 
 
 async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None:
@@ -101,12 +101,12 @@ async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None
     wakes = of.wakes
     of.tell((3, LeaseLost("why")))
     assert (tenancy.durable, of.wakes) == (None, wakes + 1)
-    of.holdings.step()
+    of.partitions.step()
     assert of.told() == [], "nobody has heard of it"
-    assert of.holdings.next_events() == [Lost(tenancy.partition, "why")]
+    assert of.partitions.next_events() == [Lost(tenancy.partition, "why")]
     assert of.told() == [], "nobody has made anything of it"
     for _ in range(2):
-        of.holdings.step()
+        of.partitions.step()
     assert of.told() == [("ended", 3)]
     assert tenancy.over.is_set()
 
@@ -115,30 +115,30 @@ async def test_a_deadline_is_only_raised_and_never_once_it_has_passed() -> None:
     of = held()
     of.tell((1, taken_over(7)), deadline=60)
     of.tell((2, taken_over(7)), deadline=-0.001)
-    before = {number: tenancy.partition.deadline for number, tenancy in of.holdings.by_number.items()}
+    before = {number: tenancy.partition.deadline for number, tenancy in of.partitions.by_number.items()}
     of.stub.deadlines = {number: of.clock() + 90 for number in (1, 2)}
     of.tell()
-    raised = {number: tenancy.partition.deadline for number, tenancy in of.holdings.by_number.items()}
+    raised = {number: tenancy.partition.deadline for number, tenancy in of.partitions.by_number.items()}
     assert raised[1] == of.stub.deadlines[1] > before[1]
     assert raised[2] == before[2]
     of.stub.deadlines[1] = -math.inf
     of.tell()
-    assert of.holdings.by_number[1].partition.deadline == raised[1]
+    assert of.partitions.by_number[1].partition.deadline == raised[1]
 
 
 async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the_next_step() -> None:
     of = held(clock=Moving())
     numbers = range(400)
     of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
-    of.holdings.next_events()
+    of.partitions.next_events()
     for number in numbers:
-        of.holdings.by_number[number].partition.deadline = of.clock()
+        of.partitions.by_number[number].partition.deadline = of.clock()
     of.tell()
     assert of.told() == [], "the membership hears of nothing while it tells something"
-    of.holdings.step()
+    of.partitions.step()
     assert of.stub.told == [("gone", number, "the lease was believed to have run out") for number in numbers]
     assert of.names() == ["Lost"] * len(numbers)
-    assert list(of.holdings.by_number) == [400]
+    assert list(of.partitions.by_number) == [400]
 
 
 async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
@@ -147,9 +147,9 @@ async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
     tenancy.partition.deadline = of.clock()
     gone, of.stub.gone = of.stub.gone, lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     with pytest.raises(ZeroDivisionError):
-        of.holdings.step()
+        of.partitions.step()
     of.stub.gone = gone  # type: ignore[method-assign]
-    of.holdings.step()
+    of.partitions.step()
     assert of.names() == ["Lost"]
 
 
@@ -159,7 +159,7 @@ async def test_a_new_plan_is_told_once() -> None:
     of.stub.generation, of.stub.standby = 2, True
     of.tell()
     of.tell()
-    assert of.holdings.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
+    assert of.partitions.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
 
 
 async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
@@ -167,7 +167,7 @@ async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
     of.stub.joined = anyio.Event()
     of.stub.generation = 2
     of.tell()
-    assert of.holdings.next_events() == [Generation(1, standby=False)]
+    assert of.partitions.next_events() == [Generation(1, standby=False)]
 
 
 async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_assigned() -> None:
@@ -176,16 +176,16 @@ async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_a
 
     of = Held(StubTenancy, follow)
     of.tell((3, taken_over(7)))
-    assert [str(of.holdings.failure), of.names()] == ["the stream ends sooner", ["Generation"]]
-    assert of.holdings.by_number == {}
+    assert [str(of.partitions.failure), of.names()] == ["the stream ends sooner", ["Generation"]]
+    assert of.partitions.by_number == {}
 
 
 async def test_a_cohort_that_begins_beyond_the_end_has_read_nothing() -> None:
     of = held(first=20)
     of.tell((1, taken_over(7, done=Done(19, ()))))
-    assert of.holdings.highest == 0
+    assert of.partitions.highest == 0
     of.tell((2, taken_over(7, done=Done(7, ()))))
-    assert of.holdings.highest == 7
+    assert of.partitions.highest == 7
 
 
 # --- deliveries, and what is done
@@ -195,7 +195,7 @@ async def test_a_delivery_that_is_missing_and_what_comes_behind_it() -> None:
     of, tenancy = owning()
     assert [tenancy.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
     tenancy.ledger.delivered(9)
-    of.holdings.take_over(tenancy)
+    of.partitions.take_over(tenancy)
     assert (of.told(), of.stub.dones, tenancy.durable) == ([("takeover", 3)], [Done(9, (9,))], None)
     of.tell((3, taken_over(7, 1, again=True)))
     assert [tenancy.follows(delivery) for delivery in (1, 2)] == [True, True]
@@ -207,16 +207,16 @@ async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
     of, tenancy = owning(clock=clock)
     tenancy.ledger.delivered(5)
     tenancy.ledger.delivered(6)
-    assert of.holdings.settled(settlement(tenancy, 5)) is tenancy
+    assert of.partitions.settled(settlement(tenancy, 5)) is tenancy
     clock.now = tenancy.partition.deadline
-    assert of.holdings.settled(settlement(tenancy, 6)) is None
-    assert of.holdings.leased(tenancy.partition) is None
-    assert of.holdings.of(tenancy.partition) is tenancy
+    assert of.partitions.settled(settlement(tenancy, 6)) is None
+    assert of.partitions.leased(tenancy.partition) is None
+    assert of.partitions.of(tenancy.partition) is tenancy
     assert tenancy.ledger.snapshot() == Done(6, (6,))
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
-    assert of.holdings.settled(settlement(tenancy, 6)) is None
-    again = of.holdings.by_number[3]
-    assert of.holdings.leased(again.partition) is again
+    assert of.partitions.settled(settlement(tenancy, 6)) is None
+    again = of.partitions.by_number[3]
+    assert of.partitions.leased(again.partition) is again
 
 
 @pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
@@ -224,13 +224,13 @@ async def test_what_is_done_is_written_down_once_it_is_more_than_can_be_in_fligh
     retention: str, written: bool
 ) -> None:
     of, tenancy = owning(retention=retention)
-    of.holdings.in_flight = 3
+    of.partitions.in_flight = 3
     for position in range(1, 9):
         tenancy.ledger.delivered(position)
-    of.holdings.settled(settlement(tenancy, 2, 3, 4))
+    of.partitions.settled(settlement(tenancy, 2, 3, 4))
     assert of.stub.dones == []
-    of.holdings.settled(settlement(tenancy, 5))
-    of.holdings.settled(settlement(tenancy, 6, 7, 8))
+    of.partitions.settled(settlement(tenancy, 5))
+    of.partitions.settled(settlement(tenancy, 6, 7, 8))
     assert of.stub.dones == [Done(8, (1, 6, 7, 8))] * written
 
 
@@ -253,7 +253,7 @@ async def test_a_release_flushes_before_it_gives_up_and_gives_up_whatever_comes(
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        await of.holdings.release(tenancy.partition, flush)
+        await of.partitions.release(tenancy.partition, flush)
     assert of.told() == [("stop", -1), ("drained", 3)]
     of.tell((3, LeaseReleased()), (3, taken_over(8)))
     assert of.names() == ["Assigned"]
@@ -263,7 +263,7 @@ async def test_a_release_that_is_cancelled_gives_up_all_the_same() -> None:
     of, tenancy = owning()
     of.tell((3, LeaseRevoked()))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(of.holdings.release, tenancy.partition, anyio.sleep_forever)
+        tasks.start_soon(of.partitions.release, tenancy.partition, anyio.sleep_forever)
         await anyio.wait_all_tasks_blocked()
         assert of.told() == []
         tasks.cancel_scope.cancel()
@@ -283,7 +283,7 @@ async def test_a_loss_that_nobody_was_told_of_is_no_release() -> None:
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
     with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
         await release(of, partition)
-    of.holdings.next_events()
+    of.partitions.next_events()
     await release(of, partition)
     assert of.told() == []
 
@@ -301,7 +301,7 @@ async def test_a_loss_in_the_middle_of_a_release_is_none_and_is_told_behind_it()
         await anyio.wait_all_tasks_blocked()
         of.tell((3, LeaseLost("why")))
         assert of.names() == []
-    assert of.holdings.next_events() == [Lost(tenancy.partition, "why")]
+    assert of.partitions.next_events() == [Lost(tenancy.partition, "why")]
 
 
 async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
@@ -310,17 +310,17 @@ async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
     tenancy.ledger.settled(5)
     # What is outstanding of this one is of owners before: nobody has heard of it here.
     of.tell((4, taken_over(8, done=Done(9, (7,)))))
-    assert of.holdings.leave()
+    assert of.partitions.leave()
     assert of.told() == [("drained", 3), ("drained", 4)]
-    assert [tenancy.durable for tenancy in of.holdings.by_number.values()] == [None, None]
-    assert of.holdings.leave()
+    assert [tenancy.durable for tenancy in of.partitions.by_number.values()] == [None, None]
+    assert of.partitions.leave()
     assert len(of.told()) == 2
 
 
 async def test_a_member_that_leaves_with_something_unfinished_leaves_nothing_in_order() -> None:
     of, tenancy = owning()
     tenancy.ledger.delivered(5)
-    assert not of.holdings.leave()
+    assert not of.partitions.leave()
     assert of.told() == []
 
 
@@ -328,13 +328,13 @@ async def test_losses_that_nobody_reads_do_not_keep_a_member_from_leaving() -> N
     """One was told and not taken up, one never told, one is found by leaving, and one comes of giving up."""
     of = held()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
-    of.holdings.next_events()
+    of.partitions.next_events()
     of.tell((1, LeaseLost("why")))
-    of.holdings.next_events()
+    of.partitions.next_events()
     of.tell((2, LeaseLost("why")))
-    of.holdings.by_number[3].partition.deadline = of.clock()
+    of.partitions.by_number[3].partition.deadline = of.clock()
     of.stub.drained = of.stub.gone  # type: ignore[assignment,method-assign]
-    assert of.holdings.leave()
+    assert of.partitions.leave()
     ended = [("ended", number) for number in (1, 2, 3, 4)]
     assert of.told() == [("gone", 3), *ended[:3], ("gone", 4), ended[3]]
     assert of.names() == []

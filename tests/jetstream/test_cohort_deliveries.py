@@ -17,10 +17,10 @@ from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes_jetstream import Cohort, subject_token
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
+from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls
 from lanes_jetstream.cohort.source import CohortSource
-from lanes_jetstream.cohort.tenancy import PulledTenancy
 from lanes_jetstream.wire.connection import ApiError, Connection
 from lanes_jetstream.wire.messages import READER
 from tests.cohort.held import Held as StubHeld
@@ -30,13 +30,13 @@ from tests.jetstream.stub_pulls import Side
 pytestmark = pytest.mark.anyio
 
 
-def tenancy(pulls: ConsumerPulls, done: Done = Done(0, ())) -> PulledTenancy:  # noqa: B008
-    made = PulledTenancy(3, Partition(PartitionId("S", 3), READER, "now"), done)
+def owned(pulls: ConsumerPulls, done: Done = Done(0, ())) -> PulledPartition:  # noqa: B008
+    made = PulledPartition(3, Partition(PartitionId("S", 3), READER, "now"), done)
     made.follow(pulls)
     return made
 
 
-def positions(found: PulledTenancy, **arguments: Any) -> list[int]:
+def positions(found: PulledPartition, **arguments: Any) -> list[int]:
     delivered = found.take(arguments.get("key"), arguments.get("watch"))
     return [] if delivered is None else [message.position for message in delivered.run]
 
@@ -46,7 +46,7 @@ def positions(found: PulledTenancy, **arguments: Any) -> list[int]:
 
 async def test_what_comes_is_taken_in_order() -> None:
     side = Side()
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     for delivery, sequence in enumerate((4, 9, 11), start=1):
         await side.deliver("c", sequence, delivery)
     assert side.inbox.wake.is_set()
@@ -60,7 +60,7 @@ async def test_what_comes_is_taken_in_order() -> None:
 
 async def test_everything_behind_a_missing_delivery_is_dropped() -> None:
     side = Side()
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     await side.deliver("c", 4, 1)
     await side.deliver("c", 9, 3)
     await side.deliver("c", 11, 4)
@@ -73,7 +73,7 @@ async def test_a_last_delivery_that_never_came_is_missed() -> None:
     """Nothing follows that would show it: the server says how far it is while it is idle."""
     side = Side()
     (pulls,) = side.pulls
-    of = tenancy(pulls)
+    of = owned(pulls)
     await side.deliver("c", 4, 1)
     await side.say(pulls, Status="100", Description="Idle Heartbeat", Nats_Last_Consumer="1")
     assert positions(of) == [4]
@@ -86,7 +86,7 @@ async def test_a_last_delivery_that_never_came_is_missed() -> None:
 async def test_what_is_done_is_acknowledged_again_and_what_is_outstanding_comes_in() -> None:
     """By the ledger of earlier owners; and of this one, when the next consumer brings it again."""
     side = Side(["c", "d"])
-    of = tenancy(side.pulls[0], Done(9, (7,)))
+    of = owned(side.pulls[0], Done(9, (7,)))
     for delivery, sequence in enumerate((5, 7, 9, 10), start=1):
         await side.deliver("c", sequence, delivery)
     delivered = of.take(None, None)
@@ -107,7 +107,7 @@ async def test_what_is_done_is_acknowledged_again_and_what_is_outstanding_comes_
 
 async def test_another_consumer_says_anew_what_is_left() -> None:
     side = Side(["c", "d"])
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     await side.deliver("c", 4, 1)
     await side.deliver("c", 5, 2)
     assert positions(of) == [4, 5]
@@ -121,7 +121,7 @@ async def test_another_consumer_says_anew_what_is_left() -> None:
 
 async def test_a_key_that_cannot_be_read_is_a_broken_message() -> None:
     side = Side()
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     await side.deliver("c", 4, 1)
     delivered = of.take(subject_token(7), None)
     assert delivered is not None
@@ -131,7 +131,7 @@ async def test_a_key_that_cannot_be_read_is_a_broken_message() -> None:
 async def test_a_key_that_was_seen_elsewhere_stops() -> None:
     side, watch = Side(), KeyWatch()
     watch.see(b"k", 4)
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     await side.deliver("c", 4, 1)
     with pytest.raises(lanes.SourceError, match=r"3 and 4|4 and 3"):
         of.take(subject_token(1), watch)
@@ -139,7 +139,7 @@ async def test_a_key_that_was_seen_elsewhere_stops() -> None:
 
 async def test_both_forms_of_the_reply_and_none_of_others() -> None:
     side = Side()
-    of = tenancy(side.pulls[0])
+    of = owned(side.pulls[0])
     await side.deliver("c", 4, 1)
     await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.5.2.1700000000.7")
     await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.6.3.1700000000.6.random")
@@ -177,7 +177,7 @@ async def test_statuses_of_a_consumer() -> None:
 # --- events
 
 
-class Held(StubHeld[PulledTenancy]):
+class Held(StubHeld[PulledPartition]):
     """What a source holds whose membership says what the test wants. ``last``: where the stream ends."""
 
     def __init__(self, *, last: int = 1_000, first: int = 0, clock: Clock = monotonic) -> None:
@@ -193,25 +193,25 @@ class Held(StubHeld[PulledTenancy]):
         consumers._last = last
         consumers.name = "c-p{}-e{}-{}".format  # type: ignore[method-assign]
         self.source._consumers = consumers
-        super().__init__(PulledTenancy, self.source._follow, first=first, clock=clock)
-        self.source._holdings = self.holdings
+        super().__init__(PulledPartition, self.source._follow, first=first, clock=clock)
+        self.source._partitions = self.partitions
 
     def wake(self) -> None:
         self.side.inbox.wake.set()
 
 
-def consumer_of(found: PulledTenancy) -> str | None:
+def consumer_of(found: PulledPartition) -> str | None:
     return None if found.pulls is None else found.pulls.consumer
 
 
 def failed(held: Held) -> bool:
-    return held.holdings.failure is not None
+    return held.partitions.failure is not None
 
 
 async def test_the_pulls_of_a_partition_are_those_of_its_last_consumer() -> None:
     held = Held()
     held.tell((3, taken_over(7)))
-    of = held.holdings.by_number[3]
+    of = held.partitions.by_number[3]
     assert consumer_of(of) == "c-p3-e7-0"
     held.tell((3, taken_over(7, 1, again=True)))
     assert consumer_of(of) == "c-p3-e7-1"
@@ -241,14 +241,14 @@ async def test_a_ledger_beyond_the_end_of_the_stream() -> None:
     held = Held(last=10, first=20)
     held.tell((1, taken_over(7, done=Done(19, ()))))
     assert not failed(held)
-    assert held.holdings.highest == 0
+    assert held.partitions.highest == 0
 
 
 async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     """Neither acknowledged nor kept alive: once it is lost, and once its deadline has passed."""
     held = Held()
     held.tell((1, taken_over(7)), (2, taken_over(7)), (3, taken_over(7)))
-    partitions = {number: of.partition for number, of in held.holdings.by_number.items()}
+    partitions = {number: of.partition for number, of in held.partitions.by_number.items()}
     held.tell((1, LeaseLost("why")))
     partitions[2].deadline = monotonic() - 0.001
     sent: list[str] = []
@@ -269,12 +269,12 @@ async def test_nothing_is_sent_of_what_is_owned_no_more() -> None:
     client.is_draining, client.stats = False, {"out_msgs": 0, "out_bytes": 0, "reconnects": 0}
     source = held.source
     messages = [Message(partitions[number], 5, None, 1, None, f"ack.{number}") for number in (1, 2, 3)]
-    held.holdings.by_number[3].ledger.delivered(5)
+    held.partitions.by_number[3].ledger.delivered(5)
     await source.extend(messages)
     assert sent == ["ack.3"]
     await source.settle([Settlement(message.partition, [message]) for message in messages])
     assert sent == ["ack.3", "ack.3"]
-    assert 5 not in held.holdings.by_number[3].ledger.snapshot().outstanding
+    assert 5 not in held.partitions.by_number[3].ledger.snapshot().outstanding
     # Nobody answers for the consumer before; of the one that is pulled it says that it is there.
     assert confirmed == []
     messages[2].token = "$JS.ACK.S.c-p3-e7-0.1.5.1.1.1"

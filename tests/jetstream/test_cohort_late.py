@@ -25,7 +25,7 @@ async def test_what_came_again_is_acknowledged_within_the_deadline_of_its_own(mo
     held = Held(clock=lambda: now[0])
     for number, deadline in enumerate((1.0, 2.0, 5.0)):
         held.tell((number, taken_over(7)), deadline=deadline)
-        held.holdings.by_number[number].again = [f"reply {number}"]
+        held.partitions.by_number[number].again = [f"reply {number}"]
     await held.source._acknowledge_again()
     assert sent == ["reply 0", "reply 2"]
-    assert held.holdings.by_number[1].again == ["reply 1"]
+    assert held.partitions.by_number[1].again == ["reply 1"]

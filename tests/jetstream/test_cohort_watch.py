@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 import lanes
 from lanes_jetstream.cohort import watch as cohort_watch
-from lanes_jetstream.cohort.tenancy import Backlog
+from lanes_jetstream.cohort.owned_partition import Backlog
 from lanes_jetstream.cohort.watch import CohortWatch
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange
@@ -152,8 +152,8 @@ class Looked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, out_of_range: OutOfRange = "fail") -> None:
         self.held = Held()
         self.held.tell((3, taken_over(7)))
-        self.held.holdings.next_events()
-        self.tenancy = self.held.holdings.by_number[3]
+        self.held.partitions.next_events()
+        self.owned = self.held.partitions.by_number[3]
         self.asked: list[str] = []
         self.info: dict[str, Any] = {"delivered": {"consumer_seq": 2}, "num_pending": 9}
         self.wrong: dict[str, Exception] = {}
@@ -163,7 +163,7 @@ class Looked:
             Connection(Client()),
             "S",
             "test",
-            holdings=self.held.holdings,
+            partitions=self.held.partitions,
             out_of_range=out_of_range,
             wake=self.held.side.inbox.wake.set,
         )
@@ -181,7 +181,7 @@ class Looked:
 
     async def dropped(self, first: int) -> None:
         """Have it look, and then find twice that of nine that were left all are gone."""
-        self.tenancy.backlog.delivered(2, 9, 8)
+        self.owned.backlog.delivered(2, 9, 8)
         self.info = {"delivered": {"consumer_seq": 2}, "num_pending": 0}
         self.first = first
         for _ in range(3):
@@ -198,10 +198,10 @@ async def test_what_was_dropped_from_the_beginning_stops(monkeypatch: pytest.Mon
 
 async def test_what_was_dropped_is_found_while_a_request_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Looked(monkeypatch)
-    assert looked.tenancy.pulls is not None
-    looked.tenancy.backlog.delivered(2, 9, 8)
+    assert looked.owned.pulls is not None
+    looked.owned.backlog.delivered(2, 9, 8)
     # Room has come back between two looks: the server would deliver what is left, and nothing is.
-    looked.tenancy.pulls._outstanding = 1
+    looked.owned.pulls._outstanding = 1
     await looked.dropped(10)
     assert isinstance(looked.watch.failure, lanes.SourceError)
     assert len([one for one in looked.asked if one.startswith("CONSUMER.INFO")]) == 2
@@ -238,7 +238,7 @@ async def test_a_stream_that_thins_itself_out_is_not_judged(
 
 async def test_only_a_durable_that_says_nothing_by_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Looked(monkeypatch)
-    backlog, pulls = looked.tenancy.backlog, looked.tenancy.pulls
+    backlog, pulls = looked.owned.backlog, looked.owned.pulls
     assert pulls is not None
     for delivery in (1, 2, 3):
         backlog.delivered(delivery, 4 - delivery, 8)
@@ -267,7 +267,7 @@ async def test_a_look_that_is_not_answered_is_one_that_was_not_made(
     monkeypatch.setattr(cohort_watch, "CHECK_INTERVAL", 0.0)
     looked = Looked(monkeypatch)
     looked.held.side.inbox.wake.clear()
-    looked.tenancy.backlog.delivered(2, 9, 8)
+    looked.owned.backlog.delivered(2, 9, 8)
     looked.info = {"delivered": {"consumer_seq": 2}, "num_pending": 0}
     looked.first = 10
     looked.wrong = {who: error}
@@ -309,6 +309,6 @@ async def test_only_a_consumer_that_is_not_found_is_gone(
         return {}
 
     monkeypatch.setattr(looked.watch._connection, "api", api)
-    await looked.watch._resolve(looked.tenancy, "c-p3-e7")
+    await looked.watch._resolve(looked.owned, "c-p3-e7")
     assert [(what, number) for what, number, _ in looked.held.stub.told] == [(told, 3)]
     assert answers == []

@@ -25,11 +25,11 @@ from lanes.errors import SourceError
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
+from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.setup import find_cohort
-from lanes_jetstream.cohort.tenancy import PulledTenancy
 from lanes_jetstream.cohort.watch import CohortWatch
 from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import Connection, Denials
@@ -92,7 +92,7 @@ class CohortSource:
         self._membership_task: asyncio.Task[None] | None = None
         self._opened = AsyncExitStack()
         self._bucket = bucket_name(stream, cohort.namespace)
-        self._holdings: OwnedPartitions[PulledTenancy]
+        self._partitions: OwnedPartitions[PulledPartition]
         self._turns: Turns
         self._cohort_watch: CohortWatch
         self._denials: Denials
@@ -128,7 +128,7 @@ class CohortSource:
             ack_wait=self._ack_wait,
             max_ack_pending=self._max_ack_pending,
         )
-        self._holdings = OwnedPartitions(
+        self._partitions = OwnedPartitions(
             stream,
             READER,
             found.config.incarnation,
@@ -141,7 +141,7 @@ class CohortSource:
                 settings=cohort.settings,
                 start=found.start,
             ),
-            make=PulledTenancy,
+            make=PulledPartition,
             follow=self._follow,
             wake=self._inbox.wake.set,
         )
@@ -149,11 +149,11 @@ class CohortSource:
             connection,
             stream,
             self._name,
-            holdings=self._holdings,
+            partitions=self._partitions,
             out_of_range=self._out_of_range,
             wake=self._inbox.wake.set,
         )
-        membership = self._holdings.membership
+        membership = self._partitions.membership
         await self._store.watch(membership.hint)
         self._opened.push_async_callback(self._cohort_watch.stop)
         self._membership_task = asyncio.create_task(membership.run())
@@ -173,15 +173,15 @@ class CohortSource:
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for messages and for what becomes of partitions; see ``lanes.source.Source.receive``."""
-        holdings = self._holdings
-        holdings.in_flight = max(holdings.in_flight, room.messages)
+        partitions = self._partitions
+        partitions.in_flight = max(partitions.in_flight, room.messages)
         while True:
             self._raise_failure()
             self._inbox.wake.clear()
-            holdings.step()
-            for tenancy in list(holdings.by_number.values()):
-                self._check(tenancy)
-            events = holdings.next_events() or self._take_arrived(room)
+            partitions.step()
+            for owned in list(partitions.by_number.values()):
+                self._check(owned)
+            events = partitions.next_events() or self._take_arrived(room)
             if events:
                 return events
             try:
@@ -202,13 +202,13 @@ class CohortSource:
         tokens: list[str] = []
         confirmed: list[tuple[str, str]] = []
         for settlement in settlements:
-            tenancy = self._holdings.settled(settlement)
-            if tenancy is None:
+            owned = self._partitions.settled(settlement)
+            if owned is None:
                 continue
             tokens += [str(message.token) for message in settlement.messages]
-            if tenancy.pulls is not None and now >= tenancy.confirm_at and tenancy.pulls.delivered_by(tokens[-1]):
-                tenancy.confirm_at = now + _CONFIRM
-                confirmed.append((tokens.pop(), tenancy.pulls.confirmation))
+            if owned.pulls is not None and now >= owned.confirm_at and owned.pulls.delivered_by(tokens[-1]):
+                owned.confirm_at = now + _CONFIRM
+                confirmed.append((tokens.pop(), owned.pulls.confirmation))
         if not client.is_connected:
             return
         with ack_errors(self._name):
@@ -218,8 +218,8 @@ class CohortSource:
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these are still in progress. Best effort."""
-        owned = self._holdings.leased
-        tokens = [str(message.token) for message in messages if owned(message.partition) is not None]
+        leased = self._partitions.leased
+        tokens = [str(message.token) for message in messages if leased(message.partition) is not None]
         await keep_alive(self._connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
@@ -227,7 +227,7 @@ class CohortSource:
 
         Where something of it still runs, the lease is left to run out, and nobody waits for that here.
         """
-        await self._holdings.release(partition, self._flush)
+        await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort and close what was opened here. Idempotent.
@@ -241,19 +241,19 @@ class CohortSource:
 
     def lag(self, partition: Partition) -> int | None:
         """See ``lanes.source.Lagging``: what was delivered and not finished, and what was not delivered yet."""
-        tenancy = self._holdings.of(partition)
-        return None if tenancy is None else tenancy.lag
+        owned = self._partitions.of(partition)
+        return None if owned is None else owned.lag
 
     # --- membership
 
     def _highest(self) -> int:
         """What the consumers have to know before they ask the server: they are made first."""
-        return self._holdings.highest
+        return self._partitions.highest
 
-    def _follow(self, tenancy: PulledTenancy, owned: LeaseOwned) -> None:
-        self._consumers.check_end(self._holdings.read_up_to(owned.done.highest))
-        consumer = self._consumers.name(tenancy.number, owned.epoch, owned.sub)
-        tenancy.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))
+    def _follow(self, owned: PulledPartition, event: LeaseOwned) -> None:
+        self._consumers.check_end(self._partitions.read_up_to(event.done.highest))
+        consumer = self._consumers.name(owned.number, event.epoch, event.sub)
+        owned.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))
 
     async def _flush(self) -> None:
         with suppress(SourceError):
@@ -266,7 +266,7 @@ class CohortSource:
 
     async def _stop_membership(self, running: asyncio.Task[None]) -> None:
         """Leave, or be gone as after a crash."""
-        self._holdings.membership.stop()
+        self._partitions.membership.stop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVING):
@@ -280,7 +280,7 @@ class CohortSource:
         """Wait until everything is given up, unless something of it may still run."""
         while not running.done():
             self._inbox.wake.clear()
-            if not self._holdings.leave():
+            if not self._partitions.leave():
                 return
             await self._inbox.wake.wait()
 
@@ -306,7 +306,7 @@ class CohortSource:
             error = running.exception()
             if error is not None:
                 raise error
-        failure = self._holdings.failure or self._cohort_watch.failure
+        failure = self._partitions.failure or self._cohort_watch.failure
         if failure is not None:
             raise failure
         denied = self._denials.new()
@@ -321,26 +321,26 @@ class CohortSource:
 
     # --- messages
 
-    def _check(self, tenancy: PulledTenancy) -> None:
+    def _check(self, owned: PulledPartition) -> None:
         """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
-        pulls = tenancy.pulls
+        pulls = owned.pulls
         if pulls is None:
             return
         if pulls.failure is not None:
             if not pulls.deleted:
                 raise pulls.failure
-            self._holdings.lose(tenancy, f"its consumer {pulls.consumer} was deleted")
+            self._partitions.lose(owned, f"its consumer {pulls.consumer} was deleted")
             return
         broken = pulls.check()
         if broken is None or not self._connection.client.is_connected:
             return
         if broken.kind == "unanswered":
             # No leader now, or no consumer any more: the server knows.
-            tenancy.rest()
-            self._cohort_watch.resolve(tenancy, pulls.consumer)
+            owned.rest()
+            self._cohort_watch.resolve(owned, pulls.consumer)
             return
-        log.info("%s: partition %d goes on with a new consumer: %s", self._name, tenancy.number, broken)
-        self._holdings.take_over(tenancy)
+        log.info("%s: partition %d goes on with a new consumer: %s", self._name, owned.number, broken)
+        self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
         """What has arrived and is not paused.
@@ -348,9 +348,9 @@ class CohortSource:
         Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
         """
         events: list[SourceEvent] = []
-        for tenancy in self._holdings.by_number.values():
-            if tenancy.partition not in room.paused:
-                delivered = tenancy.take(self._key, self._key_watch)
+        for owned in self._partitions.by_number.values():
+            if owned.partition not in room.paused:
+                delivered = owned.take(self._key, self._key_watch)
                 if delivered is not None:
                     events.append(delivered)
         return events
@@ -358,10 +358,10 @@ class CohortSource:
     async def _acknowledge_again(self) -> None:
         """Of what is owned, as ``settle`` does."""
         client = self._connection.client
-        for tenancy in list(self._holdings.by_number.values()):
+        for owned in list(self._partitions.by_number.values()):
             # The one before may have taken its time.
-            if tenancy.again and client.is_connected and self._holdings.leased(tenancy.partition) is not None:
-                tokens, tenancy.again = tenancy.again, []
+            if owned.again and client.is_connected and self._partitions.leased(owned.partition) is not None:
+                tokens, owned.again = owned.again, []
                 await send_all(client, tokens, ACK)
 
     async def _pull(self, room: Room) -> None:
@@ -370,10 +370,10 @@ class CohortSource:
         since = now - _BUSY
         pulling: list[ConsumerPulls] = []
         busy: set[ConsumerPulls] = set()
-        for tenancy in self._holdings.by_number.values():
-            if tenancy.announced and tenancy.pulls is not None and tenancy.partition not in room.paused:
-                pulling.append(tenancy.pulls)
-                if tenancy.seen > since:
-                    busy.add(tenancy.pulls)
+        for owned in self._partitions.by_number.values():
+            if owned.announced and owned.pulls is not None and owned.partition not in room.paused:
+                pulling.append(owned.pulls)
+                if owned.seen > since:
+                    busy.add(owned.pulls)
         if pulling and room.messages > 0:
             await self._turns.pull(pulling, busy, room, now)

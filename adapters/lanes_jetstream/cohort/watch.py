@@ -14,7 +14,7 @@ import nats.errors
 
 from lanes.cohort.owned import OwnedPartitions
 from lanes.errors import LanesError, SourceError
-from lanes_jetstream.cohort.tenancy import PulledTenancy
+from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.wire.connection import CONSUMER_NOT_FOUND, ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange, read_stream
 
@@ -30,7 +30,7 @@ _RETRY_DELAY: Final = 0.25
 
 
 class CohortWatch:
-    """The looks of one member, which has ``holdings``. asyncio only.
+    """The looks of one member, which has ``partitions``. asyncio only.
 
     ``out_of_range``: see ``JetStreamSource``. ``wake`` is called when there is a ``failure``: why the source cannot
     go on.
@@ -42,14 +42,14 @@ class CohortWatch:
         stream: str,
         name: str,
         *,
-        holdings: OwnedPartitions[PulledTenancy],
+        partitions: OwnedPartitions[PulledPartition],
         out_of_range: OutOfRange,
         wake: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._name = name
-        self._holdings = holdings
+        self._partitions = partitions
         self._out_of_range = out_of_range
         self._wake = wake
         self._seen: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
@@ -70,9 +70,9 @@ class CohortWatch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def resolve(self, tenancy: PulledTenancy, consumer: str) -> None:
+    def resolve(self, owned: PulledPartition, consumer: str) -> None:
         """Nobody answers for its consumer: give the partition up, or take it over. Does not block."""
-        self._spawn(self._resolve(tenancy, consumer))
+        self._spawn(self._resolve(owned, consumer))
 
     # --- what was dropped
 
@@ -86,40 +86,40 @@ class CohortWatch:
                 log.debug("%s: not looked at: %s", self._name, error)
 
     async def _check(self) -> None:
-        for tenancy in list(self._holdings.by_number.values()):
+        for owned in list(self._partitions.by_number.values()):
             try:
-                await self._check_partition(tenancy)
+                await self._check_partition(owned)
             except ApiError as error:
                 # It has gone, or has no leader: the others have.
-                log.debug("%s: partition %d not looked at: %s", self._name, tenancy.number, error)
-        missed = [tenancy for tenancy in self._holdings.by_number.values() if tenancy.backlog.missed]
+                log.debug("%s: partition %d not looked at: %s", self._name, owned.number, error)
+        missed = [owned for owned in self._partitions.by_number.values() if owned.backlog.missed]
         if missed:
             await self._check_dropped(missed)
 
-    async def _check_partition(self, tenancy: PulledTenancy) -> None:
+    async def _check_partition(self, owned: PulledPartition) -> None:
         """Ask a durable for its backlog that does not tell by what it delivers."""
-        pulls, backlog = tenancy.pulls, tenancy.backlog
+        pulls, backlog = owned.pulls, owned.backlog
         if pulls is None:
             return
         known = pulls.consumer, backlog.delivery
-        before, self._seen[tenancy.number] = self._seen.get(tenancy.number), known
+        before, self._seen[owned.number] = self._seen.get(owned.number), known
         # One that had nothing left and has a request open would have delivered what came.
         if before != known or (backlog.left == 0 and pulls.reserved and not backlog.doubted):
             return
-        highest = tenancy.ledger.highest
+        highest = owned.ledger.highest
         info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{pulls.consumer}")
-        if tenancy.pulls is pulls:
+        if owned.pulls is pulls:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
-    async def _check_dropped(self, tenancies: list[PulledTenancy]) -> None:
+    async def _check_dropped(self, missed_partitions: list[PulledPartition]) -> None:
         """Whether what was not delivered was dropped from the stream's beginning, and what to do then."""
         state = await read_stream(self._connection, self._stream)
-        for tenancy in tenancies:
-            missed, tenancy.backlog.missed = tenancy.backlog.missed, 0
+        for owned in missed_partitions:
+            missed, owned.backlog.missed = owned.backlog.missed, 0
             if state.drops_single_messages:
                 continue
-            what = f"{missed} messages of cohort partition {tenancy.number} were"
-            if state.first <= tenancy.backlog.reached + 1:
+            what = f"{missed} messages of cohort partition {owned.number} were"
+            if state.first <= owned.backlog.reached + 1:
                 log.warning(
                     "%s: %s deleted before they were delivered, by their subject or one by one; going on without them",
                     self._name,
@@ -139,8 +139,8 @@ class CohortWatch:
 
     # --- nobody answers
 
-    async def _resolve(self, tenancy: PulledTenancy, consumer: str) -> None:
-        while self._holdings.by_number.get(tenancy.number) is tenancy:
+    async def _resolve(self, owned: PulledPartition, consumer: str) -> None:
+        while self._partitions.by_number.get(owned.number) is owned:
             try:
                 await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
             except NoAnswer:
@@ -151,12 +151,12 @@ class CohortWatch:
                     await asyncio.sleep(_RETRY_DELAY)
                     continue
                 if error.err_code == CONSUMER_NOT_FOUND:
-                    self._holdings.lose(tenancy, f"consumer {consumer}: {error}")
+                    self._partitions.lose(owned, f"consumer {consumer}: {error}")
                     return
             except SourceError as error:
                 log.debug("%s: consumer %s: %s", self._name, consumer, error)
             # Whatever else is wrong, the takeover meets it, and says so.
-            self._holdings.take_over(tenancy)
+            self._partitions.take_over(owned)
             return
 
     def _spawn(self, looking: Coroutine[object, object, None]) -> None:

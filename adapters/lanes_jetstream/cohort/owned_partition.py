@@ -12,10 +12,10 @@ from lanes_jetstream.cohort.pulls import ConsumerPulls
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import message_of, pending, sequences
 
-__all__ = ["Backlog", "PulledTenancy"]
+__all__ = ["Backlog", "PulledPartition"]
 
 
-class PulledTenancy(OwnedPartition):
+class PulledPartition(OwnedPartition):
     """See ``OwnedPartition``. asyncio only.
 
     ``pulls``: None while the next consumer is being made, and once it drains. ``again``: deliveries to acknowledge that
