@@ -38,7 +38,10 @@ def broken_links(page: str, text: str) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=name_of)
+OTHERS: Final = [*(ROOT / "examples").rglob("*.md"), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(name_of(page), page.read_text()) == []
 
