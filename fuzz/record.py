@@ -24,7 +24,7 @@ from lanes_kafka.client.offsets import StartPosition, start_positions
 from lanes_kafka.client.records import READER, details, messages, record_key
 from lanes_kafka.client.topics import Topic
 from lanes_kafka.dead_letters.box import message_at
-from lanes_kafka.dead_letters.wire import letter_record, read_disposition, read_letter
+from lanes_kafka.dead_letters.wire import dead_letter_record, read_dead_letter, read_disposition
 from tests.core.offset_maps import MAPS
 
 PARTITION: Final = PartitionId("t", 0)
@@ -141,7 +141,7 @@ def check_dead_letter(raw: Raw) -> None:
         disposed = None
     assert disposed is None or disposed[1] in ("replayed", "dropped")
     try:
-        dead_letter = read_letter(message)
+        dead_letter = read_dead_letter(message)
     except MessageError as error:
         assert "t/0 position 7 " in str(error)  # noqa: PT017 (the invariant is about the text)
         return
@@ -154,8 +154,8 @@ def check_dead_letter(raw: Raw) -> None:
 
 def again(dead_letter: DeadLetter) -> DeadLetter:
     """Write a dead letter and read it back."""
-    record = letter_record(dead_letter)
-    return read_letter(message_at(PARTITION.source, made(record.key, record.value, cast(Pairs, record.headers))))
+    record = dead_letter_record(dead_letter)
+    return read_dead_letter(message_at(PARTITION.source, made(record.key, record.value, cast(Pairs, record.headers))))
 
 
 def made(key: bytes | None, value: bytes | None, headers: Pairs | None, stamp: tuple[int, int] = (1, 5)) -> Raw:
@@ -193,7 +193,7 @@ _SAMPLE: Final = DeadLetter(
     time=0.0,
     timestamp=1.5,
 )
-WRITTEN: Final = cast(Pairs, letter_record(_SAMPLE).headers)
+WRITTEN: Final = cast(Pairs, dead_letter_record(_SAMPLE).headers)
 EXTRA = st.sampled_from([*dict(WRITTEN), "Lanes-Key", "Lanes-Record-Key", "Lanes-Tombstone", "Lanes-Null-Headers"])
 OTHERS = EXTRA | NAMES | st.sampled_from(["Lanes-Disposition", "Lanes-Truncated"])
 HOSTILE = BYTES | st.sampled_from(

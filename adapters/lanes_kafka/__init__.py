@@ -7,8 +7,8 @@ Reading order: ``source``, ``config``, ``bridge``, ``broker``, ``errors``, ``par
 from __future__ import annotations
 
 from lanes_kafka.client.records import record_key
-from lanes_kafka.dead_letters.wire import read_disposition, read_letter
+from lanes_kafka.dead_letters.wire import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.writer import KafkaDeadLetters
 from lanes_kafka.source import KafkaSource
 
-__all__ = ["KafkaDeadLetters", "KafkaSource", "read_disposition", "read_letter", "record_key"]
+__all__ = ["KafkaDeadLetters", "KafkaSource", "read_dead_letter", "read_disposition", "record_key"]

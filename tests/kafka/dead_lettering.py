@@ -10,7 +10,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 import lanes
-from lanes_kafka import KafkaDeadLetters, read_letter
+from lanes_kafka import KafkaDeadLetters, read_dead_letter
 from lanes_kafka.dead_letters.box import message_at
 from tests.kafka.letters import records
 from tests.kafka.workload import Topic
@@ -54,4 +54,4 @@ def config_of(topic: Topic, **more: Any) -> dict[str, Any]:
 
 
 async def stored(topic: Topic) -> list[lanes.DeadLetter]:
-    return [read_letter(message_at(topic.name, raw)) for raw in await run_sync(records, topic)]
+    return [read_dead_letter(message_at(topic.name, raw)) for raw in await run_sync(records, topic)]

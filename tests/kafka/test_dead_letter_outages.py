@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 import lanes
-from lanes_kafka import KafkaDeadLetters, KafkaSource, read_letter
+from lanes_kafka import KafkaDeadLetters, KafkaSource, read_dead_letter
 from lanes_kafka.dead_letters import producer
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer
@@ -200,7 +200,7 @@ async def test_a_target_may_be_opened_again(topic: MakeTopic) -> None:
         await target.put(letter())
         await target.aclose()
     assert dead.ends() == [2]
-    with pytest.raises(lanes.SourceError, match="not opened, or closed already"):
+    with pytest.raises(lanes.SourceError, match="not opened, or already closed"):
         await target.put(letter())
 
 
@@ -281,7 +281,7 @@ async def test_a_producer_that_has_failed_for_good_is_made_anew(
             await confirmed(target, sent)
             assert len(made) == 2
     assert await stored(dead) == [sent]
-    assert "made anew" in caplog.text
+    assert "is rebuilt" in caplog.text
 
 
 # --- with a source
@@ -311,7 +311,7 @@ async def test_letters_of_a_kafka_source_are_read_back_by_another(topic: MakeTop
         found.append(message.data)
 
     reader = lanes.Consumer(
-        KafkaSource(config_of(dead), topics=dead.name), read, decode=read_letter, settings=lanes.Settings()
+        KafkaSource(config_of(dead), topics=dead.name), read, decode=read_dead_letter, settings=lanes.Settings()
     )
     with anyio.fail_after(40):
         async with anyio.create_task_group() as tasks:

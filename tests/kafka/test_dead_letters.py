@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 import lanes
-from lanes_kafka import KafkaDeadLetters, read_letter
+from lanes_kafka import KafkaDeadLetters, read_dead_letter
 from lanes_kafka.broker import TopicFacts
 from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
@@ -70,7 +70,7 @@ async def test_a_letter_is_the_original_with_its_origin_and_reason(topic: MakeTo
         "Lanes-Time": b"1700000000.250000",
         "Lanes-Timestamp": b"1600000000.125000",
     }
-    assert read_letter(message_at(dead.name, raw)) == sent
+    assert read_dead_letter(message_at(dead.name, raw)) == sent
 
 
 DIFFERENT: dict[str, dict[str, Any]] = {
@@ -96,7 +96,7 @@ async def test_what_is_not_there_stays_told_from_what_is_empty(topic: MakeTopic)
     assert len(raws) == len(sent)
     for (name, one), raw in zip(sent.items(), raws, strict=True):
         assert (raw.value() is None) == one.tombstone, name
-        assert read_letter(message_at(dead.name, raw)) == one, name
+        assert read_dead_letter(message_at(dead.name, raw)) == one, name
 
 
 @only_asyncio
@@ -145,7 +145,10 @@ async def test_a_large_letter_that_compresses_is_kept_whole(topic: MakeTopic) ->
 async def test_a_reason_that_is_larger_than_the_topic_takes_is_said(topic: MakeTopic) -> None:
     dead = topic(config={"max.message.bytes": "300"})
     async with opened(config_of(dead), dead.name) as target:
-        with pytest.raises(lanes.SourceError, match=r"raise its max\.message\.bytes") as refused, anyio.fail_after(20):
+        with (
+            pytest.raises(lanes.SourceError, match=r"raise max\.message\.bytes of the topic") as refused,
+            anyio.fail_after(20),
+        ):
             await target.put(letter(error_text="x" * 500))
     assert not refused.value.retryable
 
@@ -169,7 +172,7 @@ async def test_in_a_compacted_topic_letters_of_one_key_do_not_replace_each_other
 @only_asyncio
 async def test_a_topic_that_is_not_there_is_refused_and_not_made(topic: MakeTopic) -> None:
     there = topic()
-    with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist: letters would be lost; create it"):
+    with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist; create it"):
         await lanes.run(
             MemorySource(MemoryBroker()), print, dead_letters=KafkaDeadLetters(config_of(there), f"{there.name}-not")
         )
@@ -186,7 +189,7 @@ def test_what_is_no_topic_is_refused(name: Any) -> None:
 async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic) -> None:
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
-        with pytest.raises(lanes.SourceError, match="every letter would make another") as refused:
+        with pytest.raises(lanes.SourceError, match="every dead letter would make another one") as refused:
             await target.put(letter(source=dead.name, subject=dead.name))
     assert not refused.value.retryable
     assert dead.ends() == [0]

@@ -274,12 +274,12 @@ async def test_a_call_that_ends_the_thread_of_a_producer_is_told(name: str) -> N
 @pytest.mark.anyio
 async def test_a_producer_that_is_closed_is_asked_for_nothing(name: str) -> None:
     producer = ConfirmedProducer({}, name)
-    with pytest.raises(lanes.SourceError, match="not opened, or closed"):
+    with pytest.raises(lanes.SourceError, match="not opened, or already closed"):
         await producer.call(lambda wanted: 3)
     producer.open()
     with anyio.fail_after(WITHIN):
         await producer.aclose()
-        with pytest.raises(lanes.SourceError, match="not opened, or closed"):
+        with pytest.raises(lanes.SourceError, match="not opened, or already closed"):
             await producer.call(lambda wanted: 3)
 
 

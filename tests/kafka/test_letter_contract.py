@@ -14,10 +14,10 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import DeadLetterBox
 from lanes.errors import MessageError
 from lanes.source import DeadLetters
-from lanes_kafka import KafkaDeadLetters, read_letter
+from lanes_kafka import KafkaDeadLetters, read_dead_letter
 from lanes_kafka.client.records import READER
 from lanes_kafka.dead_letters.box import KafkaDeadLetterBox, message_at
-from lanes_kafka.dead_letters.wire import letter_record
+from lanes_kafka.dead_letters.wire import dead_letter_record
 from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
@@ -51,14 +51,14 @@ class KafkaHarness:
         found = []
         for raw in await run_sync(records, self._dead):
             with contextlib.suppress(MessageError):
-                found.append(read_letter(message_at(self._dead.name, raw)))
+                found.append(read_dead_letter(message_at(self._dead.name, raw)))
         return found
 
     def box(self) -> DeadLetterBox:
         return KafkaDeadLetterBox(self._config, self._dead.name)
 
     async def copy(self, letter: DeadLetter) -> None:
-        key, value, headers = letter_record(letter)
+        key, value, headers = dead_letter_record(letter)
         await run_sync(partial(self._write, value, key=key, headers=headers))
 
     async def lose(self, letter_id: str) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from lanes import ConfigError, DeadLetter, MessageError
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.wire import TRUNCATED
-from lanes_kafka import read_disposition, read_letter
+from lanes_kafka import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.box import message_at
 from lanes_kafka.dead_letters.producer import producer_settings
-from lanes_kafka.dead_letters.wire import Record, disposition_record, letter_record
+from lanes_kafka.dead_letters.wire import Record, dead_letter_record, disposition_record
 
 NAMES = st.one_of(
     st.text(max_size=8),
@@ -85,8 +85,8 @@ def read_back(record: Record) -> Message:
 
 @given(letter=letters(), by_id=st.booleans())
 def test_a_letter_written_is_the_letter_read(letter: DeadLetter, by_id: bool) -> None:
-    record = letter_record(letter, by_id=by_id)
-    assert read_letter(read_back(record)) == letter
+    record = dead_letter_record(letter, by_id=by_id)
+    assert read_dead_letter(read_back(record)) == letter
     assert read_disposition(read_back(record)) is None
     # What the client ends the process over, or cuts.
     assert not any("\0" in name or "\ud800" <= sign <= "\udfff" for name, _ in record.headers for sign in name)
@@ -94,7 +94,7 @@ def test_a_letter_written_is_the_letter_read(letter: DeadLetter, by_id: bool) ->
 
 @given(letter=letters())
 def test_the_record_is_the_original_as_far_as_it_can_be(letter: DeadLetter) -> None:
-    key, value, headers = letter_record(letter)
+    key, value, headers = dead_letter_record(letter)
     assert key == (letter.key if letter.record_key is None else letter.record_key)
     assert value == (None if letter.tombstone else letter.value)
     nulls = set(letter.null_headers)
@@ -106,19 +106,19 @@ def test_the_record_is_the_original_as_far_as_it_can_be(letter: DeadLetter) -> N
 
 @given(letter=letters())
 def test_in_a_compacted_topic_a_letter_stands_alone(letter: DeadLetter) -> None:
-    key, value, _ = letter_record(letter, by_id=True)
+    key, value, _ = dead_letter_record(letter, by_id=True)
     assert key == letter.id.encode()
     assert value == letter.value  # no tombstone, which would be gone after a while
 
 
 @given(letter=letters(), limit=st.integers(0, 2_000))
 def test_what_does_not_fit_is_cut_and_says_so(letter: DeadLetter, limit: int) -> None:
-    whole = letter_record(letter)
-    record = letter_record(letter, limit=limit)
+    whole = dead_letter_record(letter)
+    record = dead_letter_record(letter, limit=limit)
     if whole.size <= limit:
         assert record == whole
         return
-    found = read_letter(read_back(record))
+    found = read_dead_letter(read_back(record))
     assert found.headers == ()
     assert letter.value.startswith(found.value)
     assert dataclasses.replace(letter, headers=(), null_headers=(), value=found.value) == found
@@ -132,12 +132,12 @@ def test_a_disposition_is_read_back_and_is_no_letter(how: Any) -> None:
     message = read_back(disposition_record(SAMPLE.id, how, 5.0))
     assert read_disposition(message) == (SAMPLE.id, how)
     assert message.key == SAMPLE.id.encode()
-    with pytest.raises(MessageError, match="has the header Lanes-Disposition: it says what became of a letter"):
-        read_letter(message)
+    with pytest.raises(MessageError, match="has the header Lanes-Disposition, so it disposes of a dead letter"):
+        read_dead_letter(message)
 
 
 def wire() -> list[tuple[str, Any]]:
-    return list(letter_record(SAMPLE).headers)
+    return list(dead_letter_record(SAMPLE).headers)
 
 
 def without(name: str) -> list[tuple[str, Any]]:
@@ -165,7 +165,7 @@ def without(name: str) -> list[tuple[str, Any]]:
 )
 def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) -> None:
     with pytest.raises(MessageError, match="no dead letter: dead/0 position 7 has") as refused:
-        read_letter(read_back(Record(b"k", b"payload", headers)))
+        read_dead_letter(read_back(Record(b"k", b"payload", headers)))
     assert said in str(refused.value)
 
 
@@ -175,7 +175,7 @@ def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) 
     ids=["less", "more", "half", "nothing"],
 )
 def test_a_name_that_is_quoted_otherwise_is_the_same_name(kept: str, name: str) -> None:
-    read = read_letter(read_back(Record(b"k", b"payload", [*wire(), (f"Lanes-Origin-{kept}", b"x")])))
+    read = read_dead_letter(read_back(Record(b"k", b"payload", [*wire(), (f"Lanes-Origin-{kept}", b"x")])))
     assert read.headers[-1] == (name, b"x")
 
 
@@ -187,12 +187,12 @@ def test_a_name_that_is_quoted_otherwise_is_the_same_name(kept: str, name: str) 
 def test_hostile_headers_make_a_letter_or_a_message_error(
     letter: DeadLetter, changes: list[tuple[int, bytes | None]], others: list[tuple[str, bytes | None]]
 ) -> None:
-    record = letter_record(letter)
+    record = dead_letter_record(letter)
     for index, value in changes:
         place = index % len(record.headers)
         record.headers[place] = (record.headers[place][0], value)
     message = read_back(record._replace(headers=[*record.headers, *others]))
-    for read in (read_letter, read_disposition):
+    for read in (read_dead_letter, read_disposition):
         try:
             read(message)
         except MessageError:
@@ -206,7 +206,9 @@ class PlainReader:
         return b""
 
     def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        return [(name, value if isinstance(value, bytes) else b"") for name, value in letter_record(SAMPLE).headers]
+        return [
+            (name, value if isinstance(value, bytes) else b"") for name, value in dead_letter_record(SAMPLE).headers
+        ]
 
     def subject(self, raw: object) -> str:
         return "dead"
@@ -214,7 +216,7 @@ class PlainReader:
 
 def test_without_details_the_key_is_that_of_the_lane() -> None:
     message = Message(Partition(PartitionId("dead", 0), PlainReader()), 7, b"k", 0, None, None)
-    assert read_letter(message) == dataclasses.replace(SAMPLE, value=b"")
+    assert read_dead_letter(message) == dataclasses.replace(SAMPLE, value=b"")
 
 
 # --- settings

@@ -1,4 +1,4 @@
-"""A topic read from one end to the other by a consumer that joins no group. Blocks."""
+"""Reads ranges of a topic by a consumer that joins no group. Blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lanes_kafka.config import addresses
 from lanes_kafka.errors import client_text, is_permanent, settings_error
 
 SILENCE: Final = 15.0
-"""Seconds without an answer of the broker after which reading has failed."""
+"""Seconds without an answer of the broker after which reading fails."""
 
 _WAIT: Final = 0.2
 _BATCH: Final = 500
 
 _OURS: Final[Mapping[str, Any]] = {
-    # The client wants a name; nothing joins this group, and nothing is committed.
+    # The client requires a group id; no member joins this group, and nothing is committed.
     "group.id": "lanes-dead-letters",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -27,20 +27,20 @@ _OURS: Final[Mapping[str, Any]] = {
     "auto.offset.reset": "earliest",
     "queued.max.messages.kbytes": 16_384,
     "fetch.queue.backoff.ms": 5,
-    # At the end of one range the broker holds a request so long, and the next range waits for it.
+    # At the end of a range the broker holds a request for so long, and the next range waits for it.
     "fetch.wait.max.ms": 20,
 }
 
 
 class Range(NamedTuple):
-    """Offsets of a partition: the first, and the one after the last."""
+    """A range of offsets: the first one, and the one after the last."""
 
     begin: int
     end: int
 
 
 class LogReader:
-    """Reads ``topic`` with a client made of ``settings``. All calls are those of one thread."""
+    """Reads ``topic`` by a client made from ``settings``. All calls must come from one thread."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
         """Raises ``ConfigError`` for settings that the client refuses."""
@@ -56,7 +56,7 @@ class LogReader:
         self._consumer.close()
 
     def ranges(self) -> dict[int, Range]:
-        """What each partition holds. Raises ``SourceError``."""
+        """The offsets that each partition holds. Raises ``SourceError``."""
         try:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
             if found.error is not None:
@@ -71,7 +71,7 @@ class LogReader:
             raise self._failure(failure.args[0]) from None
 
     def read(self, ranges: Mapping[int, Range], wanted: Callable[[], bool]) -> Iterator[Message]:
-        """The records in these ranges, in the order of each partition, until they end or ``wanted`` says False.
+        """The records in these ranges, in the order of each partition, until ``wanted`` returns False.
 
         Raises ``SourceError``.
         """
@@ -82,7 +82,7 @@ class LogReader:
         try:
             heard = time.monotonic()
             while ends and wanted():
-                # A call that asks for a batch waits for all of it, so one first.
+                # A call for a batch waits until the batch is complete, so ask for one record first.
                 batch = self._consumer.consume(1, _WAIT)
                 if batch:
                     batch += self._consumer.consume(_BATCH - 1, 0.0)
@@ -95,25 +95,24 @@ class LogReader:
             self._consumer.unassign()
 
     def _within(self, message: Message, ends: dict[int, int]) -> Iterator[Message]:
-        """A record that is still wanted; strikes its partition out of ``ends`` when that is read."""
+        """Yield a record within the ranges, and remove its partition from ``ends`` at the end of its range."""
         error, number, offset = message.error(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            # The client looks for its group although it joins none: whether it may does not matter.
+            # The client looks its group up although it joins none, so this permission does not matter.
             if is_permanent(error) and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise self._failure(error)
             return
-        # A record and an end of a partition have both.
+        # A record and an end-of-partition event have both.
         assert number is not None and offset is not None
         if error is None and offset < ends.get(number, 0):
             yield message
-        # The last offsets may hold a marker of a transaction, or nothing any more: then the end is all that comes.
+        # The last offsets may hold a transaction marker, or may be compacted away: then only the end event arrives.
         if error is not None or offset + 1 >= ends.get(number, 0):
             ends.pop(number, None)
 
     def _failure(self, error: KafkaError) -> SourceError:
         return SourceError(
-            f"topic {self._topic!r} at {addresses(self._settings)} cannot be read "
-            f"({client_text(error, self._settings)}): see that the broker runs, and that this user "
-            "may read the topic",
+            f"cannot read topic {self._topic!r} at {addresses(self._settings)} ({client_text(error, self._settings)}); "
+            "check that the broker runs, and that this user may read the topic",
             retryable=not is_permanent(error),
         )

@@ -1,4 +1,7 @@
-"""A producer whose every record is confirmed or has failed, awaited on the event loop; one thread serves the client."""
+"""A producer whose records are awaited on the event loop until they are confirmed or have failed.
+
+One thread serves the client.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,29 @@ from lanes_kafka.errors import ErrorLog, settings_error
 log = logging.getLogger("lanes.kafka")
 
 WRITE_TIMEOUT_MS: Final = 10_000
-"""Milliseconds after which a record that is not confirmed has failed. Whoever wrote it decides about another try."""
+"""Milliseconds after which an unconfirmed record has failed. The caller decides about a retry."""
 
 FLUSH_TIMEOUT: Final = 5.0
-"""Seconds that a close waits for records on their way."""
+"""Seconds that a close waits for unconfirmed records."""
 
 _POLL: Final = 0.1
-"""Seconds the thread stays in the client while records are on their way; a report ends it at once."""
+"""Seconds of one poll while records are unconfirmed; a report ends it at once."""
 
 _SERVE: Final = 30.0
-"""Seconds between two looks at an idle client, for what it wants to call back."""
+"""Seconds between two polls of an idle client, which serve its callbacks."""
 
 _ANY_PARTITION: Final = -1
 
-_OURS: Final[Mapping[str, Any]] = {
+_SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 0,
-    # So that a record that is too large fails by itself, without those beside it.
+    # A record that is too large then fails alone, without those beside it.
     "batch.num.messages": 1,
-    # The topic has a limit of its own; with this one the client would refuse first, before it compresses.
+    # The topic has its own limit. The client would apply this one before it compresses.
     "message.max.bytes": 1_000_000_000,
     "message.timeout.ms": WRITE_TIMEOUT_MS,
-    # What it would print in an outage comes by its errors too, and those are not repeated many times a second.
+    # Its log lines in an outage also arrive as errors, and ErrorLog limits the rate of those.
     "log_level": 0,
 }
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -59,24 +62,24 @@ _T = TypeVar("_T")
 
 
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a producer is made from, of the dictionary a consumer is made from: what is the consumer's alone is left
-    out, and what makes every write safe is set. Pure.
+    """The settings of a safe producer, made from the dictionary of a consumer. Pure.
 
-    Raises ``ConfigError`` where the dictionary says otherwise, names no broker, or is none.
+    Settings of consumers alone are left out. Raises ``ConfigError`` for settings that make writes unsafe, without a
+    broker, and for anything but a dictionary.
     """
     whole = UserSettings(config)
     check_addresses(whole)
     given = {name: value for name, value in whole.client.items() if connects(name)}
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
-            f"enable.idempotence={given['enable.idempotence']!r}: dead letters would be written twice or in another "
+            f"enable.idempotence={given['enable.idempotence']!r}: retries could write dead letters twice or out of "
             "order; leave it out"
         )
     for name in _SPELLINGS["acks"]:
         if str(given.get(name, "all")).lower() not in ("all", "-1"):
             raise ConfigError(f"{name}={given[name]!r}: dead letters must outlive a broker; set 'all', or leave it out")
-    ours = {name: value for name, value in _OURS.items() if not any(other in given for other in _spellings(name))}
-    return {**given, **ours}
+    missing = [name for name in _SAFE_SETTINGS if not any(other in given for other in _spellings(name))]
+    return given | {name: _SAFE_SETTINGS[name] for name in missing}
 
 
 def _spellings(name: str) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 class _Outcome(Generic[_T]):
-    """What comes of something done in the thread: an ``Answer`` with a value."""
+    """The result of a call in the thread: an ``Answer`` with a value."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._answer = Answer(bridge)
@@ -93,7 +96,7 @@ class _Outcome(Generic[_T]):
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the waiting task was cancelled."""
         return self._answer.given_up
 
     async def wait(self) -> _T:
@@ -101,19 +104,19 @@ class _Outcome(Generic[_T]):
         return self._value[0]
 
     def give(self, value: _T) -> None:
-        """From the thread. Does not block."""
+        """Give the result from the thread. Does not block."""
         self._value.append(value)
         self._answer.give()
 
     def fail(self, error: Exception) -> None:
-        """From the thread. Does not block."""
+        """Give the error from the thread. Does not block."""
         self._answer.give(error)
 
 
 class ConfirmedProducer:
-    """One producer, made of ``settings``, and the thread that serves it. ``name``: what logs call it.
+    """One producer, made from ``settings``, and the thread that serves it. ``name`` is for log lines.
 
-    Runs on asyncio and on trio. ``open`` comes first, and ``aclose`` last; all calls are those of one event loop.
+    ``open`` comes first and ``aclose`` last. All calls come from one event loop, of asyncio or trio.
     """
 
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
@@ -133,12 +136,12 @@ class ConfirmedProducer:
             return
         self._bridge = Bridge()
         self._ended = _Outcome(self._bridge)
-        # A daemon, so that an event loop that was left without a close does not keep the process.
+        # A daemon thread, so that a loop that ended without aclose does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="lanes-kafka-producer", daemon=True)
         self._thread.start()
 
     async def connect(self) -> None:
-        """Make the client, which reaches for the brokers by itself. Idempotent.
+        """Create the client, which connects in the background. Idempotent.
 
         Raises ``ConfigError`` for settings that the client refuses.
         """
@@ -146,10 +149,10 @@ class ConfirmedProducer:
             await self.call(lambda wanted: self._connect())
 
     async def call(self, function: Callable[[Callable[[], bool]], _T]) -> _T:
-        """Have a plain function that blocks called in the thread. Cancelled, its result is dropped.
+        """Call a blocking function in the thread. A cancelled call drops its result.
 
-        It is given a function that says whether its result is still waited for. Raises ``SourceError`` when there is no
-        thread, before ``open`` and from ``aclose`` on.
+        The function gets another function, which returns whether the result is still wanted. Raises ``SourceError``
+        before ``open`` and after ``aclose``.
         """
         self._check_open()
         outcome: _Outcome[_T] = _Outcome(self._bridge)
@@ -160,8 +163,10 @@ class ConfirmedProducer:
             except Exception as error:
                 outcome.fail(error)
             except BaseException as error:
-                # Of a callback of the user's that calls sys.exit(): it would end the thread without a word.
-                failure = SourceError(f"{self._name}: a function of its settings raised {type(error).__name__}")
+                # A callback of the user may raise SystemExit, which would end the thread silently.
+                failure = SourceError(
+                    f"{self._name}: a callback of the settings raised {type(error).__name__}; correct it"
+                )
                 failure.__cause__ = error
                 outcome.fail(failure)
 
@@ -169,10 +174,10 @@ class ConfirmedProducer:
         return await outcome.wait()
 
     async def send(self, topic: str, record: Record, partition: int = _ANY_PARTITION) -> tuple[int, int]:
-        """Write a record and wait for the confirmation: its partition and offset.
+        """Write a record and wait for its confirmation; return its partition and offset.
 
-        Makes the client first where there is none, as after an error that ended it. Raises ``KafkaException`` when the
-        record is not confirmed; it may be in the log all the same. Not cancelled by the cancellation of the wait.
+        It creates the client first where there is none, for example after a fatal error. Raises ``KafkaException`` for
+        a record that is not confirmed; it may still be in the log. A cancelled wait does not cancel the write.
         """
         self._check_open()
         await self.connect()
@@ -198,18 +203,18 @@ class ConfirmedProducer:
             if error.fatal() or error.code() == KafkaError._FATAL:
                 self._jobs.put(functools.partial(self._fail, producer, error))
             elif error.code() in _PURGED and self._thread is not None:
-                # Its client had failed, and this is why.
+                # The client has failed and purged the record; raise the cause.
                 raise KafkaException(self._fatal) from failure
             raise
 
     def _check_open(self) -> None:
         if self._thread is None:
-            raise SourceError(f"{self._name}: not opened, or closed already: await open() first")
+            raise SourceError(f"{self._name}: not opened, or already closed; await open() first")
 
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
-        """Wait up to ``timeout`` seconds for records on their way, then end client and thread. Idempotent.
+        """Wait up to ``timeout`` seconds for unconfirmed records, then end client and thread. Idempotent.
 
-        What is not confirmed by then fails.
+        Records that are not confirmed by then fail.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -218,7 +223,7 @@ class ConfirmedProducer:
         self._jobs.put(None)
         with anyio.CancelScope(shield=True):
             await self._ended.wait()
-        # It has run its last line: this waits for the system alone.
+        # The thread has run its last line, so this does not block for long.
         thread.join()
 
     # --- in the thread
@@ -231,13 +236,13 @@ class ConfirmedProducer:
                     break
                 job()
             except BaseException:
-                # Of a function of the user's, such as oauth_cb.
-                log.exception("%s: a function in its settings, such as oauth_cb, raised: correct it", self._name)
+                # A callback of the user raised, such as oauth_cb.
+                log.exception("%s: a callback of the settings, such as oauth_cb, raised; correct it", self._name)
         self._producer = None
         self._ended.give(None)
 
     def _next(self) -> Callable[[], None] | None:
-        """What is to be done next; None = end. Serves the client until there is something."""
+        """The next job, or None to end. Serves the client until there is one."""
         while True:
             busy = self._serve()
             try:
@@ -246,12 +251,12 @@ class ConfirmedProducer:
                 continue
 
     def _serve(self) -> bool:
-        """Let the client call back, waiting for it while records are on their way: then True."""
+        """Serve the callbacks of the client; return whether records are unconfirmed, which it waits for."""
         producer = self._producer
         if producer is None:
             return False
         try:
-            # len: what is on its way, and reports not looked at yet.
+            # The length counts unconfirmed records and unread reports.
             producer.poll(_POLL if len(producer) else 0)
         except KafkaException as failure:
             self._fail(producer, failure.args[0])
@@ -271,15 +276,15 @@ class ConfirmedProducer:
             _finish(self._producer, timeout)
 
     def _fail(self, failed: Producer, error: KafkaError) -> None:
-        """Do without a producer that an error has ended. The next record makes another."""
+        """Drop a producer that has failed for good. The next record creates another one."""
         if self._producer is failed:
-            log.warning("%s: the client has failed for good and is made anew: %s", self._name, error.name())
+            log.warning("%s: the client has failed for good and is rebuilt: %s", self._name, error.name())
             self._fatal, self._producer = error, None
             _finish(failed, 0.0)
 
 
 def _finish(producer: Producer, timeout: float) -> None:
-    """Wait for what is on its way, up to ``timeout`` seconds; whoever waits for the rest is told that it failed."""
+    """Wait up to ``timeout`` seconds for unconfirmed records, then let the others fail."""
     if producer.flush(timeout):
         producer.purge()
         producer.flush(_POLL)
@@ -290,10 +295,10 @@ def _report(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, messag
         outcome.fail(KafkaException(error))
         return
     partition, offset = message.partition(), message.offset()
-    # A confirmed one has both.
+    # A confirmed record has both.
     assert partition is not None and offset is not None
     outcome.give((partition, offset))
 
 
 def _wake() -> None:
-    """There is something on its way."""
+    """A job that only wakes the thread, because a record is on its way."""

@@ -1,4 +1,4 @@
-"""Dead letters as records of a topic: what ``KafkaDeadLetters`` writes of one, and what is read back."""
+"""The format of dead letters in a topic: the records that are written, and the dead letters that are read back."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from lanes.dead_letter import DeadLetter, DetailedReader
 from lanes.dead_letters.box import Disposition
 from lanes.dead_letters.wire import ReadDeadLetter, Wire, cut_to_fit
 
-__all__ = ["WIRE", "Record", "disposition_record", "letter_record", "read_disposition", "read_letter", "read_whole"]
+__all__ = [
+    "WIRE",
+    "Record",
+    "dead_letter_record",
+    "disposition_record",
+    "read_dead_letter",
+    "read_disposition",
+    "read_whole",
+]
 
 Headers = list[tuple[str, str | bytes | None]]
 
 ID: Final = "Lanes-Id"
-"""The header with the id of a letter."""
+"""Header with the id of a dead letter."""
 
 DISPOSITION: Final = "Lanes-Disposition"
-"""The header of a record that says what became of a letter."""
+"""Header of a record that disposes of a dead letter."""
 
 _KEYS: Final = ("Lanes-Key", "Lanes-Record-Key")
 _OVERHEAD: Final = 128
 _OVERHEAD_OF_HEADER: Final = 10
-"""More bytes than a batch of one record, and a header of it, take beside what is in them."""
+"""Upper bounds of the bytes that a batch of one record, and a header of it, take beside their content."""
 
 
 class Record(NamedTuple):
-    """What is produced. ``value`` None is a tombstone."""
+    """A record to produce; ``value`` is None for a tombstone."""
 
     key: bytes | None
     value: bytes | None
@@ -35,94 +43,108 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes it takes in the log, uncompressed: a few more than it does."""
+        """An upper bound of the bytes that it takes in the log, uncompressed."""
         size = _OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
             size += _OVERHEAD_OF_HEADER + len(name.encode()) + len(value or b"")
         return size
 
 
-def letter_record(letter: DeadLetter, *, by_id: bool = False, limit: int | None = None) -> Record:
-    """The record of a letter, of at most ``limit`` bytes if it can be cut to that.
+def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: int | None = None) -> Record:
+    """The record of a dead letter, cut to at most ``limit`` bytes as far as that is possible.
 
-    Its key is that of the original record; where there was none, that of the lane. ``by_id``: for a topic that is
-    compacted, its key is the letter's id, because two letters of one key would be one, and it is no tombstone.
+    Its key is the key of the original record, or the key of the lane where there was none. In a compacted topic records
+    of one key replace each other. With ``by_id`` the key is therefore the id, and the record is never a tombstone.
     """
-    letter, whole = cut_to_fit(letter, limit, lambda letter, whole: _record(letter, by_id, whole).size)
-    return _record(letter, by_id, whole)
+    dead_letter, whole = cut_to_fit(dead_letter, limit, lambda cut, whole: _record(cut, by_id, whole).size)
+    return _record(dead_letter, by_id, whole)
 
 
-def disposition_record(letter_id: str, how: Disposition, wall_time: float) -> Record:
-    """The record that says what became of a letter. In a compacted topic it takes the letter's place."""
+def disposition_record(dead_letter_id: str, how: Disposition, wall_time: float) -> Record:
+    """The record that disposes of a dead letter. In a compacted topic it replaces the dead letter."""
     headers: Headers = [
         (DISPOSITION, how.encode()),
-        (ID, letter_id.encode()),
+        (ID, dead_letter_id.encode()),
         ("Lanes-Time", f"{wall_time:.6f}".encode()),
     ]
-    return Record(letter_id.encode(), None, headers)
+    return Record(dead_letter_id.encode(), None, headers)
 
 
-def read_letter(message: Message) -> DeadLetter:
-    """The letter that ``KafkaDeadLetters`` wrote, of a record of its topic.
+def read_dead_letter(message: Message) -> DeadLetter:
+    """Read the dead letter that ``KafkaDeadLetters`` wrote, from a message of its topic.
 
-    To be used as ``decode=read_letter`` of a consumer whose source reads that topic. The letter is the one that was
-    written, unless it did not fit: then it has no original headers, and ``Lanes-Truncated`` of the message says how
-    long its value was. Neither blocks nor changes the message.
+    Use it as ``decode=read_dead_letter`` of a consumer whose source reads that topic. It neither blocks nor changes the
+    message. The record equals the one that was written, unless it did not fit. Then it has no original headers, its
+    value may be cut, and the header ``Lanes-Truncated`` of the message holds the original length.
 
-    Raises ``MessageError`` naming the header that is missing, there twice, or no such value: anybody may produce to
-    the topic. So it does for what ``read_disposition`` reads.
+    Args:
+        message: Message of the dead-letter topic.
+
+    Returns:
+        The record of the dead letter.
+
+    Raises:
+        MessageError: A header is missing, repeated or malformed, or the message disposes of a dead letter. Any client
+            may produce to the topic.
     """
     return read_whole(message).dead_letter
 
 
 def read_whole(message: Message) -> ReadDeadLetter:
-    """What ``read_letter`` reads, and how long its value was. Raises ``MessageError``."""
+    """Read a dead letter like ``read_dead_letter``, with the original length of a value that was cut."""
     parts = WIRE.parts(message)
     if DISPOSITION in parts.fields:
-        raise WIRE.refusal(message, f"has the header {DISPOSITION}: it says what became of a letter")
-    letter, whole = WIRE.read(message, parts)
+        raise WIRE.refusal(message, f"has the header {DISPOSITION}, so it disposes of a dead letter")
+    dead_letter, whole = WIRE.read(message, parts)
     kept = _kept_key(message)
-    if not any(name in parts.fields for name in _KEYS) and kept is not None and kept != letter.id.encode():
-        letter = dataclasses.replace(letter, key=kept, record_key=kept)
-    return ReadDeadLetter(letter, whole)
+    if not any(name in parts.fields for name in _KEYS) and kept is not None and kept != dead_letter.id.encode():
+        dead_letter = dataclasses.replace(dead_letter, key=kept, record_key=kept)
+    return ReadDeadLetter(dead_letter, whole)
 
 
 def read_disposition(message: Message) -> tuple[str, Disposition] | None:
-    """The id of the letter that a record of the topic disposes of, and how; None for any other record.
+    """Read which dead letter a message of the dead-letter topic disposes of. It neither blocks nor changes the message.
 
-    Raises ``MessageError`` for a record that looks like one and is none. Neither blocks nor changes the message.
+    Args:
+        message: Message of the dead-letter topic.
+
+    Returns:
+        The id of the dead letter and ``"replayed"`` or ``"dropped"``; None for a message that disposes of none.
+
+    Raises:
+        MessageError: The headers of a disposition have values that ``lanes`` does not write.
     """
     fields = WIRE.parts(message).fields
     how = fields.get(DISPOSITION)
     if how is None:
         return None
-    letter_id = fields.get(ID, "")
-    if how not in ("replayed", "dropped") or not letter_id:
+    dead_letter_id = fields.get(ID, "")
+    if how not in ("replayed", "dropped") or not dead_letter_id:
         raise WIRE.refusal(message, f"has a header {DISPOSITION} or {ID} that lanes does not write")
-    return letter_id, "replayed" if how == "replayed" else "dropped"
+    return dead_letter_id, "replayed" if how == "replayed" else "dropped"
 
 
-def _record(letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
-    key = letter.key if letter.record_key is None else letter.record_key
-    fields = WIRE.fields(letter, whole)
+def _record(dead_letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
+    key = dead_letter.key if dead_letter.record_key is None else dead_letter.record_key
+    fields = WIRE.fields(dead_letter, whole)
     if by_id:
-        key = letter.id.encode()
-    elif letter.key == letter.record_key and key != letter.id.encode():
-        # The key of the record says both.
+        key = dead_letter.id.encode()
+    elif dead_letter.key == dead_letter.record_key and key != dead_letter.id.encode():
+        # The key of the record is both keys.
         for name in _KEYS:
             fields.pop(name, None)
-    without = set(letter.null_headers)
+    without = set(dead_letter.null_headers)
     headers: Headers = [
         (WIRE.kept_name(name), None if index in without else value)
-        for index, (name, value) in enumerate(letter.headers)
+        for index, (name, value) in enumerate(dead_letter.headers)
     ]
     headers += ((name, text.encode()) for name, text in fields.items())
-    # A tombstone would take its own key out of a compacted topic.
-    return Record(key, None if letter.tombstone and not by_id else letter.value, headers)
+    # A tombstone would remove itself from a compacted topic.
+    return Record(key, None if dead_letter.tombstone and not by_id else dead_letter.value, headers)
 
 
 def _is_sendable(name: str) -> bool:
-    # The client cuts a name at a NUL, and ends the process with a segmentation fault over a lone surrogate.
+    # The client cuts a name at a NUL, and a lone surrogate crashes the process.
     if "\0" in name:
         return False
     try:
@@ -133,12 +155,12 @@ def _is_sendable(name: str) -> bool:
 
 
 WIRE: Final = Wire(
-    writer="KafkaDeadLetters", remedy="and give its topic to nobody else", id_field=ID, sendable=_is_sendable
+    writer="KafkaDeadLetters", remedy="and let no other producer write to its topic", id_field=ID, sendable=_is_sendable
 )
-"""How letters are written to a topic."""
+"""How dead letters are written to a topic."""
 
 
 def _kept_key(message: Message) -> bytes | None:
-    # A consumer of the letters may take the keys of its lanes from elsewhere.
+    # A consumer of dead letters may have its own key function, so prefer the key of the record.
     reader = message.partition.reader
     return reader.details(message.raw).record_key if isinstance(reader, DetailedReader) else message.key
