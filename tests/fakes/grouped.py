@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from lanes import Consumer, History, Retry, Settings
+from lanes import Partition, Retry, SourceTraits
 from memsource import Group, GroupSource
 from tests.fakes.support import Run, turns, until
 
@@ -18,12 +19,6 @@ def group_of(keys: Iterable[str], *, partitions: int = 1, cooperative: bool = Fa
     for number, key in enumerate(keys):
         group.publish(str(number), key=key)
     return group
-
-
-def member(source: GroupSource, handler: Any, *, history: History | None = None, **settings: Any) -> Consumer:
-    """A consumer that never retries and commits at once, unless told so."""
-    defaults: dict[str, Any] = {"concurrency": 4, "retry": ONCE, "commit_interval": 0.0}
-    return Consumer(source, handler, settings=Settings(**{**defaults, **settings}), history=history)
 
 
 def commits(source: GroupSource) -> list[int]:
@@ -52,3 +47,15 @@ class HandClock:
         await turns()
         before = self.asked
         await until(lambda: self.asked >= before + times)
+
+
+class Knowing(GroupSource):
+    """A source that can tell how far behind it is, of its first partition, and how many partitions there are."""
+
+    partitions: int | None = None
+
+    async def open(self) -> SourceTraits:
+        return dataclasses.replace(await super().open(), partitions=self.partitions)
+
+    def lag(self, partition: Partition) -> int | None:
+        return 41 if partition.id.number == 0 else None

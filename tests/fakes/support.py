@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -13,12 +14,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lanes import Consumer, History, Message, PartitionKey, Retry, Settings
-from lanes.clock import Clock, monotonic
-from lanes.config import Poison
+from lanes import Attempts, Consumer, Message, PartitionKey, Retry, Settings
 from lanes.core.types import Room
-from lanes.handlers import Handler
-from lanes.source import Assigned, DeadLetters, Delivered, Source, SourceEvent
+from lanes.errors import MessageError
+from lanes.source import Assigned, Delivered, SourceEvent
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
 
@@ -103,33 +102,41 @@ def living() -> int:
     return tasks + sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate())
 
 
+async def acknowledge(message: Message) -> None:
+    """A handler that succeeds at once."""
+
+
+async def acknowledge_all(batch: list[Message]) -> None:
+    """A batch handler that succeeds at once."""
+
+
+async def fail(message: Message) -> None:
+    """A handler that always fails."""
+    raise ValueError("poison")
+
+
 def consumer_of(
-    source: Source,
-    handler: Handler,
+    source: Any,
+    handler: Any,
     *,
-    dead_letters: DeadLetters | None = None,
-    history: History | None = None,
-    clock: Clock = monotonic,
-    concurrency: int = 4,
-    max_in_flight: int | None = None,
-    max_in_flight_bytes: int = 1 << 20,
     attempts: int = 1,
     backoff: float = 0.0,
-    poison: Poison | None = None,
-    drain_timeout: float = 30.0,
-    grace: float = 2.0,
+    store: Attempts | None = None,
+    **arguments: Any,
 ) -> Consumer:
-    """A consumer that never retries, unless told so."""
-    settings = Settings(
-        concurrency=concurrency,
-        max_in_flight=max_in_flight,
-        max_in_flight_bytes=max_in_flight_bytes,
-        retry=Retry(attempts=attempts, backoff=backoff),
-        poison=poison,
-        drain_timeout=drain_timeout,
-        grace=grace,
-    )
-    return Consumer(source, handler, settings=settings, dead_letters=dead_letters, history=history, clock=clock)
+    """A consumer that does not retry and commits at once, unless told so.
+
+    ``store`` keeps its attempts. ``arguments`` are settings, or arguments of ``Consumer``.
+    """
+    names = {field.name for field in dataclasses.fields(Settings)}
+    settings: dict[str, Any] = {name: arguments.pop(name) for name in list(arguments) if name in names}
+    defaults = {
+        "concurrency": 4,
+        "max_in_flight_bytes": 1 << 20,
+        "retry": Retry(attempts=attempts, backoff=backoff),
+        "commit_interval": 0.0,
+    }
+    return Consumer(source, handler, settings=Settings(**{**defaults, **settings}), attempts=store, **arguments)
 
 
 def published(*keys: PartitionKey | None, partitions: int = 1, partition: int | None = None) -> MemoryBroker:
@@ -217,3 +224,18 @@ def deliver_beside_the_assignment(source: Any, monkeypatch: pytest.MonkeyPatch) 
         return events
 
     monkeypatch.setattr(source, "receive", at_once)
+
+
+def break_positions(source: MemorySource, positions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a source say that it could not read these."""
+    receive = source.receive
+
+    async def broken(room: Any) -> Any:
+        events = await receive(room)
+        for event in events:
+            for message in getattr(event, "run", ()):
+                if message.position in positions:
+                    message.broken = MessageError("no key")
+        return events
+
+    monkeypatch.setattr(source, "receive", broken)

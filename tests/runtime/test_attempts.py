@@ -11,40 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes import Attempt, ConfigError, Consumer, HandlerHalted, History, Message, Nak, Partition, Retry, Settings, Term
-from lanes.core.types import PartitionId
+from lanes import Attempt, ConfigError, HandlerHalted, History, Message, Partition, Term
 from memsource import Group, GroupSource, MemoryAttempts, MemoryBroker, MemoryDeadLetters, MemorySource, read
+from tests.fakes.attempts import HERE, Failing, Later, keeping, place
 from tests.fakes.grouped import group_of
 from tests.fakes.support import deliver_beside_the_assignment, published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
 pytestmark = pytest.mark.anyio
-
-HERE = PartitionId("memory", 0)
-
-
-class Later(Nak):
-    """The next attempt is not to be seen in this test."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(delay=3600.0)
-
-
-class Failing:
-    """A handler that fails with these positions; ``calls`` are positions and attempts, in order."""
-
-    def __init__(self, *poison: int, error: type[Exception] = ValueError) -> None:
-        self.poison = set(poison)
-        self.error = error
-        self.calls: list[tuple[int, int]] = []
-
-    async def __call__(self, message: Message) -> None:
-        self.calls.append((message.position, message.attempt))
-        if message.position in self.poison:
-            raise self.error("no")
-
-    def attempts(self, position: int) -> list[int]:
-        return [attempt for at, attempt in self.calls if at == position]
 
 
 class Store(MemoryAttempts):
@@ -65,13 +39,6 @@ class Store(MemoryAttempts):
             raise self.fails[what]
 
 
-def consumer_of(source: Any, handler: Any, store: Any, *, attempts: int = 3, **arguments: Any) -> Consumer:
-    passed = {name: arguments.pop(name) for name in ("dead_letters", "history") if name in arguments}
-    retry = Retry(attempts=attempts, backoff=arguments.pop("backoff", 0.0))
-    settings = Settings(**{"concurrency": 4, "retry": retry, "commit_interval": 0.0, **arguments})
-    return Consumer(source, handler, settings=settings, attempts=store, **passed)
-
-
 @pytest.fixture(params=["acks", "commits"])
 def broker(request: pytest.FixtureRequest) -> Any:
     """Messages 0, 1, 2 of the keys a, b, a: where each is acknowledged, and where a position is committed."""
@@ -83,21 +50,15 @@ def source_of(broker: MemoryBroker | Group) -> Any:
     return GroupSource(broker, "a") if isinstance(broker, Group) else MemorySource(broker)
 
 
-def place(store: MemoryAttempts) -> dict[int, Attempt]:
-    """What is kept of the one partition."""
-    (rows,) = store.kept().values() or [{}]
-    return rows
-
-
 async def test_a_handover_goes_on_with_the_attempts(broker: Any, tmp_path: Path) -> None:
     store = MemoryAttempts()
     handler = Failing(0, error=Later)
-    consumer = consumer_of(source_of(broker), handler, store, history=History(tmp_path))
+    consumer = keeping(source_of(broker), handler, store, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: handler.attempts(0) == [1] and place(store) == {0: Attempt(1, "held", "Later")})
         assert await run.stop() is None
     handler.poison.clear()
-    consumer = consumer_of(source_of(broker), handler, store, history=History(tmp_path))
+    consumer = keeping(source_of(broker), handler, store, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: handler.calls[-1] == (2, 1) and store.kept() == {})
         assert await run.stop() is None
@@ -111,7 +72,7 @@ async def test_the_attempts_of_all_owners_are_bounded_together(broker: Any, tmp_
     letters = MemoryDeadLetters(broker if isinstance(broker, MemoryBroker) else MemoryBroker())
     for number in (1, 2, 3):
         history = History(tmp_path)
-        consumer = consumer_of(source_of(broker), handler, store, dead_letters=letters, history=history)
+        consumer = keeping(source_of(broker), handler, store, dead_letters=letters, history=history)
         async with started(consumer) as run:
             if number < 3:
                 await until(lambda n=number: place(store) == {0: Attempt(n, "held", "Later")})  # type: ignore[misc]
@@ -129,7 +90,7 @@ async def test_a_blocked_head_is_blocked_again_and_not_called(broker: Any, tmp_p
     handler = Failing(0)
     for number in (1, 2):
         history = History(tmp_path)
-        consumer = consumer_of(source_of(broker), handler, store, attempts=2, poison="block", history=history)
+        consumer = keeping(source_of(broker), handler, store, attempts=2, poison="block", history=history)
         async with started(consumer) as run:
             await until(lambda c=consumer: c.ready and c.status().blocked == 1 and (1, 1) in handler.calls)  # type: ignore[misc]
             await until(lambda: place(store) == {0: Attempt(2, "blocked", "ValueError")})
@@ -148,7 +109,7 @@ async def test_a_blocked_head_may_be_parked_by_its_next_owner(tmp_path: Path) ->
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
     letters = MemoryDeadLetters(broker)
     for _ in range(2):
-        consumer = consumer_of(
+        consumer = keeping(
             MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
         )
         async with started(consumer) as run:
@@ -157,9 +118,7 @@ async def test_a_blocked_head_may_be_parked_by_its_next_owner(tmp_path: Path) ->
             await run.stop()
     # Its letter was written by its first owner, and not again.
     assert len(letters.called("put")) == 1
-    consumer = consumer_of(
-        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
-    )
+    consumer = keeping(MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters)
     async with started(consumer) as run:
         await until(lambda: consumer.ready and consumer.status().blocked == 1)
         assert consumer.park("a") == 1
@@ -173,13 +132,13 @@ async def test_what_was_on_its_way_to_the_dead_letters_goes_on_there() -> None:
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0, error=Term)
     letters = MemoryDeadLetters(broker)
     letters.block("put")
-    consumer = consumer_of(MemorySource(broker), handler, store, dead_letters=letters)
+    consumer = keeping(MemorySource(broker), handler, store, dead_letters=letters)
     async with started(consumer) as run:
         await until(lambda: place(store) == {0: Attempt(1, "parking", "Term")})
         await run.stop()
     letters.unblock("put")
     assert broker.dead_letters == []
-    async with started(consumer_of(MemorySource(broker), handler, store, dead_letters=letters)) as run:
+    async with started(keeping(MemorySource(broker), handler, store, dead_letters=letters)) as run:
         await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
         await run.stop()
     assert handler.calls == [(0, 1), (1, 1)]
@@ -190,11 +149,11 @@ async def test_what_was_on_its_way_to_the_dead_letters_goes_on_there() -> None:
 async def test_under_exit_every_start_gives_one_more_attempt() -> None:
     broker, store, handler = published("a"), MemoryAttempts(), Failing(0)
     for _ in range(3):
-        async with started(consumer_of(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
+        async with started(keeping(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
             assert isinstance(await run.end(), HandlerHalted)
     assert handler.attempts(0) == [1, 2, 3, 4]
     handler.poison.clear()
-    async with started(consumer_of(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
+    async with started(keeping(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
         await until(lambda: broker.unfinished == 0 and store.kept() == {})
         await run.stop()
     assert handler.attempts(0)[-1] == 5
@@ -213,7 +172,7 @@ async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
 
     for number in (1, 2):
         history = History(tmp_path)
-        async with started(consumer_of(MemorySource(broker), handler, store, poison="block", history=history)) as run:
+        async with started(keeping(MemorySource(broker), handler, store, poison="block", history=history)) as run:
             await until(lambda n=number: len(calls) == n)  # type: ignore[misc]
             run.consumer.stop()
             go.set()
@@ -221,7 +180,7 @@ async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
         go = anyio.Event()
         assert place(store) == {0: Attempt(number, "held", "ValueError")}
     history = History(tmp_path)
-    async with started(consumer_of(MemorySource(broker), handler, store, poison="block", history=history)) as run:
+    async with started(keeping(MemorySource(broker), handler, store, poison="block", history=history)) as run:
         await until(lambda: broker.unfinished == 0 and store.kept() == {})
         await run.stop()
     assert calls == [(0, 1), (0, 2), (0, 3), (1, 1)]
@@ -237,7 +196,7 @@ async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(
     store.open = anyio.Event()
     if beside:
         deliver_beside_the_assignment(source, monkeypatch)
-    async with started(consumer_of(source, handler, store, max_in_flight=4)) as run:
+    async with started(keeping(source, handler, store, max_in_flight=4)) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         await turns()
         assert handler.calls == []
@@ -255,7 +214,7 @@ async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(
 async def test_a_partition_that_waits_too_long_for_the_store_is_unhealthy(broker: Any) -> None:
     store = Store()
     store.open = anyio.Event()
-    consumer = consumer_of(source_of(broker), Failing(), store, unhealthy_after=0.2)
+    consumer = keeping(source_of(broker), Failing(), store, unhealthy_after=0.2)
     async with started(consumer) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         await until(lambda: not consumer.healthy)
@@ -270,12 +229,12 @@ async def test_a_partition_that_is_not_loaded_is_given_up_at_once(broker: Any) -
     store = Store()
     store.open = anyio.Event()
     handler = Failing()
-    async with started(consumer_of(source_of(broker), handler, store, drain_timeout=60.0)) as run:
+    async with started(keeping(source_of(broker), handler, store, drain_timeout=60.0)) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         assert await run.stop() is None
     assert handler.calls == []
     store.open.set()
-    async with started(consumer_of(source_of(broker), handler, store)) as run:
+    async with started(keeping(source_of(broker), handler, store)) as run:
         await until(lambda: len(handler.calls) == 3)
         await run.stop()
 
@@ -294,7 +253,7 @@ async def test_one_partition_does_not_wait_for_the_attempts_of_another_one() -> 
         handled.append(message.partition.id.number)
 
     of_the_other = broker.waiting(1)
-    async with started(consumer_of(MemorySource(broker), handler, Half())) as run:
+    async with started(keeping(MemorySource(broker), handler, Half())) as run:
         await until(lambda: len(handled) == 6 - of_the_other)
         await turns()
         assert set(handled) == {0} and 0 < of_the_other < 6
@@ -304,7 +263,7 @@ async def test_one_partition_does_not_wait_for_the_attempts_of_another_one() -> 
 async def test_a_hold_does_not_end_before_its_failure_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     broker, store, handler = published("a", "b", "a"), Store(), Failing(0)
     store.fails = {"keep an attempt": OSError("the store is gone")}
-    async with started(consumer_of(MemorySource(broker), handler, store)) as run:
+    async with started(keeping(MemorySource(broker), handler, store)) as run:
         await until(lambda: store.asked["keep an attempt"] == 1 and broker.acked() == [1])
         await turns(200)
         assert handler.calls == [(0, 1), (1, 1)], "its lane waits, the others go on"
@@ -324,7 +283,7 @@ async def test_a_store_that_cannot_work_stops_the_consumer_in_order(call: str) -
     broker, store, handler = published("a", "b"), Store(), Failing(0)
     error = ConfigError("there are no tables: make them")
     store.fails = {call: error}
-    async with started(consumer_of(MemorySource(broker), handler, store)) as run:
+    async with started(keeping(MemorySource(broker), handler, store)) as run:
         assert await run.end() is error
     assert handler.attempts(0) == ([] if call == "load attempts" else [1])
     assert 0 not in broker.acked()
@@ -334,11 +293,11 @@ async def test_what_is_over_is_dropped_without_being_handled() -> None:
     """Of a process that died between its commit and the drop."""
     group = group_of(["a", "b", "a"])
     store = MemoryAttempts()
-    async with started(consumer_of(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
         await until(lambda: group.unfinished == 0)
         await run.stop()
     store._rows[HERE, ""] = {0: (Attempt(4, "held", "E"), 0)}
-    async with started(consumer_of(GroupSource(group, "a"), Failing(), store)) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(), store)) as run:
         await until(lambda: store.kept() == {})
         await run.stop()
 
@@ -346,11 +305,11 @@ async def test_what_is_over_is_dropped_without_being_handled() -> None:
 async def test_what_is_over_above_the_floor_is_dropped_and_nothing_between() -> None:
     keys = ["a", "b", "c", "a", "b"]
     group, store = group_of([*keys, "c"]), MemoryAttempts()
-    async with started(consumer_of(GroupSource(group, "a"), Failing(0, 5, error=Later), MemoryAttempts())) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(0, 5, error=Later), MemoryAttempts())) as run:
         await until(lambda: group.unfinished == 3)
         await run.stop()
     store._rows[HERE, ""] = {position: (Attempt(1, "held", "E"), 0) for position in range(6)}
-    async with started(consumer_of(GroupSource(group, "a"), Failing(0, 3, 5, error=Later), store)) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(0, 3, 5, error=Later), store)) as run:
         await until(lambda: place(store).keys() == {0, 3, 5} and place(store)[5].attempts == 2)
         await run.stop()
 
@@ -369,7 +328,7 @@ async def test_in_a_batch_and_in_threads_no_handler_is_called_for_what_was_given
 
         handler, more = (many, {"batch": 4}) if kind == "batch" else (one, {})
         history = History(tmp_path)
-        consumer = consumer_of(MemorySource(broker), handler, store, poison="block", history=history, **more)
+        consumer = keeping(MemorySource(broker), handler, store, poison="block", history=history, **more)
         async with started(consumer) as run:
             await until(lambda b=broker: b.acked() == [1, 3])  # type: ignore[misc]
             assert sorted(calls) == [(1, 2), (3, 1)]
@@ -388,7 +347,7 @@ async def test_a_finite_source_ends_behind_what_was_put_aside() -> None:
     store.open = anyio.Event()
     source = MemorySource(broker)
     source.finish()
-    async with started(consumer_of(source, handler, store)) as run:
+    async with started(keeping(source, handler, store)) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         await turns()
         assert not run.ended.is_set()
@@ -402,7 +361,7 @@ async def test_a_partition_goes_and_comes_while_it_is_loaded(how: str) -> None:
     broker, store, handler = published("a", "b", "a"), Store(), Failing()
     store.open = anyio.Event()
     source = MemorySource(broker)
-    async with started(consumer_of(source, handler, store)) as run:
+    async with started(keeping(source, handler, store)) as run:
         await until(lambda: store.asked["load attempts"] == 1)
         if how == "revoke":
             source.revoke(0)

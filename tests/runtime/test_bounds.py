@@ -146,3 +146,15 @@ async def test_the_brokers_own_limit_is_the_bound_where_it_is_less() -> None:
         handler.let(*range(20))
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_clients_are_paused_although_every_handler_hangs() -> None:
+    source = MemorySource(published(*range(10)))
+    handler = Gated()
+    async with started(consumer_of(source, handler, concurrency=2, max_in_flight=2)) as run:
+        await until(lambda: handler.running == 2)
+        await until(lambda: any(call.room is not None and call.room.paused for call in source.calls))
+        handler.let(*range(10))
+        run.scope.cancel()
+        await run.end()

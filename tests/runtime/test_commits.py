@@ -8,8 +8,8 @@ import pytest
 from lanes import Consumer, Message, Settings, SourceError
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.fakes.grouped import ONCE, HandClock, commits, epochs, group_of, member
-from tests.fakes.support import Gated, started, turns, until
+from tests.fakes.grouped import ONCE, HandClock, commits, epochs, group_of
+from tests.fakes.support import Gated, consumer_of, started, turns, until
 from tests.fakes.telemetry import Sdk
 
 # --- when
@@ -20,7 +20,7 @@ async def test_what_has_finished_is_committed_and_never_more() -> None:
     group = group_of("abacd")
     source = GroupSource(group, "m")
     handler = Gated()
-    async with started(member(source, handler)) as run:
+    async with started(consumer_of(source, handler)) as run:
         await until(lambda: sorted(handler.started) == [0, 1, 3, 4])
         handler.let(1, 3)
         await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))))
@@ -61,7 +61,7 @@ async def test_many_finished_messages_do_not_wait_for_the_interval() -> None:
     group = group_of(map(str, range(40)))
     source = GroupSource(group, "m")
     handler = Gated(free=[str(number).encode() for number in range(40) if number not in (9, 39)])
-    consumer = member(source, handler, max_ahead=120, commit_interval=3600.0, concurrency=40)
+    consumer = consumer_of(source, handler, max_ahead=120, commit_interval=3600.0, concurrency=40)
     async with started(consumer) as run:
         # 38 have finished, and a quarter of max_ahead is 30.
         await until(lambda: group.committed(0).offset == 9)
@@ -80,7 +80,7 @@ async def test_gaps_at_the_end_are_committed_too() -> None:
     group = group_of("ab")
     group.skip(5)
     source = GroupSource(group, "m")
-    async with started(member(source, Gated(free=[b"a", b"b"]))) as run:
+    async with started(consumer_of(source, Gated(free=[b"a", b"b"]))) as run:
         await until(lambda: group.committed(0) == Committed(7))
         group.skip(3)
         await until(lambda: group.committed(0) == Committed(10))
@@ -92,7 +92,7 @@ async def test_stop_commits_everything_at_once() -> None:
     group = group_of("abcabc", partitions=3)
     source = GroupSource(group, "m")
     source.finish()
-    consumer = member(source, Gated(free=[b"a", b"b", b"c"]), commit_interval=3600.0)
+    consumer = consumer_of(source, Gated(free=[b"a", b"b", b"c"]), commit_interval=3600.0)
     await consumer.run()
     assert group.unfinished == 0
     assert [call.name for call in source.calls][-1] == "aclose"
@@ -103,7 +103,7 @@ async def test_a_run_that_is_cancelled_commits_what_had_finished() -> None:
     group = group_of("aba")
     source = GroupSource(group, "m")
     handler = Gated(free=[b"b"])
-    async with started(member(source, handler, commit_interval=3600.0)) as run:
+    async with started(consumer_of(source, handler, commit_interval=3600.0)) as run:
         await until(lambda: handler.ended == [1])
         run.scope.cancel()
         await run.end()
@@ -115,7 +115,7 @@ async def test_what_has_finished_is_counted_once(sdk: Sdk) -> None:
     group = group_of("abcabc", partitions=2)
     source = GroupSource(group, "m")
     source.finish()
-    consumer = member(source, Gated(free=[b"a", b"b", b"c"]))
+    consumer = consumer_of(source, Gated(free=[b"a", b"b", b"c"]))
     await consumer.run()
     assert sum(number for number, _ in sdk.numbers("lanes.settled")) == 6
     assert consumer.status().settled == 6
@@ -132,7 +132,7 @@ async def test_a_commit_that_may_not_have_been_made_is_repeated(done: bool, monk
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("timed out", retryable=True), times=2, done=done)
     handler = Gated(free=[b"a"])
-    async with started(member(source, handler)) as run:
+    async with started(consumer_of(source, handler)) as run:
         await until(lambda: len(commits(source)) >= 3)
         assert run.consumer.status().partitions["memory/0"].confirmed in (0, 2)
         await until(lambda: run.consumer.status().partitions["memory/0"].confirmed == 2)
@@ -150,7 +150,7 @@ async def test_a_failing_commit_does_not_stop_the_handlers(monkeypatch: pytest.M
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
     handler = Gated(free=[b"a"])
-    async with started(member(source, handler)) as run:
+    async with started(consumer_of(source, handler)) as run:
         await until(lambda: len(handler.ended) == 20)
         await until(lambda: run.consumer.status().partitions["memory/0"].floor == 20)
         status = run.consumer.status().partitions["memory/0"]
@@ -166,7 +166,7 @@ async def test_an_error_of_a_commit_that_is_final_stops_everything() -> None:
     source = GroupSource(group, "m")
     error = SourceError("fenced for good")
     source.fail("settle", error, times=100)
-    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.0, grace=0.05)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a"]), drain_timeout=0.0, grace=0.05)) as run:
         assert await run.end() is error
 
 
@@ -176,7 +176,7 @@ async def test_one_commit_of_a_partition_at_a_time() -> None:
     source = GroupSource(group, "m")
     source.block("settle")
     handler = Gated(free=[b"a"])
-    async with started(member(source, handler)) as run:
+    async with started(consumer_of(source, handler)) as run:
         await until(lambda: commits(source) == [1])
         handler.let(1, 2)
         await until(lambda: run.consumer.status().settled == 3)
@@ -196,7 +196,7 @@ async def test_drains_wait_for_commits_that_are_under_way() -> None:
     source = GroupSource(group, "m")
     source.block("settle")
     handler = Gated(free=[key.encode() for key in "abcdefgh"])
-    async with started(member(source, handler, grace=3600.0, drain_timeout=3600.0)) as run:
+    async with started(consumer_of(source, handler, grace=3600.0, drain_timeout=3600.0)) as run:
         await until(lambda: len(handler.ended) == 16)
         await until(
             lambda: {each.partition.id.number for c in source.called("settle") for each in c.commits} == {0, 1, 2}
@@ -273,7 +273,7 @@ async def test_a_partition_is_released_although_its_commit_hangs() -> None:
     group = group_of("a")
     source = GroupSource(group, "m")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
         await until(lambda: source.called("settle"))
         group.revoke(0)
         await until(lambda: [call.partition for call in source.called("release")] == [0])
@@ -293,7 +293,7 @@ async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pyte
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
     source.block("release")
-    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.3)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.3)) as run:
         await until(lambda: source.called("settle"))
         group.revoke(0)
         await until(lambda: source.called("release"))

@@ -7,31 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes import Consumer, HandlerHalted, Message, Settings, SourceError
+from lanes import ConfigError, Consumer, HandlerHalted, LanesError, SourceError
 from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.fakes.grouped import ONCE, HandClock, group_of
-from tests.fakes.support import Gated, published, started, turns, until
-
-
-async def acknowledge(message: Message) -> None:
-    """Handle nothing, well."""
-
-
-async def acknowledge_all(batch: list[Message]) -> None:
-    """Handle nothing, well."""
-
-
-async def fail(message: Message) -> None:
-    """Handle nothing, badly."""
-    raise ValueError("poison")
-
-
-def consumer_of(source: Any, handler: Any, **arguments: Any) -> Consumer:
-    """A consumer that never retries, unless told so."""
-    names = ("dead_letters", "decode", "clock")
-    given = {name: arguments.pop(name) for name in names if name in arguments}
-    settings = Settings(**{"concurrency": 4, "retry": ONCE, **arguments})
-    return Consumer(source, handler, settings=settings, **given)
+from tests.fakes.grouped import HandClock, group_of
+from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published, started, turns, until
 
 
 def state(consumer: Consumer) -> tuple[bool, bool, bool]:
@@ -340,3 +319,33 @@ async def test_a_run_that_ends_while_another_thread_asks_about_it_fails_nobody(
             patch.setattr(Consumer, "_active_run", property(lambda consumer: next(looks, None)))
             asked(run.consumer, name)
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_unblock_and_park_are_for_a_running_consumer() -> None:
+    broker = published("a")
+    consumer = consumer_of(MemorySource(broker), fail, poison="block", dead_letters=MemoryDeadLetters(broker))
+    with pytest.raises(LanesError, match="has not started: unblock a key after run"):
+        consumer.unblock("a")
+    with pytest.raises(LanesError, match="has not started: park a key after run"):
+        consumer.park("a")
+    async with started(consumer) as run:
+        await until(lambda: consumer.active and consumer.status().blocked)
+        with pytest.raises(TypeError, match="a key must be"):
+            consumer.unblock(1.5)  # type: ignore[arg-type]
+        assert (consumer.unblock("b"), consumer.park("b"), consumer.park(None)) == (0, 0, 0)
+        # At once: the lanes are still there, and nobody works for them any more.
+        run.scope.cancel()
+        await run.end()
+    with pytest.raises(LanesError, match="has stopped: unblock a key while it runs"):
+        consumer.unblock("a")
+    with pytest.raises(LanesError, match="has stopped: park a key while it runs"):
+        consumer.park("a")
+    assert broker.dead_letters == []
+
+
+@pytest.mark.anyio
+async def test_to_park_without_dead_letters_is_refused() -> None:
+    consumer = consumer_of(MemorySource(published("a")), fail, poison="block")
+    with pytest.raises(ConfigError, match="park needs dead letters, or messages are lost: pass dead_letters="):
+        consumer.park("a")

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import anyio
 import pytest
 
-from lanes import ConfigError, Partition, SourceTraits
 from lanes.core.types import Settlement
 from memsource import GroupSource, MemoryBroker, MemorySource
-from tests.fakes.grouped import group_of, member
+from tests.fakes.grouped import Knowing, group_of
 from tests.fakes.support import Gated, consumer_of, started, until
-
-
-class Knowing(GroupSource):
-    """A source that can tell how far behind it is, of its first partition, and how many partitions there are."""
-
-    partitions: int | None = None
-
-    async def open(self) -> SourceTraits:
-        return dataclasses.replace(await super().open(), partitions=self.partitions)
-
-    def lag(self, partition: Partition) -> int | None:
-        return 41 if partition.id.number == 0 else None
 
 
 @pytest.mark.anyio
 async def test_the_status_has_the_lag_that_the_source_knows() -> None:
-    async with started(member(Knowing(group_of((), partitions=2), "m"), Gated())) as run:
+    async with started(consumer_of(Knowing(group_of((), partitions=2), "m"), Gated())) as run:
         await until(lambda: run.consumer.active and len(run.consumer.status().partitions) == 2)
         assert [each.lag for each in run.consumer.status().partitions.values()] == [41, None]
         assert await run.stop() is None
@@ -37,7 +23,7 @@ async def test_the_status_has_the_lag_that_the_source_knows() -> None:
 
 @pytest.mark.anyio
 async def test_without_a_source_that_knows_there_is_no_lag() -> None:
-    async with started(member(GroupSource(group_of(()), "m"), Gated())) as run:
+    async with started(consumer_of(GroupSource(group_of(()), "m"), Gated())) as run:
         await until(lambda: run.consumer.active)
         assert [each.lag for each in run.consumer.status().partitions.values()] == [None]
         assert await run.stop() is None
@@ -51,7 +37,7 @@ async def test_each_partition_has_its_oldest_unfinished_message() -> None:
         for key in keys:
             group.publish(key, key=key, partition=number)
     handler = Gated(free=[b"quick"])
-    async with started(member(GroupSource(group, "m"), handler, concurrency=5)) as run:
+    async with started(consumer_of(GroupSource(group, "m"), handler, concurrency=5)) as run:
         await until(lambda: run.consumer.active and run.consumer.status().settled == 2)
         status = run.consumer.status()
         oldest = {name: each.oldest for name, each in status.partitions.items()}
@@ -73,7 +59,7 @@ async def test_the_oldest_is_the_one_that_was_delivered_first_whatever_its_posit
     group = group_of((), partitions=2)
     group.publish("0", key="slow", partition=1)
     handler = Gated()
-    async with started(member(GroupSource(group, "m"), handler)) as run:
+    async with started(consumer_of(GroupSource(group, "m"), handler)) as run:
         for number in (1, 0):
             await until(lambda: run.consumer.active and run.consumer.status().in_flight == 2 - number)  # noqa: B023
             group.publish("1", key="other", partition=number)
@@ -106,25 +92,3 @@ async def test_what_is_finished_and_only_waits_for_its_settlement_is_not_unfinis
         assert (found.holes, found.oldest, run.consumer.status().oldest) == (1, None, None)
         confirmed.set()
         assert await run.stop() is None
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("partitions", "order"), [(2, "serial"), (100, "serial")])
-async def test_serial_order_is_refused_before_anything_is_received(partitions: int, order: str) -> None:
-    source = Knowing(group_of("ab"), "m")
-    source.partitions = partitions
-    source.finish()
-    handler = Gated(free=[b"a", b"b"])
-    said = rf'order="serial": memory/m has {partitions} partitions; use order="partition" or a topic with one partition'
-    with pytest.raises(ConfigError, match=said):
-        await member(source, handler, order=order).run()
-    assert source.called("receive") == []
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("partitions", "order"), [(1, "serial"), (None, "serial"), (2, "partition"), (2, "key")])
-async def test_what_can_be_kept_is_not_refused(partitions: int | None, order: str) -> None:
-    source = Knowing(group_of("ab"), "m")
-    source.partitions = partitions
-    source.finish()
-    await member(source, Gated(free=[b"a", b"b"]), order=order).run()

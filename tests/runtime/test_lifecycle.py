@@ -16,12 +16,18 @@ from lanes.core.types import Room
 from lanes.source import Delivered, SourceEvent
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.fakes.support import Gated, consumer_of, living, published, started, turns, until
-
-
-async def acknowledge(message: Message) -> None:
-    """Handle nothing, well."""
-
+from tests.fakes.support import (
+    Gated,
+    acknowledge,
+    acknowledge_all,
+    consumer_of,
+    fail,
+    living,
+    published,
+    started,
+    turns,
+    until,
+)
 
 # --- errors of the source
 
@@ -233,22 +239,6 @@ async def test_lanes_run_handles_a_finite_source() -> None:
     assert broker.unfinished == 0
 
 
-@pytest.mark.anyio
-async def test_a_bound_above_the_brokers_is_refused_before_the_first_message() -> None:
-    broker = MemoryBroker(max_unacked=5)
-    broker.publish()
-    source = MemorySource(broker)
-    with pytest.raises(ConfigError, match=r"max_in_flight=6 is above the 5 unsettled messages"):
-        await consumer_of(source, acknowledge, max_in_flight=6).run()
-    assert broker.deliveries(0) == 0
-    assert source.called("aclose")
-
-
-def test_a_handler_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not callable"):
-        Consumer(MemorySource(MemoryBroker()), None, settings=Settings())  # type: ignore[arg-type]
-
-
 # --- cancellation from outside
 
 
@@ -364,4 +354,26 @@ async def test_nothing_is_left_after_a_run(poison: int | None) -> None:
     with contextlib.suppress(HandlerHalted):
         await consumer_of(source, handler, attempts=2, backoff=0.001).run()
     assert (source.broker.unfinished == 0) == (poison is None)
+    assert living() == before
+
+
+@pytest.mark.anyio
+async def test_several_consumers_run_in_one_process() -> None:
+    before = living()
+    brokers = [published(*"abcabc") for _ in range(3)]
+    sources = [MemorySource(broker) for broker in brokers]
+    halted = published("a", "b")
+    async with (
+        started(consumer_of(MemorySource(halted), fail)) as failing,
+        started(consumer_of(sources[0], acknowledge)) as one,
+        started(consumer_of(sources[1], lambda message: None)) as two,
+        started(consumer_of(sources[2], acknowledge_all, batch=3)) as three,
+    ):
+        # One that fails is no business of the others.
+        assert isinstance(await failing.end(), HandlerHalted)
+        await until(lambda: not any(broker.unfinished for broker in brokers))
+        for run in (one, two, three):
+            await until(lambda run=run: run.consumer.status().settled == 6)  # type: ignore[misc]
+            assert await run.stop() is None
+    assert [broker.acked() for broker in brokers] == [[0, 1, 2, 3, 4, 5]] * 3
     assert living() == before

@@ -12,8 +12,8 @@ from lanes import SourceError
 from lanes.observe import health
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.fakes.grouped import commits, group_of, member
-from tests.fakes.support import Gated, started, turns, until
+from tests.fakes.grouped import commits, group_of
+from tests.fakes.support import Gated, consumer_of, started, turns, until
 
 UNCONFIRMED = "until the broker has confirmed position 3 (a commit is not answered)"
 
@@ -37,7 +37,7 @@ async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
     source = GroupSource(group, "m", batch=7)
     handler = Gated(free=[str(number).encode() for number in range(50)])
     with caplog.at_level(logging.WARNING, "lanes"):
-        async with started(member(source, handler, max_ahead=10)) as run:
+        async with started(consumer_of(source, handler, max_ahead=10)) as run:
             consumer = run.consumer
             await until(lambda: len(handler.ended) == 9)
             await turns()
@@ -68,7 +68,7 @@ async def test_the_next_one_that_holds_it_up_is_named_too(
     # One run: what is beyond the bound waits, and enters as the first one ends.
     source = GroupSource(group_of(keys), "m", batch=12)
     with caplog.at_level(logging.WARNING, "lanes"):
-        async with started(member(source, handler, max_ahead=4)) as run:
+        async with started(consumer_of(source, handler, max_ahead=4)) as run:
             await until(lambda: named(caplog, 0))
             assert not named(caplog, 1)
             handler.let(0)
@@ -89,7 +89,7 @@ async def test_a_broker_that_does_not_confirm_is_named(
     source.block("settle")
     handler = Gated(free=[key.encode() for key in "abcdef"[slow:]])
     with caplog.at_level(logging.WARNING, "lanes"):
-        async with started(member(source, handler, max_ahead=3)) as run:
+        async with started(consumer_of(source, handler, max_ahead=3)) as run:
             if slow:
                 await until(lambda: named(caplog, 0))
                 assert not any(UNCONFIRMED in said for said in stalled(caplog))
@@ -111,7 +111,7 @@ async def test_commits_that_fail_are_named_with_their_error(
     source = GroupSource(group, "m")
     source.fail("settle", SourceError("the group is away", retryable=True), times=1_000_000)
     with caplog.at_level(logging.WARNING, "lanes"):
-        async with started(member(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
+        async with started(consumer_of(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
             await until(lambda: any("position 3 (commits fail: the group is away" in said for said in stalled(caplog)))
             why = run.consumer.health().reasons
             assert any("finished messages of memory/0 are not settled for " in reason for reason in why)
@@ -129,7 +129,7 @@ async def test_another_partition_goes_on_while_one_has_reached_its_bound() -> No
     free = [f"{kind}{number}".encode() for kind in "sf" for number in range(30)]
     handler = Gated(free=free)
     # What one partition holds back and a batch of the other fill the bound.
-    async with started(member(source, handler, max_ahead=5, max_in_flight=10)) as run:
+    async with started(consumer_of(source, handler, max_ahead=5, max_in_flight=10)) as run:
         await until(lambda: group.committed(1) == Committed(30))
         assert group.committed(0).offset == 0
         handler.let(0)
@@ -143,7 +143,7 @@ async def test_reaching_the_bound_asks_for_what_could_wait_until_then() -> None:
     source = GroupSource(group, "m", batch=100)
     handler = Gated(free=[str(number).encode() for number in range(5)])
     # Too few for a commit that does not wait for the interval.
-    consumer = member(source, handler, max_ahead=40, commit_interval=3600.0, concurrency=50)
+    consumer = consumer_of(source, handler, max_ahead=40, commit_interval=3600.0, concurrency=50)
     async with started(consumer) as run:
         await until(lambda: len(handler.ended) == 5)
         await turns()
@@ -162,7 +162,7 @@ async def test_at_the_bound_a_commit_waits_for_nothing() -> None:
     source = GroupSource(group, "m", batch=9)
     source.finish()
     handler = Gated(free=[str(number).encode() for number in range(100)])
-    consumer = member(source, handler, max_ahead=4, commit_interval=3600.0)
+    consumer = consumer_of(source, handler, max_ahead=4, commit_interval=3600.0)
     with anyio.fail_after(20):
         await consumer.run()
     assert group.unfinished == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -169,3 +170,41 @@ async def test_what_is_published_later_is_handled() -> None:
             await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
     assert handler.ended == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_keys_that_share_a_lane_wait_for_each_other(lanes: int) -> None:
+    keys = [f"k{number}" for number in range(12)]
+    broker = published(*keys)
+    handler = Gated()
+    consumer = consumer_of(MemorySource(broker), handler, lanes=lanes, concurrency=12)
+    async with started(consumer) as run:
+        await until(lambda: handler.running == lanes)
+        await turns()
+        assert handler.running == lanes
+        handler.let(*range(12))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("settings", "running"),
+    [
+        ({}, [0, 1, 3, 4]),
+        ({"keyless": "one_lane"}, [0, 1, 3]),
+        ({"order": "partition"}, [0]),
+        ({"order": "none"}, [0, 1, 2, 3, 4]),
+    ],
+)
+async def test_what_waits_for_what(settings: dict[str, Any], running: list[int]) -> None:
+    broker = published("a", "b", "a", None, None)
+    handler = Gated()
+    async with started(consumer_of(MemorySource(broker), handler, concurrency=9, **settings)) as run:
+        await until(lambda: len(handler.started) == len(running))
+        await turns()
+        assert sorted(handler.started) == running
+        handler.let(*range(5))
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings, SourceError
+from lanes import Consumer, HandlerHalted, History, Message, Retry, SourceError
 from lanes.errors import MessageError
 from memsource import Group, GroupSource, MemoryDeadLetters, MemorySource, read
 from memsource.memory.group import Committed
-from tests.fakes.grouped import ONCE, group_of
-from tests.fakes.support import published, started, turns, until
+from tests.fakes.grouped import group_of
+from tests.fakes.support import break_positions, consumer_of, published, started, turns, until
 from tests.fakes.threaded import assert_kept
-from tests.workers.test_batches_ending import break_positions
 
 
 class Poisoned:
@@ -34,14 +33,6 @@ class Poisoned:
         self.done.append(message.position)
 
 
-def consumer_of(source: Any, handler: Any, poison: Any, **arguments: Any) -> Consumer:
-    """A consumer that never retries, unless told so."""
-    names = ("dead_letters", "decode", "history")
-    passed = {name: arguments.pop(name) for name in names if name in arguments}
-    settings = Settings(**{"concurrency": 4, "retry": ONCE, "commit_interval": 0.0, **arguments}, poison=poison)
-    return Consumer(source, handler, settings=settings, **passed)
-
-
 def blocked(consumer: Consumer) -> int:
     """Lanes that are blocked."""
     return consumer.status().blocked if consumer.ready else 0
@@ -54,7 +45,7 @@ def blocked(consumer: Consumer) -> int:
 async def test_block_stops_one_key_until_it_is_unblocked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broker = published("secret", "b", "secret", "b", "c")
     handler = Poisoned(0)
-    consumer = consumer_of(MemorySource(broker), handler, "block", history=History(tmp_path))
+    consumer = consumer_of(MemorySource(broker), handler, poison="block", history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: broker.acked() == [1, 3, 4] and blocked(consumer) == 1)
         broker.publish(key="b")
@@ -85,7 +76,9 @@ async def test_blocked_is_given_up_by_park(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Poisoned(0)
     letters = MemoryDeadLetters(broker)
-    consumer = consumer_of(MemorySource(broker), handler, "block", dead_letters=letters, history=History(tmp_path))
+    consumer = consumer_of(
+        MemorySource(broker), handler, poison="block", dead_letters=letters, history=History(tmp_path)
+    )
     async with started(consumer) as run:
         await until(lambda: broker.acked() == [2] and blocked(consumer) == 1)
         assert broker.dead_letters == []
@@ -105,7 +98,7 @@ async def test_a_held_lane_can_be_parked_and_is_not_unblocked(tmp_path: Path) ->
     consumer = consumer_of(
         MemorySource(broker),
         handler,
-        "block",
+        poison="block",
         dead_letters=MemoryDeadLetters(broker),
         retry=Retry(attempts=5, backoff=3600.0, max_backoff=3600.0),
         history=History(tmp_path),
@@ -125,7 +118,7 @@ async def test_a_held_lane_can_be_parked_and_is_not_unblocked(tmp_path: Path) ->
 async def test_messages_without_a_key_are_unblocked_together() -> None:
     broker = published(None, "a", None)
     handler = Poisoned(0, 2)
-    consumer = consumer_of(MemorySource(broker), handler, "block")
+    consumer = consumer_of(MemorySource(broker), handler, poison="block")
     async with started(consumer) as run:
         await until(lambda: blocked(consumer) == 2)
         handler.poison.clear()
@@ -145,7 +138,7 @@ async def test_a_key_that_is_blocked_in_two_partitions() -> None:
         if failing:
             raise ValueError("poison")
 
-    consumer = consumer_of(GroupSource(group, "m"), handler, "block")
+    consumer = consumer_of(GroupSource(group, "m"), handler, poison="block")
     async with started(consumer) as run:
         await until(lambda: blocked(consumer) == 2)
         failing = False
@@ -160,7 +153,7 @@ async def test_what_is_blocked_is_not_waited_for_and_runs_again_at_the_next_owne
 ) -> None:
     group = group_of("abab")
     handler = Poisoned(0)
-    consumer = consumer_of(GroupSource(group, "m-1"), handler, "block", history=History(tmp_path, member="m-1"))
+    consumer = consumer_of(GroupSource(group, "m-1"), handler, poison="block", history=History(tmp_path, member="m-1"))
     with caplog.at_level(logging.INFO, "lanes"):
         async with started(consumer) as run:
             await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))) and blocked(consumer) == 1)
@@ -172,7 +165,7 @@ async def test_what_is_blocked_is_not_waited_for_and_runs_again_at_the_next_owne
     source = GroupSource(group, "m-2")
     source.finish()
     again = Poisoned()
-    await consumer_of(source, again, "block", history=History(tmp_path, member="m-2")).run()
+    await consumer_of(source, again, poison="block", history=History(tmp_path, member="m-2")).run()
     assert again.done == [0, 2]
     # Attempts start at 1 in each assignment.
     assert again.attempts[0] == 1
@@ -189,7 +182,7 @@ async def test_block_and_dlq_archives_first_and_stops_the_key(tmp_path: Path) ->
     letters = MemoryDeadLetters(broker)
     letters.block("put")
     consumer = consumer_of(
-        MemorySource(broker), handler, "block_and_dlq", dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         await until(lambda: letters.called("put"))
@@ -214,7 +207,7 @@ async def test_block_and_dlq_goes_on_by_park(tmp_path: Path) -> None:
     handler = Poisoned(0)
     letters = MemoryDeadLetters(broker)
     consumer = consumer_of(
-        MemorySource(broker), handler, "block_and_dlq", dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         await until(lambda: blocked(consumer) == 1)
@@ -231,7 +224,7 @@ async def test_a_letter_that_comes_behind_the_drain_says_archived(tmp_path: Path
     broker = published("a")
     source, letters = MemorySource(broker), MemoryDeadLetters(broker)
     letters.block("put")
-    consumer = consumer_of(source, Poisoned(0), "block_and_dlq", dead_letters=letters, history=History(tmp_path))
+    consumer = consumer_of(source, Poisoned(0), poison="block_and_dlq", dead_letters=letters, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: letters.called("put"))
         source.revoke(0)
@@ -256,7 +249,9 @@ async def test_skip_commits_past_the_message_once_its_letter_is_confirmed(tmp_pa
     letters.fail("put", SourceError("no stream", retryable=True), times=2)
     letters.block("put")
     handler = Poisoned(0)
-    consumer = consumer_of(GroupSource(group, "m"), handler, "skip", dead_letters=letters, history=History(tmp_path))
+    consumer = consumer_of(
+        GroupSource(group, "m"), handler, poison="skip", dead_letters=letters, history=History(tmp_path)
+    )
     async with started(consumer) as run:
         await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))))
         assert letters.called("put")
@@ -271,7 +266,7 @@ async def test_skip_commits_past_the_message_once_its_letter_is_confirmed(tmp_pa
 async def test_exit_commits_below_the_failure_and_what_finished_above(tmp_path: Path) -> None:
     group = group_of("abcabc")
     handler = Poisoned(3)
-    consumer = consumer_of(GroupSource(group, "m"), handler, "exit", history=History(tmp_path), concurrency=1)
+    consumer = consumer_of(GroupSource(group, "m"), handler, poison="exit", history=History(tmp_path), concurrency=1)
     with pytest.raises(
         HandlerHalted, match=r"failed 1 time\(s\) at memory/0 position 3 with ValueError: poison 3"
     ) as e:
@@ -297,7 +292,7 @@ async def test_decode_makes_the_data_of_a_message() -> None:
     def decode(message: Message) -> tuple[int, bytes]:
         return message.position, message.value
 
-    await consumer_of(source, handler, None, decode=decode).run()
+    await consumer_of(source, handler, poison=None, decode=decode).run()
     assert sorted(map(repr, seen)) == ["(0, b'0')", "(1, b'1')"]
 
 
@@ -320,7 +315,7 @@ async def test_what_cannot_be_decoded_is_not_retried_and_not_handled(kind: Any, 
     consumer = consumer_of(
         source,
         poisoned if kind == "async" else plain,
-        "skip",
+        poison="skip",
         decode=decode,
         dead_letters=MemoryDeadLetters(broker),
         retry=Retry(attempts=5, backoff=3600.0, max_backoff=3600.0),
@@ -348,7 +343,7 @@ async def test_decode_runs_again_when_a_blocked_message_is_unblocked() -> None:
         return "text"
 
     handler = Poisoned()
-    consumer = consumer_of(MemorySource(broker), handler, "block", decode=decode)
+    consumer = consumer_of(MemorySource(broker), handler, poison="block", decode=decode)
     async with started(consumer) as run:
         await until(lambda: blocked(consumer) == 1)
         known = True
@@ -375,7 +370,7 @@ async def test_a_message_that_its_source_could_not_read_is_never_handled(
     consumer = consumer_of(
         source,
         poisoned if kind == "async" else plain,
-        poison,
+        poison=poison,
         dead_letters=MemoryDeadLetters(broker),
         retry=Retry(attempts=5, backoff=3600.0, max_backoff=3600.0),
         history=History(tmp_path),

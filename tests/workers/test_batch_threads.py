@@ -13,6 +13,7 @@ import pytest
 
 from lanes import ConfigError, Consumer, HandlerHalted, History, Message, Retry, Settings
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.fakes.batches import batching
 from tests.fakes.grouped import ONCE, HandClock
 from tests.fakes.support import TIMEOUT, living, published, started, turns, until
 from tests.fakes.threaded import assert_kept, threads
@@ -38,12 +39,9 @@ class Calls:
         self.ended.append(positions)
 
 
-def consumer_of(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
-    """A consumer of batches of one key each, that never retries, unless told so."""
-    names = ("dead_letters", "clock", "history")
-    passed = {name: arguments.pop(name) for name in names if name in arguments}
-    settings = Settings(**{"concurrency": 2, "retry": ONCE, "batch": 2, **arguments})
-    return Consumer(source, handler, settings=settings, **passed)
+def pairing(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
+    """A consumer of batches of up to 2 messages that does not retry, unless told so."""
+    return batching(source, handler, **{"batch": 2, **arguments})
 
 
 @pytest.mark.anyio
@@ -51,7 +49,7 @@ async def test_calls_run_in_threads_at_once(tmp_path: Path) -> None:
     before = living()
     broker = published(*"aabbccdd")
     handler = Calls()
-    async with started(consumer_of(MemorySource(broker), handler, history=History(tmp_path))) as run:
+    async with started(pairing(MemorySource(broker), handler, history=History(tmp_path))) as run:
         await until(lambda: len(handler.started) == 2)
         await turns()
         # The loop goes on, and no more than concurrency run.
@@ -72,7 +70,7 @@ async def test_inline_calls_run_on_the_event_loop() -> None:
     source = MemorySource(published(*"aabb"))
     source.finish()
     handler = Calls(gated=False)
-    await consumer_of(source, handler, sync_handlers="inline").run()
+    await pairing(source, handler, sync_handlers="inline").run()
     assert handler.threads == {threading.current_thread()}
     assert source.broker.unfinished == 0
 
@@ -120,7 +118,7 @@ async def test_what_it_returns_and_raises_counts(where: str) -> None:
             raise StopIteration
         return [ValueError("once") if (m.position, m.attempt) == (0, 1) else None for m in batch]
 
-    await consumer_of(source, handler, retry=Retry(attempts=2, backoff=0.0), sync_handlers=where).run()
+    await pairing(source, handler, retry=Retry(attempts=2, backoff=0.0), sync_handlers=where).run()
     assert sorted(attempts) == [(0, 1), (0, 2), (1, 1), (2, 1), (2, 2)]
     assert broker.unfinished == 0
 
@@ -137,7 +135,7 @@ async def test_it_is_called_in_the_context_of_the_consumer_and_may_run_a_loop() 
         seen.append(who.get())
         anyio.run(anyio.sleep, 0)
 
-    await consumer_of(source, handler).run()
+    await pairing(source, handler).run()
     assert seen == ["the consumer"]
 
 
@@ -149,7 +147,7 @@ async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseExcept
     def handler(batch: list[Message]) -> None:
         raise error
 
-    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
+    consumer = pairing(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
     with pytest.raises(error):
         await consumer.run()
     assert (broker.unacked(), broker.dead_letters) == ([0], [])
@@ -160,9 +158,7 @@ async def test_a_call_over_its_time_is_reported_and_keeps_its_lane(caplog: pytes
     clock = HandClock()
     broker = published("a", "a", "a")
     handler = Calls()
-    consumer = consumer_of(
-        MemorySource(broker), handler, clock=clock, timeout=0.02, unhealthy_after=3600.0, concurrency=2
-    )
+    consumer = pairing(MemorySource(broker), handler, clock=clock, timeout=0.02, unhealthy_after=3600.0, concurrency=2)
     async with started(consumer) as run:
         await until(lambda: handler.started)
         clock.now += 1.0
@@ -187,7 +183,7 @@ async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path)
     broker = published("a", "b")
     source = MemorySource(broker)
     handler = Calls()
-    consumer = consumer_of(source, handler, grace=0.02, history=History(tmp_path))
+    consumer = pairing(source, handler, grace=0.02, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: handler.started)
         source.revoke(0, timeout=0.02)
@@ -210,7 +206,7 @@ async def test_a_call_that_ends_within_the_grace_counts() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Calls()
-    async with started(consumer_of(source, handler, grace=3600.0, drain_timeout=0.0)) as run:
+    async with started(pairing(source, handler, grace=3600.0, drain_timeout=0.0)) as run:
         await until(lambda: handler.started)
         run.consumer.stop()
         await turns()
@@ -225,7 +221,7 @@ async def test_a_call_that_never_ends_is_left_behind(caplog: pytest.LogCaptureFi
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     handler = Calls()
-    async with started(consumer_of(source, handler, grace=0.02, drain_timeout=0.01, concurrency=1)) as run:
+    async with started(pairing(source, handler, grace=0.02, drain_timeout=0.01, concurrency=1)) as run:
         await until(lambda: handler.started == [[0, 1]])
         assert await run.stop() is None
     assert "abandoned 1 threads" in caplog.text
@@ -243,7 +239,7 @@ async def test_a_cancelled_run_waits_for_calls_within_the_grace() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Calls()
-    async with started(consumer_of(source, handler, grace=3600.0)) as run:
+    async with started(pairing(source, handler, grace=3600.0)) as run:
         await until(lambda: handler.started)
         run.scope.cancel()
         await turns()
@@ -273,7 +269,7 @@ async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(mon
     monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=late))
     broker = published("a")
     handler = Calls(gated=False)
-    async with started(consumer_of(MemorySource(broker), handler, grace=0.01)) as run:
+    async with started(pairing(MemorySource(broker), handler, grace=0.01)) as run:
         await until(lambda: made)
         run.scope.cancel()
         await turns()
@@ -290,7 +286,7 @@ async def test_a_thread_that_the_system_refuses_stops_everything(monkeypatch: py
 
     broker = published("a")
     monkeypatch.setattr("threading.Thread.start", refuse)
-    consumer = consumer_of(MemorySource(broker), Calls(), dead_letters=MemoryDeadLetters(broker))
+    consumer = pairing(MemorySource(broker), Calls(), dead_letters=MemoryDeadLetters(broker))
     with pytest.raises(ConfigError, match=r"refused thread 1 of concurrency=2 .*: lower concurrency, or raise"):
         await consumer.run()
     assert (broker.unacked(), broker.dead_letters) == ([0], [])
@@ -306,7 +302,7 @@ async def test_a_failing_call_stops_in_order() -> None:
         if batch[0].key == b"a":
             raise ValueError("poison")
 
-    consumer = consumer_of(MemorySource(broker), handler)
+    consumer = pairing(MemorySource(broker), handler)
     with pytest.raises(HandlerHalted):
         await consumer.run()
     assert 0 in broker.unacked()

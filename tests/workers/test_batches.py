@@ -4,60 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from lanes import ConfigError, Consumer, History, Message, Nak, Retry, Settings, Term
-from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
-from tests.fakes.grouped import ONCE, HandClock
+from lanes import ConfigError, History, Message, Nak, Term
+from memsource import MemoryDeadLetters, MemorySource
+from tests.fakes.batches import AT_ONCE, Batches, batching, finite
+from tests.fakes.grouped import HandClock
 from tests.fakes.support import published, started, turns, until
 from tests.fakes.threaded import assert_kept
-
-AT_ONCE = Retry(attempts=3, backoff=0.0)
-
-
-class Batches:
-    """A handler of batches that ends when the test says so, and returns what it was told to.
-
-    ``calls`` are the positions of each call, ``cancelled`` those of the calls that were cancelled.
-    """
-
-    def __init__(self, *, gated: bool = False) -> None:
-        self.calls: list[list[int]] = []
-        self.cancelled: list[list[int]] = []
-        self.returns: object = None
-        self.gate = anyio.Event()
-        if not gated:
-            self.gate.set()
-
-    async def __call__(self, batch: list[Message]) -> object:
-        positions = [message.position for message in batch]
-        self.calls.append(positions)
-        try:
-            await self.gate.wait()
-        except BaseException:
-            self.cancelled.append(positions)
-            raise
-        return self.returns
-
-
-def consumer_of(source: Any, handler: Any, **arguments: Any) -> Consumer:
-    """A consumer of batches that never retries, unless told so."""
-    names = ("dead_letters", "decode", "clock", "history")
-    passed = {name: arguments.pop(name) for name in names if name in arguments}
-    settings = Settings(**{"concurrency": 2, "retry": ONCE, "batch": 4, **arguments})
-    return Consumer(source, handler, settings=settings, **passed)
-
-
-def finite(broker: MemoryBroker) -> MemorySource:
-    """A source that ends."""
-    source = MemorySource(broker)
-    source.finish()
-    return source
-
 
 # --- what is in a batch
 
@@ -66,7 +23,7 @@ def finite(broker: MemoryBroker) -> MemorySource:
 async def test_a_batch_is_no_longer_than_its_bound_and_has_runs_of_lanes() -> None:
     broker = published(*"aabbaacbbb")
     handler = Batches()
-    await consumer_of(finite(broker), handler, concurrency=1).run()
+    await batching(finite(broker), handler, concurrency=1).run()
     # Of each lane what follows its head, then the next lane; what follows goes on where the lane was left.
     assert handler.calls == [[0, 1, 4, 5], [2, 3, 7, 8], [6, 9]]
     assert broker.unfinished == 0
@@ -76,7 +33,7 @@ async def test_a_batch_is_no_longer_than_its_bound_and_has_runs_of_lanes() -> No
 async def test_calls_run_at_once_and_never_two_of_one_lane() -> None:
     broker = published(*"aaaabbbbaabb")
     handler = Batches(gated=True)
-    async with started(consumer_of(MemorySource(broker), handler, concurrency=5)) as run:
+    async with started(batching(MemorySource(broker), handler, concurrency=5)) as run:
         await until(lambda: len(handler.calls) == 2)
         await turns()
         assert handler.calls == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -90,7 +47,7 @@ async def test_calls_run_at_once_and_never_two_of_one_lane() -> None:
 async def test_without_linger_nothing_waits() -> None:
     broker = published("a")
     handler = Batches()
-    async with started(consumer_of(MemorySource(broker), handler)) as run:
+    async with started(batching(MemorySource(broker), handler)) as run:
         await until(lambda: broker.acked() == [0])
         broker.publish(key="b")
         await until(lambda: broker.acked() == [0, 1])
@@ -102,7 +59,7 @@ async def test_without_linger_nothing_waits() -> None:
 async def test_a_batch_that_lingers_goes_when_it_is_full() -> None:
     broker = published("a", "b", "c")
     handler = Batches()
-    async with started(consumer_of(MemorySource(broker), handler, linger=3600.0)) as run:
+    async with started(batching(MemorySource(broker), handler, linger=3600.0)) as run:
         await turns()
         assert handler.calls == []
         broker.publish(key="d")
@@ -122,7 +79,7 @@ async def test_a_batch_that_lingers_goes_when_its_time_is_over() -> None:
     clock = HandClock()
     broker = published("a", "b")
     handler = Batches()
-    consumer = consumer_of(MemorySource(broker), handler, linger=0.02, clock=clock)
+    consumer = batching(MemorySource(broker), handler, linger=0.02, clock=clock)
     async with started(consumer) as run:
         await until(lambda: consumer.active and consumer.status().ready == 2)
         # The time that counts is that of the clock.
@@ -143,7 +100,7 @@ async def test_all_of_it_is_done(returned: object) -> None:
     broker = published(*"abcd")
     handler = Batches()
     handler.returns = returned
-    await consumer_of(finite(broker), handler).run()
+    await batching(finite(broker), handler).run()
     assert broker.unfinished == 0
     assert len(handler.calls) == 1
 
@@ -170,7 +127,7 @@ async def test_what_is_no_outcome_fails_all_of_it(returned: object) -> None:
     letters = MemoryDeadLetters(broker)
     handler = Batches()
     handler.returns = returned
-    await consumer_of(finite(broker), handler, dead_letters=letters).run()
+    await batching(finite(broker), handler, dead_letters=letters).run()
     assert sorted(letter.position for letter in broker.dead_letters) == [0, 1, 2, 3]
     (text,) = {letter.error_text for letter in broker.dead_letters}
     assert text == (
@@ -199,7 +156,7 @@ async def test_each_message_has_its_own_outcome() -> None:
             )
         return outcomes
 
-    consumer = consumer_of(finite(broker), handler, retry=AT_ONCE, dead_letters=MemoryDeadLetters(broker))
+    consumer = batching(finite(broker), handler, retry=AT_ONCE, dead_letters=MemoryDeadLetters(broker))
     await consumer.run()
     assert attempts == {0: 1, 1: 2, 2: 2, 3: 1}
     assert [(letter.position, letter.error_type) for letter in broker.dead_letters] == [(3, "Term")]
@@ -215,7 +172,7 @@ async def test_behind_the_first_of_a_lane_that_failed_nothing_counts() -> None:
         calls.append([(message.position, message.attempt) for message in batch])
         return [ValueError("once") if (m.position, m.attempt) == (1, 1) else None for m in batch]
 
-    await consumer_of(finite(broker), handler, retry=AT_ONCE, concurrency=1).run()
+    await batching(finite(broker), handler, retry=AT_ONCE, concurrency=1).run()
     assert calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
     # 0 and 3 are done; 2 runs again behind 1, and has failed nothing itself.
     assert [one for call in calls[1:] for one in call] == [(1, 2), (2, 1)]
@@ -232,7 +189,7 @@ async def test_what_it_raises_fails_all_of_it() -> None:
         if batch[0].attempt == 1 and batch[0].position == 0:
             raise Nak(delay=0.0)
 
-    await consumer_of(finite(broker), handler, retry=AT_ONCE, concurrency=1).run()
+    await batching(finite(broker), handler, retry=AT_ONCE, concurrency=1).run()
     assert attempts == {0: 2, 1: 2, 2: 2, 3: 2}
     assert broker.unfinished == 0
 
@@ -246,7 +203,7 @@ async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseExcept
         if batch[0].position == 0:
             raise error
 
-    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
+    consumer = batching(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
     with pytest.raises(error):
         await consumer.run()
     assert broker.unacked()[:4] == [0, 1, 2, 3]
@@ -259,7 +216,7 @@ async def test_a_plain_function_that_returns_something_to_await_is_refused() -> 
         raise AssertionError("is never awaited")
 
     for where in ("threads", "inline"):
-        consumer = consumer_of(MemorySource(published("a")), lambda batch: handle(batch), sync_handlers=where)
+        consumer = batching(MemorySource(published("a")), lambda batch: handle(batch), sync_handlers=where)
         with pytest.raises(ConfigError, match="declare the handler and its wrappers as async def"):
             await consumer.run()
 
@@ -280,7 +237,7 @@ async def test_what_cannot_be_read_does_not_reach_it() -> None:
     async def handler(batch: list[Message]) -> None:
         seen.extend((message.position, message.data) for message in batch)
 
-    consumer = consumer_of(
+    consumer = batching(
         finite(broker), handler, decode=decode, batch=6, concurrency=1, dead_letters=MemoryDeadLetters(broker)
     )
     await consumer.run()
@@ -301,7 +258,7 @@ async def test_a_batch_of_nothing_that_can_be_read_is_no_call(tmp_path: Path) ->
     def decode(message: Message) -> None:
         raise ValueError("never")
 
-    consumer = consumer_of(
+    consumer = batching(
         finite(broker), handler, decode=decode, dead_letters=MemoryDeadLetters(broker), history=History(tmp_path)
     )
     await consumer.run()

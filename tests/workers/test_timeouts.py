@@ -8,19 +8,16 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings
+from lanes import Consumer, HandlerHalted, History, Message, Retry
 from memsource import MemoryDeadLetters, MemorySource
-from tests.fakes.grouped import ONCE, HandClock
-from tests.fakes.support import Gated, published, started, turns, until
+from tests.fakes.grouped import HandClock
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
 
-def consumer_of(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
-    """A consumer with a short timeout that never retries, unless told so."""
-    names = ("dead_letters", "clock", "history")
-    passed = {name: arguments.pop(name) for name in names if name in arguments}
-    settings = Settings(**{"concurrency": 4, "retry": ONCE, "timeout": 0.01, **arguments})
-    return Consumer(source, handler, settings=settings, **passed)
+def limited(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
+    """A consumer with a short timeout that does not retry, unless told so."""
+    return consumer_of(source, handler, **{"timeout": 0.01, **arguments})
 
 
 async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
@@ -37,7 +34,7 @@ async def test_a_handler_over_its_time_is_cancelled_and_has_failed(tmp_path: Pat
     letters = MemoryDeadLetters(broker)
     clock = HandClock()
     retry = Retry(attempts=3, backoff=0.0)
-    consumer = consumer_of(
+    consumer = limited(
         MemorySource(broker), handler, clock=clock, retry=retry, dead_letters=letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
@@ -61,7 +58,7 @@ async def test_under_exit_it_stops_everything_in_order() -> None:
     broker = published("a", "b")
     handler = Gated(free=[b"b"])
     with pytest.raises(HandlerHalted, match=r"within timeout=0\.01 s") as caught:
-        await consumer_of(MemorySource(broker), handler).run()
+        await limited(MemorySource(broker), handler).run()
     assert isinstance(caught.value.__cause__, TimeoutError)
     assert broker.acked() == [1]
 
@@ -83,7 +80,7 @@ async def test_its_end_is_waited_for_before_its_lane_goes_on() -> None:
                     await gate.wait()
                 steps.append("end")
 
-    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker), timeout=0.2)
+    consumer = limited(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker), timeout=0.2)
     async with started(consumer) as run:
         await until(lambda: "cancelled" in steps)
         await turns()
@@ -106,7 +103,7 @@ async def test_one_that_ends_well_all_the_same_is_acknowledged() -> None:
             except anyio.get_cancelled_exc_class():
                 swallowed.append(message.position)
 
-    consumer = consumer_of(MemorySource(broker), handler)
+    consumer = limited(MemorySource(broker), handler)
     async with started(consumer) as run:
         await until(lambda: broker.acked() == [0, 1])
         assert swallowed == [0]
@@ -123,7 +120,7 @@ async def test_one_that_raises_something_else_has_failed_with_that() -> None:
         finally:
             raise ValueError("of its own")
 
-    consumer = consumer_of(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
+    consumer = limited(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
     async with started(consumer) as run:
         await until(lambda: broker.unfinished == 0)
         assert [letter.error_type for letter in broker.dead_letters] == ["ValueError"]
@@ -135,7 +132,7 @@ async def test_only_those_over_their_time_are_cancelled_and_their_workers_go_on(
     clock = HandClock()
     broker = published("a")
     handler = Gated()
-    consumer = consumer_of(
+    consumer = limited(
         MemorySource(broker), handler, clock=clock, concurrency=2, dead_letters=MemoryDeadLetters(broker)
     )
     async with started(consumer) as run:
@@ -174,7 +171,7 @@ async def test_a_drain_while_it_is_being_cancelled_waits_for_its_end(tmp_path: P
                 await gate.wait()
 
     letters = MemoryDeadLetters(broker)
-    consumer = consumer_of(MemorySource(broker), handler, dead_letters=letters, history=History(tmp_path))
+    consumer = limited(MemorySource(broker), handler, dead_letters=letters, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: cancelled)
         run.consumer.stop()
@@ -192,7 +189,7 @@ async def test_the_deadline_of_a_drain_is_no_failure(tmp_path: Path) -> None:
     broker = published("a")
     handler = Gated()
     letters = MemoryDeadLetters(broker)
-    consumer = consumer_of(
+    consumer = limited(
         MemorySource(broker),
         handler,
         timeout=3600.0,
@@ -220,7 +217,7 @@ async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
         await sleep(seconds)
 
     monkeypatch.setattr("lanes.workers.tasks.anyio.sleep", noted)
-    consumer = consumer_of(MemorySource(broker), handler, clock=clock)
+    consumer = limited(MemorySource(broker), handler, clock=clock)
     async with started(consumer) as run:
         await until(lambda: handler.running == 1)
         # Whatever a subtraction of floats leaves: a time that is all but over is slept for.

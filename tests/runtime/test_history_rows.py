@@ -18,7 +18,7 @@ from lanes.source import Delivered, Revoking, SourceEvent
 from memsource import CHECKERS, Group, GroupSource, Verdict, check, read
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.fakes.grouped import group_of, member
+from tests.fakes.grouped import group_of
 from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 
@@ -106,7 +106,7 @@ async def test_who_stalls_a_partition(tmp_path: Path) -> None:
     history = History(tmp_path)
     group = group_of("abcd")
     handler = Gated(free=[b"b", b"c", b"d"])
-    async with started(member(GroupSource(group, "m-1"), handler, max_ahead=3, history=history)) as run:
+    async with started(consumer_of(GroupSource(group, "m-1"), handler, max_ahead=3, history=history)) as run:
         await until(lambda: rows(history, "ahead_reached"))
         handler.let(0)
         await until(lambda: rows(history, "ahead_left"))
@@ -138,11 +138,11 @@ async def test_what_a_predecessor_had_completed_is_committed_in_time(tmp_path: P
     """Also when nothing else finishes: nothing but that wakes the settling."""
     group = group_of("ab")
     first = Gated(free=[b"b"])
-    async with started(member(GroupSource(group, "m-1"), first, drain_timeout=0.0, grace=0.01)) as run:
+    async with started(consumer_of(GroupSource(group, "m-1"), first, drain_timeout=0.0, grace=0.01)) as run:
         await until(lambda: first.ended == [1])
         assert await run.stop() is None
     history = History(tmp_path)
-    async with started(member(GroupSource(group, "m-2"), Gated(), drain_timeout=0.0, grace=0.01, history=history)):
+    async with started(consumer_of(GroupSource(group, "m-2"), Gated(), drain_timeout=0.0, grace=0.01, history=history)):
         await until(lambda: rows(history, "commit_ok"))
         assert not rows(history, "ended")
 
@@ -153,7 +153,7 @@ async def test_a_commit_that_is_cancelled_with_its_run_has_failed(tmp_path: Path
     history = History(tmp_path)
     source = GroupSource(group_of("a"), "m-1")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a"]), history=history)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a"]), history=history)) as run:
         await until(lambda: rows(history, "commit_sent"))
         run.scope.cancel()
         await turns()

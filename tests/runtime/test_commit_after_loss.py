@@ -8,8 +8,8 @@ import pytest
 from lanes import Consumer, Settings
 from memsource import Group, GroupSource
 from memsource.memory.group import Committed
-from tests.fakes.grouped import ONCE, commits, group_of, member
-from tests.fakes.support import Gated, started, turns, until
+from tests.fakes.grouped import ONCE, commits, group_of
+from tests.fakes.support import Gated, consumer_of, started, turns, until
 
 
 @pytest.mark.anyio
@@ -17,7 +17,7 @@ async def test_of_a_lost_partition() -> None:
     group = group_of("abcdef")
     source = GroupSource(group, "m-1")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a", b"b"]), grace=0.02)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a", b"b"]), grace=0.02)) as run:
         await until(lambda: commits(source))
         group.join("m-2")
         group.lose("m-1", 0)
@@ -38,7 +38,7 @@ async def test_of_a_partition_given_back_while_its_commit_hangs() -> None:
         group.publish(key="a", partition=number)
     source = GroupSource(group, "m-1")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
         await until(lambda: sum(len(call.commits) for call in source.called("settle")) == 2)
         # One of the two is asked for.
         group.join("m-2")
@@ -87,7 +87,7 @@ async def test_a_commit_that_is_cancelled_with_everything_is_not_begun_again() -
     group = group_of("abcdef")
     source = GroupSource(group, "m-1")
     source.block("settle")
-    async with started(member(source, Gated(free=[b"a", b"b"]), grace=0.02)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a", b"b"]), grace=0.02)) as run:
         await until(lambda: commits(source))
         sent = len(commits(source))
         run.scope.cancel()

@@ -12,7 +12,7 @@ from lanes import Message
 from lanes.workers.tasks import _WAKING_LIMIT
 from memsource import GroupSource, MemoryBroker, MemorySource
 from memsource.memory.group import Committed
-from tests.fakes.grouped import group_of, member
+from tests.fakes.grouped import group_of
 from tests.fakes.support import Gated, consumer_of, living, publish, published, started, turns, until
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="nothing")
@@ -120,7 +120,7 @@ async def test_what_comes_free_when_a_cancelled_run_settles_starts_none() -> Non
         handled.append(message.position)
 
     before = living()
-    async with started(member(source, handler, concurrency=50, max_ahead=4)) as run:
+    async with started(consumer_of(source, handler, concurrency=50, max_ahead=4)) as run:
         await until(lambda: len(handled) == 4 and source.called("settle"))
         run.scope.cancel()
         source.unblock("settle")

@@ -11,9 +11,9 @@ import pytest
 from lanes import Attempt, Message, Partition
 from lanes.runtime.attempts import _DROPS, _WRITERS, _Kept, _Row
 from memsource import GroupSource, MemoryAttempts, MemoryDeadLetters, MemorySource
+from tests.fakes.attempts import HERE, Failing, Later, keeping, place
 from tests.fakes.grouped import group_of
 from tests.fakes.support import Gated, published, started, turns, until
-from tests.runtime.test_attempts import HERE, Failing, Later, consumer_of, place
 
 HELD = Attempt(1, "held", "E")
 
@@ -54,7 +54,7 @@ async def test_a_failure_is_written_before_what_is_to_be_dropped_and_that_in_one
         if message.position == known:
             raise Later("no")
 
-    consumer = consumer_of(MemorySource(broker), handler, store, concurrency=known + 1)
+    consumer = keeping(MemorySource(broker), handler, store, concurrency=known + 1)
     async with started(consumer) as run:
         await until(lambda: gates.running == known + 1)
         store.open = anyio.Event()
@@ -76,12 +76,12 @@ async def test_a_failure_is_written_before_what_is_to_be_dropped_and_that_in_one
 @pytest.mark.anyio
 async def test_what_could_not_be_dropped_is_dropped_later(caplog: pytest.LogCaptureFixture) -> None:
     group, store = group_of(["a", "b", "c"]), Told(3)
-    async with started(consumer_of(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
         await until(lambda: group.unfinished == 0)
         await run.stop()
     store.fails = {"drop": OSError("the store is gone")}
     # Of a process that died between its commit and the drop.
-    async with started(consumer_of(GroupSource(group, "a"), Failing(), store)) as run:
+    async with started(keeping(GroupSource(group, "a"), Failing(), store)) as run:
         await until(lambda: store.writes == [("drop", [0, 1, 2])])
         await turns()
         assert place(store).keys() == {0, 1, 2}
@@ -103,7 +103,7 @@ async def test_failures_that_cannot_be_written_are_not_in_the_way_of_what_can() 
     broker, store = published(*(f"k{number}" for number in range(count + 1))), Told(1)
     store.fails = {"keep": OSError("not these")}
     handler = Failing(*range(1, count + 1))
-    consumer = consumer_of(MemorySource(broker), handler, store, concurrency=count + 1)
+    consumer = keeping(MemorySource(broker), handler, store, concurrency=count + 1)
     async with started(consumer):
         await until(lambda: len(handler.calls) == count + 1)
         await until(lambda: store.kept() == {})
@@ -137,13 +137,11 @@ def test_a_row_waits_once_whatever_becomes_of_it() -> None:
 async def test_a_message_that_was_blocked_has_no_letter_until_it_is_parked() -> None:
     """Also where it was blocked under ``block``, and the policy archives what it blocks now."""
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
-    async with started(consumer_of(MemorySource(broker), handler, store, attempts=1, poison="block")) as run:
+    async with started(keeping(MemorySource(broker), handler, store, attempts=1, poison="block")) as run:
         await until(lambda: place(store) == {0: Attempt(1, "blocked", "ValueError")})
         await run.stop()
     letters = MemoryDeadLetters(broker)
-    consumer = consumer_of(
-        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
-    )
+    consumer = keeping(MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters)
     async with started(consumer) as run:
         await until(lambda: consumer.ready and consumer.status().blocked == 1)
         await turns()

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lanes import HandlerHalted, History, Message, Retry
-from lanes.errors import MessageError
+from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings
 from memsource import GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.fakes.batches import AT_ONCE, Batches, batching, finite
 from tests.fakes.grouped import group_of
-from tests.fakes.support import published, started, turns, until
+from tests.fakes.support import break_positions, published, started, turns, until
 from tests.fakes.telemetry import Sdk
 from tests.fakes.threaded import assert_kept
-from tests.workers.test_batches import AT_ONCE, Batches, consumer_of, finite
 
 
 @pytest.mark.anyio
@@ -29,24 +28,9 @@ async def test_a_message_that_its_source_could_not_read(monkeypatch: pytest.Monk
     source = finite(broker)
     break_positions(source, {0}, monkeypatch)
     handler = Batches()
-    await consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker)).run()
+    await batching(source, handler, dead_letters=MemoryDeadLetters(broker)).run()
     assert [letter.error_text for letter in broker.dead_letters] == ["no key"]
     assert sorted(position for call in handler.calls for position in call) == [1, 2]
-
-
-def break_positions(source: MemorySource, positions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a source say that it could not read these."""
-    receive = source.receive
-
-    async def broken(room: Any) -> Any:
-        events = await receive(room)
-        for event in events:
-            for message in getattr(event, "run", ()):
-                if message.position in positions:
-                    message.broken = MessageError("no key")
-        return events
-
-    monkeypatch.setattr(source, "receive", broken)
 
 
 # --- time and ownership
@@ -56,7 +40,7 @@ def break_positions(source: MemorySource, positions: set[int], monkeypatch: pyte
 async def test_a_call_that_takes_too_long_is_cancelled_and_has_failed() -> None:
     broker = published(*"ab")
     handler = Batches(gated=True)
-    consumer = consumer_of(MemorySource(broker), handler, timeout=0.01, retry=AT_ONCE)
+    consumer = batching(MemorySource(broker), handler, timeout=0.01, retry=AT_ONCE)
     async with started(consumer) as run:
         error = await run.end()
     assert isinstance(error, HandlerHalted)
@@ -72,7 +56,7 @@ async def test_a_revoke_waits_for_the_whole_call() -> None:
         broker.publish(key=f"k{partition}", partition=partition)
     source = MemorySource(broker)
     handler = Batches(gated=True)
-    async with started(consumer_of(source, handler)) as run:
+    async with started(batching(source, handler)) as run:
         await until(lambda: handler.calls)
         assert len(handler.calls[0]) == 2
         source.revoke(0)
@@ -92,7 +76,7 @@ async def test_at_the_deadline_of_a_revoke_the_call_is_cancelled(tmp_path: Path)
             broker.publish(key=f"k{partition}", partition=partition)
     source = MemorySource(broker)
     handler = Batches(gated=True)
-    consumer = consumer_of(source, handler, history=History(tmp_path))
+    consumer = batching(source, handler, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: handler.calls)
         source.revoke(0, timeout=0.01)
@@ -111,7 +95,7 @@ async def test_at_the_deadline_of_a_revoke_the_call_is_cancelled(tmp_path: Path)
 async def test_a_cancelled_run_cancels_the_calls() -> None:
     broker = published(*"ab")
     handler = Batches(gated=True)
-    async with started(consumer_of(MemorySource(broker), handler)) as run:
+    async with started(batching(MemorySource(broker), handler)) as run:
         await until(lambda: handler.calls)
         run.scope.cancel()
         await run.end()
@@ -125,7 +109,7 @@ async def test_a_cancelled_run_cancels_the_calls() -> None:
 @pytest.mark.anyio
 async def test_a_call_is_one_span(sdk: Sdk) -> None:
     broker = published(*"abc")
-    await consumer_of(finite(broker), Batches()).run()
+    await batching(finite(broker), Batches()).run()
     spans = [span for span in sdk.spans() if span.attributes and "messaging.batch.message_count" in span.attributes]
     assert [span.attributes["messaging.batch.message_count"] for span in spans if span.attributes] == [3]
 
@@ -188,12 +172,41 @@ async def test_order_within_a_key_whatever_fails(
         group = group_of(keys, partitions=2)
         source = GroupSource(group, "m")
         source.finish()
-        await consumer_of(source, handler, commit_interval=0.0, **arguments).run()
+        await batching(source, handler, commit_interval=0.0, **arguments).run()
         assert group.unfinished == 0
     else:
         broker = published(*keys, partitions=2)
-        await consumer_of(finite(broker), handler, **arguments).run()
+        await batching(finite(broker), handler, **arguments).run()
         assert broker.unfinished == 0
     assert all(positions == sorted(set(positions)) for positions in done.values())
     assert sum(map(len, done.values())) == len(keys)
     assert_kept(directory)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["lose", "revoke"])
+async def test_a_batch_over_two_partitions_goes_on_with_the_one_that_is_kept(how: str) -> None:
+    broker = MemoryBroker(partitions=2)
+    for number in range(4):
+        broker.publish(str(number), key=f"key {number}", partition=number % 2)
+    source = MemorySource(broker)
+    calls: list[set[int]] = []
+
+    async def handler(batch: list[Message]) -> None:
+        calls.append({message.partition.id.number for message in batch})
+        if len(calls) == 1:
+            await anyio.sleep_forever()
+
+    settings = Settings(batch=10, linger=0.05, concurrency=1, drain_timeout=0, grace=5)
+    async with Consumer(source, handler, settings=settings) as consumer:
+        await until(lambda: calls == [{0, 1}])
+        if how == "lose":
+            source.lose(0)
+        else:
+            source.revoke(0, timeout=0)
+        # The handler ended, cancelled; the partition that was kept is handled again, and goes on.
+        await until(lambda: len(broker.acked(1)) == 2)
+        broker.publish("more", key="key 1", partition=1)
+        await until(lambda: len(broker.acked(1)) == 3)
+        assert consumer.healthy
+    assert broker.acked(0) == []

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from lanes import ConfigError, Consumer, ContractError, History, Message, Retry, Settings
+from lanes import Consumer, ContractError, Message, Settings
 from lanes.config import Order
 from lanes.core.lane import IllegalTransition
 from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Delivered, SourceEvent
 from memsource import GroupSource, MemorySource
-from tests.fakes.grouped import group_of, member
-from tests.fakes.support import Gated, published, started, turns, until
-from tests.fakes.threaded import assert_kept
+from tests.fakes.grouped import group_of
+from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 
 @pytest.mark.anyio
@@ -36,7 +34,7 @@ async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: p
 
     monkeypatch.setattr(source, "receive", without)
     source.finish()
-    consumer = member(source, Gated(free=[b"a"]))
+    consumer = consumer_of(source, Gated(free=[b"a"]))
     if floor is None:
         with pytest.raises(ContractError, match="assigned with floor=None, but the source settles by a position"):
             await consumer.run()
@@ -129,7 +127,7 @@ async def test_only_what_settles_each_message_by_itself_may_have_a_lease(monkeyp
 
     monkeypatch.setattr(source, "receive", leased)
     with pytest.raises(ContractError, match=r"assigned with deadline=1000000000\.0, but the source settles by"):
-        await member(source, Gated(free=[b"a"])).run()
+        await consumer_of(source, Gated(free=[b"a"])).run()
 
 
 @pytest.mark.anyio
@@ -139,7 +137,7 @@ async def test_a_bug_of_the_ledgers_is_not_named_as_one_of_the_source(monkeypatc
 
     monkeypatch.setattr("lanes.core.engine.Engine.receive", illegal)
     with pytest.raises(IllegalTransition, match="a bug of lanes"):
-        await member(GroupSource(group_of("a"), "m-1"), Gated()).run()
+        await consumer_of(GroupSource(group_of("a"), "m-1"), Gated()).run()
 
 
 @pytest.mark.anyio
@@ -149,35 +147,4 @@ async def test_positions_that_do_not_rise_are_a_bug_of_the_source(monkeypatch: p
     read = group.fetch
     monkeypatch.setattr(group, "fetch", lambda *args: read(*args)[::-1])
     with pytest.raises(ContractError, match="position 0 after 1"):
-        await member(source, Gated()).run()
-
-
-@pytest.mark.anyio
-async def test_serial_order_handles_one_partition() -> None:
-    source = GroupSource(group_of("ab", partitions=2), "m-1")
-    with pytest.raises(ConfigError, match=r'order="serial": memory/m-1 assigned memory/1, a second partition; use'):
-        await member(source, Gated(free=[b"a", b"b"]), order="serial").run()
-
-
-@pytest.mark.anyio
-async def test_serial_order_is_one_at_a_time_and_waits_for_retries(tmp_path: Path) -> None:
-    group = group_of("abcab")
-    source = GroupSource(group, "m-1")
-    source.finish()
-    running = peak = 0
-    order: list[int] = []
-
-    async def handler(message: Message) -> None:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await turns(5)
-        running -= 1
-        if message.position == 2 and message.attempt == 1:
-            raise ValueError("once more")
-        order.append(message.position)
-
-    retry = Retry(attempts=2, backoff=0.001)
-    await member(source, handler, order="serial", retry=retry, history=History(tmp_path, member="m-1")).run()
-    assert (order, peak) == ([0, 1, 2, 3, 4], 1)
-    assert_kept(tmp_path)
+        await consumer_of(source, Gated()).run()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from lanes import Message
+from lanes import Message, Term
+from memsource import MemoryDeadLetters
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
 from tests.fakes.support import Gated, consumer_of, published, settled, started, until
@@ -184,3 +185,27 @@ async def test_a_handler_that_fails_while_it_is_cancelled_is_only_abandoned() ->
         await handler_started.wait()
         assert await run.stop() is None
     assert broker.unacked() == [0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("worst", [MemoryError(), Term("never")])
+async def test_a_group_is_judged_by_its_worst_member(worst: Exception) -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    letters = MemoryDeadLetters(broker)
+    attempts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise ExceptionGroup("all of it", [ValueError("no"), worst])
+
+    consumer = consumer_of(source, handler, dead_letters=letters, attempts=3, backoff=0.001)
+    if isinstance(worst, Term):
+        await consumer.run()
+        assert len(broker.dead_letters) == 1
+    else:
+        with pytest.raises(ExceptionGroup):
+            await consumer.run()
+        assert (broker.dead_letters, broker.unacked()) == ([], [0])
+    assert attempts == [1]

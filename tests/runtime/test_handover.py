@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from lanes import Consumer, History, Message, Retry, SourceError
-from memsource import Group, GroupSource
+from memsource import Group, GroupSource, MemorySource
 from memsource.memory.group import Committed
-from tests.fakes.grouped import commits, epochs, group_of, member
-from tests.fakes.support import Gated, living, started, turns, until
+from tests.fakes.grouped import commits, epochs, group_of
+from tests.fakes.support import Gated, consumer_of, living, published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
 # --- handing over
@@ -24,7 +24,7 @@ async def test_the_next_owner_repeats_nothing_that_had_finished() -> None:
     first = GroupSource(group, "first")
     handler = Gated(free=[b"b"])
     # 0 runs, 2 has finished, all of b has finished: 1, 4, 7.
-    async with started(member(first, handler, drain_timeout=0.02, grace=0.05, commit_interval=3600.0)) as run:
+    async with started(consumer_of(first, handler, drain_timeout=0.02, grace=0.05, commit_interval=3600.0)) as run:
         handler.let(2)
         await until(lambda: sorted(handler.ended) == [1, 2, 4, 7])
         assert await run.stop() is None
@@ -32,7 +32,7 @@ async def test_the_next_owner_repeats_nothing_that_had_finished() -> None:
     second = GroupSource(group, "second")
     second.finish()
     again = Gated(free=[b"a", b"b", b"c"])
-    consumer = member(second, again)
+    consumer = consumer_of(second, again)
     await consumer.run()
     assert sorted(again.started) == [0, 3, 5, 6, 8]
     assert consumer.status().redelivered == {"settled": 4}
@@ -44,7 +44,7 @@ async def test_without_a_completed_set_what_is_below_the_highest_is_run_before_t
     group = group_of("aabbcd")
     first = GroupSource(group, "first", hands_over=False)
     handler = Gated(free=[b"c"])
-    async with started(member(first, handler, concurrency=3)) as run:
+    async with started(consumer_of(first, handler, concurrency=3)) as run:
         await until(lambda: handler.ended == [4] and sorted(handler.started) == [0, 2, 4, 5])
         run.consumer.stop()
         await turns()
@@ -60,7 +60,7 @@ async def test_without_a_completed_set_what_is_below_the_highest_is_run_before_t
 async def test_without_a_completed_set_nothing_above_the_highest_is_run() -> None:
     group = group_of("abab")
     handler = Gated(free=[b"b"])
-    async with started(member(GroupSource(group, "first", hands_over=False), handler, concurrency=1)) as run:
+    async with started(consumer_of(GroupSource(group, "first", hands_over=False), handler, concurrency=1)) as run:
         await until(lambda: handler.started == [0])
         run.consumer.stop()
         await turns()
@@ -76,7 +76,7 @@ async def test_nothing_starts_when_the_drain_has_passed_its_deadline(tmp_path: P
     source = GroupSource(group, "first", hands_over=False)
     handler = Gated(free=[b"a"])
     history = History(tmp_path, member="first")
-    async with started(member(source, handler, history=history, concurrency=2, drain_timeout=0.02)) as run:
+    async with started(consumer_of(source, handler, history=history, concurrency=2, drain_timeout=0.02)) as run:
         # 1 is below 3, which has started, and waits for a worker: the first that is free has been cancelled.
         await until(lambda: sorted(handler.started) == [0, 2, 3])
         assert await run.stop() is None
@@ -95,7 +95,7 @@ async def test_what_could_not_close_the_prefix_in_time_does_not_hold_up_the_drai
     group.publish(key="x", partition=1)
     source = GroupSource(group, "first", hands_over=False)
     handler = Gated(free=[b"b"])
-    async with started(member(source, handler, concurrency=1, drain_timeout=0.02, grace=3600.0)) as run:
+    async with started(consumer_of(source, handler, concurrency=1, drain_timeout=0.02, grace=3600.0)) as run:
         await until(lambda: run.consumer.active and run.consumer.status().in_flight == 4)
         handler.let(0)
         # The only worker is with the other partition now, and 1 of this one waits for it.
@@ -116,7 +116,7 @@ async def test_what_waits_is_left_to_the_next_owner() -> None:
         if message.key == b"a":
             raise ValueError("poison")
 
-    async with started(member(source, handler, retry=Retry(attempts=9, backoff=60.0, max_backoff=60.0))) as run:
+    async with started(consumer_of(source, handler, retry=Retry(attempts=9, backoff=60.0, max_backoff=60.0))) as run:
         await until(lambda: run.consumer.active and run.consumer.status().settled == 1)
         with anyio.fail_after(10):
             assert await run.stop() is None
@@ -140,7 +140,7 @@ async def test_members_that_come_and_go_repeat_nothing(cooperative: bool, hands_
 
     def one(name: str) -> Consumer:
         source = GroupSource(group, name, batch=5, hands_over=hands_over)
-        return member(source, handler, history=History(tmp_path, member=name), max_ahead=40)
+        return consumer_of(source, handler, history=History(tmp_path, member=name), max_ahead=40)
 
     async def publish() -> None:
         for number, key in enumerate(keys):
@@ -168,7 +168,7 @@ async def test_a_member_that_is_gone_repeats_what_was_not_committed(tmp_path: Pa
     group = group_of(["a", "b", "c", "d"] * 10)
     source = GroupSource(group, "m-1")
     handler = Gated(free=[b"a", b"b"])
-    consumer = member(source, handler, history=History(tmp_path, member="m-1"), grace=0.05)
+    consumer = consumer_of(source, handler, history=History(tmp_path, member="m-1"), grace=0.05)
     async with started(consumer) as run:
         await until(lambda: group.committed(0).completed[-1:] == ((36, 38),))
         group.crash("m-1")
@@ -190,7 +190,7 @@ async def test_nothing_of_a_lost_partition_is_committed(tmp_path: Path) -> None:
     group = group_of("abc")
     source = GroupSource(group, "m-1")
     handler = Gated(free=[b"a"])
-    consumer = member(source, handler, history=History(tmp_path, member="m-1"), commit_interval=3600.0, grace=0.05)
+    consumer = consumer_of(source, handler, history=History(tmp_path, member="m-1"), commit_interval=3600.0, grace=0.05)
     async with started(consumer) as run:
         await until(lambda: run.consumer.active and run.consumer.status().settled == 1)
         group.lose("m-1", 0)
@@ -209,7 +209,7 @@ async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() 
     source = GroupSource(group, "m-1")
     source.block("settle")
     handler = Gated(free=[b"a", b"b"])
-    async with started(member(source, handler, drain_timeout=3600.0)) as run:
+    async with started(consumer_of(source, handler, drain_timeout=3600.0)) as run:
         await until(lambda: commits(source) and run.consumer.status().running == 1)
         before = living()
         group.revoke(0)
@@ -234,7 +234,7 @@ async def test_what_is_assigned_while_it_stops_is_given_back_once() -> None:
         group.publish(key="a", partition=partition)
     source = GroupSource(group, "m-1")
     handler = Gated()
-    async with started(member(source, handler)) as run:
+    async with started(consumer_of(source, handler)) as run:
         await until(lambda: sorted(handler.started) == [0, 1, 2])
         run.consumer.stop()
         await turns()
@@ -265,7 +265,7 @@ async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody(monkeypat
     group = group_of("ab")
     source = GroupSource(group, "m-1")
     source.fail("settle", SourceError("no leader", retryable=True), times=1_000_000)
-    async with started(member(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
+    async with started(consumer_of(source, Gated(free=[b"a", b"b"]), drain_timeout=3600.0)) as run:
         await until(lambda: commits(source))
         group.revoke(0)
         before = len(source.called("settle"))
@@ -280,3 +280,15 @@ async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody(monkeypat
         await turns()
         run.scope.cancel()
         assert await run.end() is None
+
+
+@pytest.mark.anyio
+async def test_a_revoke_makes_a_drain_shorter_that_has_begun() -> None:
+    source = MemorySource(published("a"))
+    handler = Gated()
+    async with started(consumer_of(source, handler, drain_timeout=600.0, grace=5.0)) as run:
+        await until(lambda: handler.running == 1)
+        run.consumer.stop()
+        source.revoke(0, timeout=0.01)
+        assert await run.end() is None
+    assert source.broker.acked() == []
