@@ -1,7 +1,7 @@
 """The chains of all lanes, and the one queue of their heads.
 
-The hot path of the engine links and unlinks in line; here is what it shares its structures with: which lane a message
-is in, putting a late message into its place, and taking abandoned ones out.
+The hot path of the engine links and unlinks messages in line. This module has the rest: which lane a message belongs
+to, how a late message gets its place, and how abandoned messages leave.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
 
 WHOLE_PARTITION: Final = 0
-"""The lane of everything in a partition that is handled in its order."""
+"""The lane of all messages of a partition that is handled in its own order."""
 
 KEYLESS: Final = -1
-"""The lane of all messages without a key, where they share one."""
+"""The lane that all messages without a key may share."""
 
 
 class Chains:
     """The lanes of one engine.
 
-    ``ready``: the heads that can start. ``fenced``: running handlers of assignments that are over; each still holds
-    its lane. ``tails`` of a partition are shared with its predecessors, by ``PartitionId``.
+    ``ready``: the heads that can start. ``fenced``: messages whose handlers still run although their assignment is
+    over; each keeps its lane. ``tails``: the tails of each ``PartitionId``, which its assignments share.
     """
 
     __slots__ = ("_key", "_keyless", "_lanes", "_ordered", "fenced", "ready", "relabels", "tails")
@@ -42,7 +42,7 @@ class Chains:
         self.relabels = not self._key or self._keyless is not None or self._lanes > 0
 
     def relabel(self, run: list[Message]) -> None:
-        """Say which lane each message is in, where that is not its key."""
+        """Set the lane of each message, where that is not its key."""
         for message in run:
             if not self._ordered:
                 message.lane = None
@@ -54,7 +54,7 @@ class Chains:
                 message.lane = ring.lane(message.key, self._lanes)
 
     def admit(self, partition: Partition, run: list[Message]) -> None:
-        """Chain new messages to the tails of their lanes; those without a predecessor are ready."""
+        """Chain new messages to the tails of their lanes; a message alone in its lane is ready."""
         tails, ready = partition.tails, self.ready
         for message in run:
             message.state = QUEUED
@@ -70,22 +70,21 @@ class Chains:
                 tail.next = message
 
     def free(self, message: Message) -> None:
-        """The head of a lane is done with: its successor is next."""
+        """Take the head out of its lane; its successor is next."""
         following = message.next
         message.next = None
         if following is not None:
-            # The rest of a batch runs already.
+            # A successor of the same batch already runs.
             if following.state == QUEUED:
                 self.ready.append(following)
         elif message.lane is not None and message.partition.tails.get(message.lane) is message:
             del message.partition.tails[message.lane]
 
     def insert(self, message: Message) -> None:
-        """Put a late message into the chain of its lane by position. O(in flight): it happens only to deliveries
-        that were lost on the way.
+        """Put a late message into the chain of its lane by position.
 
-        A head that still waits in ``ready`` gives way to a lower position; one that has started cannot, and the late
-        message follows it, and whatever started with it.
+        A head that waits in ``ready`` gives way to a lower position. Messages that have started cannot, and the late
+        message follows them. O(in flight), but only for deliveries that were lost on the way.
         """
         if message.lane is None:
             self.ready.append(message)
@@ -99,13 +98,13 @@ class Chains:
         started = [m for m in others if _has_started(m)]
         below = [m for m in others if m not in started and m.position < message.position]
         if not started and not below:
-            # The head of a lane in which nothing has started is in the ready queue: take its place there.
+            # In a lane without a started message the head is in the ready queue: take its place there.
             head = min(others, key=_position)
             self.ready[self.ready.index(head)] = message
             message.next = head
             return
-        # Behind the last queued one below it, else right behind the last that has started: the chain's own order is
-        # started first, then queued by position.
+        # The chain has started messages first, then queued ones by position. The late message follows the last queued
+        # one below it, else the last started one.
         before = max(below, key=_position) if below else _last(started)
         message.next = before.next
         before.next = message
@@ -113,13 +112,13 @@ class Chains:
             tails[message.lane] = message
 
     def _lane(self, message: Message) -> list[Message]:
-        """Everything of a lane that is not finished, fenced handlers included."""
+        """The unfinished messages of a lane, fenced ones included."""
         partition = message.partition
         lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane]
         return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id == partition.id]
 
     def prefix(self, partition: Partition) -> set[Message]:
-        """What is queued below the highest message that has started, and not behind one that waits."""
+        """The queued messages below the highest started one whose lane is not stopped."""
         ledger = partition.ledger
         assert isinstance(ledger, OffsetLedger), "individually settled messages leave no finished work behind"
         heads = [m for m in ledger.unfinished() if m.state == RUNNING]
@@ -136,7 +135,7 @@ class Chains:
         return kept
 
     def abandon(self, partition: Partition, messages: list[Message]) -> None:
-        """Take messages that do not run out of the queue and out of their chains."""
+        """Take messages out of the queue and of their chains; none of them runs."""
         for message in messages:
             step(message, "abandon")
         ready = [m for m in self.ready if m.state == QUEUED]
@@ -154,7 +153,7 @@ class Chains:
                 tails[message.lane] = message
 
     def forget(self, partition_id: PartitionId) -> None:
-        """Nothing of it is left: neither an assignment nor a handler of an old one. Idempotent."""
+        """Forget a partition that has neither an assignment nor a running handler. Idempotent."""
         if not self.tails.get(partition_id):
             self.tails.pop(partition_id, None)
 
@@ -162,8 +161,8 @@ class Chains:
         return f"<Chains {len(self.ready)} ready, {len(self.fenced)} fenced handlers>"
 
 
-def behind(message: Message) -> list[Message]:
-    """What is queued behind a head, in order."""
+def successors(message: Message) -> list[Message]:
+    """The queued messages after a head, in order."""
     found = []
     following = message.next
     while following is not None and following.state == QUEUED:
@@ -173,13 +172,16 @@ def behind(message: Message) -> list[Message]:
 
 
 def _has_started(message: Message) -> bool:
-    """Whether it stays in front of lower positions that come late: it is out of the queue, or waits there for one more
-    attempt, which ``StoppedLanes`` alone counts. One that was returned has not: what ran of it does not count."""
+    """Whether a message stays in front of lower positions that arrive late.
+
+    It has left the queue, or waits there for a further attempt. A returned message has not started, because its
+    attempt does not count.
+    """
     return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
 
 
 def _last(started: list[Message]) -> Message:
-    """The last of those that have started: a batch runs several of a lane, one behind the other."""
+    """The last of the started messages of a lane; a batch runs several of them in a row."""
     return next(message for message in started if message.next not in started)
 
 

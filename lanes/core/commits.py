@@ -20,9 +20,9 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    ``interval``: seconds a finished message waits for its commit at most; ``count``: so many do not wait.
-    ``confirmed``: the floor the broker has; ``confirmed_ordinal``: the number of the first delivery above it. ``over``:
-    no commit is begun any more, whatever has changed.
+    A finished message waits for its commit at most ``interval`` seconds; ``count`` finished messages do not wait.
+    ``confirmed``: the floor that the broker has. ``confirmed_ordinal``: the number of the first delivery above it.
+    ``over``: no further commit begins.
     """
 
     __slots__ = (
@@ -49,40 +49,40 @@ class PartitionCommits:
         self.over: bool = False
 
     def changed(self, count: int, now: float) -> None:
-        """So much was finished that the broker does not know of."""
+        """Add changes that the broker does not know of."""
         if not self.changes:
             self.since = now
         self.changes += count
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to say, and no commit on its way."""
+        """Whether a change waits for a commit while no commit is on its way."""
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, *, urgent: bool) -> float:
-        """When to commit what is pending. ``urgent``: messages wait for the floor to be confirmed."""
+        """When to commit the pending changes. ``urgent``: messages wait for the floor to be confirmed."""
         at = self.since
         if not urgent and self.changes < self._count:
             at += self._interval
         return max(at, self._not_before)
 
     def send(self, settlement: Settlement) -> None:
-        """This commit is on its way: it has everything that has changed so far."""
+        """Note a commit on its way, with every change so far."""
         self.sending = settlement
         self.changes = 0
 
     def confirm(self, settlement: Settlement) -> None:
-        """The broker has it."""
+        """Note a commit that the broker confirmed."""
         assert settlement.floor is not None, "only commits are confirmed"
         self.sending = None
         self.confirmed = settlement.floor
         self.confirmed_ordinal = settlement.ordinal
 
     def unknown(self, again_at: float) -> None:
-        """The commit on its way may not have been made: it is due again, not before ``again_at``."""
+        """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
         self.sending = None
         self._not_before = again_at
-        # Since the time of the first change in it, which is past.
+        # ``since`` is the time of its first change, so ``count`` changes make it due at once.
         self.changes += self._count
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class PartitionCommits:
 
 
 class Committer:
-    """Those partitions of one engine. ``ahead``: the ones that have reached ``max_ahead``."""
+    """The committing partitions of one engine. ``ahead``: those that have reached ``max_ahead``."""
 
     __slots__ = ("_chains", "_effects", "_policy", "ahead", "partitions")
 
@@ -103,19 +103,19 @@ class Committer:
         self.ahead: set[Partition] = set()
 
     def assign(self, partition: Partition, floor: int) -> None:
-        """A partition of such a source, to be read from ``floor``."""
+        """Add a partition that its source reads from ``floor``."""
         ledger = OffsetLedger(floor, partition.completed)
         partition.ledger = ledger
         partition.commits = PartitionCommits(floor, self._policy.commit_interval, self._policy.commit_count)
         self.partitions[partition] = ledger
 
     def forget(self, partition: Partition) -> None:
-        """Nothing of it is committed any more. Idempotent."""
+        """Commit no more of a partition. Idempotent."""
         self.partitions.pop(partition, None)
         self.ahead.discard(partition)
 
     def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
-        """Admit a run, as far as ``max_ahead`` lets in; returns count and bytes of what was finished before.
+        """Admit a run as far as ``max_ahead`` allows; returns count and bytes of the messages finished before.
 
         Raises ``PositionFell`` for a position that does not rise.
         """
@@ -143,7 +143,7 @@ class Committer:
         return len(finished), sum(m.size for m in finished)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """The source has read up to ``position``. Ignored for other partitions."""
+        """Note that the source has read up to ``position``. Ignored for other partitions."""
         ledger = self.partitions.get(partition)
         if ledger is not None:
             before = ledger.floor()
@@ -152,13 +152,13 @@ class Committer:
                 _commits(partition).changed(1, now)
 
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
-        """Enter what has finished into the ledger; returns its count and bytes."""
+        """Enter finished messages into the ledger; returns their count and bytes."""
         count, size = self.partitions[settlement.partition].settle(settlement.messages)
         _commits(settlement.partition).changed(count, now)
         return count, size
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
-        """The commits to make now, each of one snapshot; ``everything``: those that are not due yet, too."""
+        """The commits to make now, each of one snapshot. ``everything``: also commits that are not due yet."""
         due = []
         for partition, ledger in self.partitions.items():
             commits = _commits(partition)
@@ -171,18 +171,18 @@ class Committer:
         return due
 
     def next_at(self) -> float:
-        """When ``due`` has something next; ``NEVER`` while there is nothing to commit."""
+        """When ``due`` has the next commit; ``NEVER`` while there is nothing to commit."""
         pending = ((p, ledger, _commits(p)) for p, ledger in self.partitions.items())
         return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=NEVER)
 
     def _at(self, partition: Partition, ledger: OffsetLedger, commits: PartitionCommits) -> float:
-        # Where messages wait for the floor to be confirmed, it is confirmed at once.
+        # A floor that messages wait for is committed at once.
         return commits.due_at(urgent=partition in self.ahead and ledger.floor() > commits.confirmed)
 
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
-        """This commit was made; returns count and bytes of what was admitted by it and finished before.
+        """Note a confirmed commit; returns count and bytes of the messages it admitted that were finished before.
 
-        Ignored when the partition was given up meanwhile.
+        Ignored for a partition that was given up meanwhile.
         """
         partition = settlement.partition
         ledger = self.partitions.get(partition)

@@ -1,10 +1,10 @@
-"""The drain of a partition: in which order it is given up, and how long each part of that may take.
+"""The drain of a partition: the order of its steps, and the time of each.
 
-A drain is in one phase, and a phase is something to perform outside of the core: to let handlers end, to cancel them,
-to settle what has finished, to have the source take the partition back. Whoever performs it tells the drain what came
-of it. What the engine has to do in between, the drain has it do: abandon, fence, commit no more, forget.
+Each phase of a drain is a task for the runtime: let handlers end, cancel them, settle the finished messages, let the
+source release the partition. The runtime performs it and tells the drain the result. Between phases the drain makes the
+engine abandon, fence, stop committing and forget.
 
-``TRANSITIONS`` is the whole machine: any pair that is not in it raises ``IllegalEvent``.
+``TRANSITIONS`` is the whole machine: any other pair raises ``IllegalEvent``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from lanes.core import effects as fx
 from lanes.core.ownership import Ownership
 from lanes.core.types import NEVER, Message, Partition
 
-IDLE: Final = "idle"  # nothing has begun
-ENDING: Final = "ending"  # nothing starts any more; what runs may end
-CANCELLING: Final = "cancelling"  # what runs is cancelled, and nothing closes the prefix any more
-SETTLING: Final = "settling"  # fenced; what has finished is settled
-KEEPING: Final = "keeping"  # all is settled; what is kept of attempts is written
-RELEASING: Final = "releasing"  # nothing is committed any more; the source takes it back
-UNRELEASED: Final = "unreleased"  # the source did not
+IDLE: Final = "idle"  # not begun
+ENDING: Final = "ending"  # no message starts; running handlers may end
+CANCELLING: Final = "cancelling"  # running handlers are cancelled; no message closes the prefix
+SETTLING: Final = "settling"  # fenced; finished messages are settled
+KEEPING: Final = "keeping"  # everything is settled; the store of attempts is written
+RELEASING: Final = "releasing"  # no commit begins; the source releases the partition
+UNRELEASED: Final = "unreleased"  # the source failed to release it
 HANDED_OVER: Final = "handed over"
 LOST: Final = "lost"
 
 OVER: Final = frozenset({UNRELEASED, HANDED_OVER, LOST})
-"""Nothing is left to be performed; what was not released is still owned, and is to be lost."""
+"""Nothing is left to perform. An unreleased partition is still owned and must be lost."""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "begun"): ENDING,
@@ -41,8 +41,10 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (RELEASING, "released"): HANDED_OVER,
     (RELEASING, "refused"): UNRELEASED,
 }
-"""(phase, event) -> phase. ``late``: the time of the phase is over. And "lost" besides, below, behind which the end of
-whatever was being performed changes nothing."""
+"""(phase, event) -> phase.
+
+``late``: the time of the phase is over. ``lost`` is added below; the result of a task under way then changes nothing.
+"""
 
 _PERFORMED: Final = ("ended", "late", "settled", "kept", "released", "refused")
 
@@ -51,14 +53,14 @@ TRANSITIONS.update({(LOST, event): LOST for event in (*_PERFORMED, "lost")})
 
 
 class IllegalEvent(Exception):
-    """An event that the phase of a drain does not allow: a bug of whoever drives it."""
+    """The phase of a drain does not allow an event: a bug of the runtime."""
 
 
 class Limits(NamedTuple):
-    """What the parts of a drain may take, in seconds.
+    """The times of a drain, in seconds.
 
-    ``grace``: until handlers that were cancelled have ended. ``settle``: until what has finished is settled, where
-    less is left of the time for handlers; ``last``: where that has no end.
+    ``grace``: for cancelled handlers to end. ``settle``: at least this long for finished messages to be settled;
+    handlers that end early leave the rest of their time to it. ``last``: the same where handlers have no time limit.
     """
 
     grace: float
@@ -67,13 +69,11 @@ class Limits(NamedTuple):
 
 
 class PartitionDrain:
-    """The drain of one partition that ``engine`` owns, in ``phase``. Times are seconds of any one monotonic clock.
+    """The drain of one assignment, for one use. Times are seconds of a monotonic clock.
 
-    ``until``: when the phase is late; infinite for one that is not late by itself. ``abandoned``: what was given up
-    without having started, by the last event; ``zombies``: what still ran at the fence. ``close_prefix``: see
+    ``until``: when the phase is late; ``NEVER`` for a phase without a time limit. ``abandoned``: the messages that the
+    last event gave up before they started. ``zombies``: the messages that still ran at the fence. ``close_prefix``: see
     ``Ownership.drain``.
-
-    No method blocks. It is one for one assignment, and is not used again.
     """
 
     __slots__ = ("_close_prefix", "_engine", "_limits", "abandoned", "partition", "phase", "until", "zombies")
@@ -92,33 +92,35 @@ class PartitionDrain:
 
     @property
     def left(self) -> bool:
-        """Whether anything that has finished of the partition, which is fenced, is not settled."""
+        """Whether a finished message of the fenced partition is not settled."""
         commits = self.partition.commits
         if commits is not None:
             return commits.changes > 0 or commits.sending is not None or bool(self.partition.finished)
-        # Of a fenced one nothing else is held.
+        # The ledger of a fenced partition has finished messages only.
         return self.partition.ledger.holes() > 0
 
     def begin(self, now: float, timeout: float) -> None:
-        """Start nothing more of it; its handlers get ``timeout`` seconds to end. ``Drained`` is among the engine's
-        effects once they have, and now already where none runs."""
+        """Start no more messages, and give running handlers ``timeout`` seconds to end.
+
+        The engine emits ``Drained`` when they have ended, or at once when none runs.
+        """
         self._move("begun")
         self.until = now + timeout
         interrupted = self.partition.draining
         self.abandoned = self._engine.drain(self.partition, close_prefix=self._close_prefix)
         if interrupted and not self.partition.unended:
-            # A handler that was interrupted has drained it before, and this effect has come and gone.
+            # An interrupted handler drained it before, and that effect was performed.
             self._engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Its handlers get ``timeout`` seconds from ``now`` on, if that is sooner. Nothing once they are cancelled."""
+        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored once they are cancelled."""
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 
     def tell(self, event: str, now: float) -> None:
-        """What came of what the phase had performed, at ``now``. Raises ``IllegalEvent``.
+        """Apply the result of the phase. Raises ``IllegalEvent``.
 
-        ``lost``, once the engine has lost the partition, may come at any time, and more than once.
+        ``lost``, after the engine has lost the partition, may come at any time and more than once.
         """
         before, until = self.phase, self.until
         self._move(event)
@@ -127,7 +129,7 @@ class PartitionDrain:
         self.abandoned, self.until = [], NEVER
         if self.phase == CANCELLING:
             self.until = now + self._limits.grace
-            # Nothing starts in the grace, where nobody would cancel it.
+            # A message that started in the grace would not be cancelled.
             self.abandoned = self._engine.stop_closing(self.partition)
         elif self.phase == SETTLING:
             left = until - now if before == ENDING else 0.0
@@ -136,8 +138,8 @@ class PartitionDrain:
         elif self.phase == KEEPING:
             self.until = until
         elif self.phase == RELEASING and self.partition.commits is not None:
-            # What could not be settled in time runs again. Whoever waits for the partition may commit before the
-            # release has returned: no commit of ours may come after that one.
+            # Messages that could not be settled in time run again. The next owner may commit before the release
+            # returns, and no commit of this process may follow that one.
             self.partition.commits.over = True
         elif self.phase == HANDED_OVER:
             self._engine.release(self.partition)
@@ -146,7 +148,7 @@ class PartitionDrain:
         following = TRANSITIONS.get((self.phase, event))
         if following is None:
             raise IllegalEvent(
-                f"drain of {self.partition.id}: {event!r} is not allowed while {self.phase}: a bug of lanes, please "
+                f"drain of {self.partition.id}: {event!r} is not allowed while {self.phase}; a bug of lanes, please "
                 "report it"
             )
         self.phase = following

@@ -1,35 +1,37 @@
-"""The machine: in-order lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
+"""The engine: ordered lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
 
 Rules
 -----
-1. At most one *execution* of a lane is out of ``QUEUED``: its head, or in a batch the head and what follows it. The
-   next one becomes the head when that is finished, not before: through retries and through the write of a dead letter.
-2. In flight = delivered and not settled. A message leaves the count when its settlement was sent (where the source
-   commits: when it finished), when it is abandoned, or, if its assignment was fenced, when its handler ended. Nothing
-   is taken in while a partition drains.
-3. A result counts only while ``message.partition.live``: identity fences, not numbers. A fenced handler keeps
-   its key: a new assignment of the same partition queues behind it.
-4. A position that comes again is never run twice at once: held -> its token is swapped; settled -> it is
-   settled again; unknown -> it is admitted in its place, counted as late. A source that commits goes only onwards.
-5. Draining starts nothing. Queued, held, blocked and parking messages are abandoned at once; running ones may end and
-   count. When none runs, ``Drained`` is emitted once. A handler that was interrupted (``ABANDON``) drains its
-   partition: its successors must not overtake it. Where what is completed above the floor cannot be handed over, what
-   is queued below the highest started is run too (*prefix-closing*), or it would be repeated, until ``stop_closing``.
-6. Nothing is settled before it ended well or its dead letter was confirmed; nothing is committed above it.
-7. One commit of a partition is on its way at a time; floor and completed set are of one snapshot; a commit whose
-   result is unknown was not made. At most ``max_ahead`` messages are admitted above the floor the broker confirmed.
+1. A lane has at most one *execution*: its head, or in a batch the head and some successors. Its next message starts
+   after that one is finished, and a message is not finished while it is retried or dead-lettered.
+2. In flight = delivered and not settled. A message leaves the count when its settlement was sent, or when it finished
+   if the source commits. An abandoned message leaves at once, a fenced one when its handler ends. A draining partition
+   takes in no message.
+3. A result counts only while ``message.partition.live``: the object is the fence, not a number. A fenced handler keeps
+   its key, and messages of a new assignment of the same partition queue after it.
+4. A position that comes again never runs twice at once. In flight: its token is swapped. Settled: it is settled again.
+   Unknown: it is admitted in its place and counted as late. The positions of a source that commits always rise.
+5. A draining partition starts no message. Queued and stopped messages are abandoned at once; running ones may end and
+   count. When none runs, ``Drained`` is emitted once. An interrupted handler (``ABANDON``) drains its partition,
+   because its successors must not overtake it. Where the completed set cannot be handed over, finished messages above a
+   queued one would run again. The queued messages below the highest started one then run too (*prefix-closing*), until
+   ``stop_closing``.
+6. A message is settled only after its handler succeeded or its dead letter was confirmed. No commit moves past it
+   before that.
+7. A partition has one commit on its way at a time, whose floor and completed set are of one snapshot. A commit with an
+   unknown result counts as not made. At most ``max_ahead`` messages are admitted above the floor the broker confirmed.
 
-Theory of operation
--------------------
-``receive`` admits a run: each message is chained to the tail of its lane, or becomes a head and enters the one
-queue, ``ready``. A worker calls ``take``, runs the handler and calls ``finish``; the acknowledged message goes
-to its partition's ``finished`` list and its successor to ``ready``. ``collect`` hands the finished messages out
-as settlements, or enters them into the ledger and hands out the commits that are due; ``settled`` or ``unsettled``
-says how that went. Everything but an ack leaves ``finish`` at one ``if``. Time is an argument (engine seconds,
-monotonic); chance comes in with a ``Failure``.
+Operation
+---------
+``receive`` admits a run: each message is chained to the tail of its lane, or becomes a head and enters the one queue,
+``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the
+``finished`` list of its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as
+settlements, or enters them into the ledger and returns the due commits; ``settled`` or ``unsettled`` reports the
+result. Every outcome but an ack leaves ``finish`` at one ``if``. Time is an argument (engine seconds, monotonic), and
+chance is part of a ``Failure``.
 
-Calls are plain, never block, and must come from one thread. What the shell has to do besides running handlers
-is in ``effects``; it empties that list after every call.
+Calls never block and must come from one thread. ``effects`` lists the other tasks of the runtime, which empties it
+after every call.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lanes.core import effects as fx
-from lanes.core.chains import behind
+from lanes.core.chains import successors
 from lanes.core.lane import ABANDONED, DEAD_LETTERING_BLOCKED, FINISHED, QUEUED, RUNNING, StoppedLane, illegal, step
 from lanes.core.ledgers import AckLedger
 from lanes.core.ownership import Ownership
@@ -46,7 +48,7 @@ from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, 
 
 
 class Engine(Ownership):
-    """The engine of one consumer. ``assign``, ``drain``, ``fence``, ``lose`` and ``release`` are in ``ownership``."""
+    """The engine of one consumer. ``lanes.core.ownership`` has the calls for a whole partition, such as ``assign``."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -65,7 +67,7 @@ class Engine(Ownership):
     def receive(self, partition: Partition, run: list[Message], size: int, now: float) -> None:
         """Admit a run of consecutive messages of one partition; ``size`` is the sum of their sizes.
 
-        Raises ``PositionFell`` for a position that does not rise, where the source commits.
+        Raises ``PositionFell`` if the source commits and a position does not rise.
         """
         if not partition.live:
             return
@@ -109,15 +111,15 @@ class Engine(Ownership):
         self._admitted(admitted, size, now)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """The source has read up to ``position``: what it did not deliver below that, it never will.
+        """Note that the source has read up to ``position`` and delivers no further message below it.
 
-        Ignored for a partition that drains or is over, and where the source does not commit.
+        Ignored for a partition that drains or is over, and for a source that does not commit.
         """
         if partition.live and not partition.draining:
             self.committer.progressed(partition, position, now)
 
     def take(self) -> Message | None:
-        """The next message to run, or None when nothing is ready or ``concurrency`` handlers run."""
+        """Take the next message to run; None when no lane is ready or ``concurrency`` handlers run."""
         if not self._ready or self.running_handlers >= self.concurrency:
             return None
         message = self._ready.popleft()
@@ -126,9 +128,9 @@ class Engine(Ownership):
         return message
 
     def take_batch(self, limit: int) -> list[Message]:
-        """Up to ``limit`` messages to run by one call of a handler; empty when there is none to take.
+        """Take up to ``limit`` messages for one call of a handler, which counts as one of ``concurrency``.
 
-        Heads of different lanes, and of each lane what follows its head. The call is one of ``concurrency``.
+        They are heads of different lanes, each followed by its successors.
         """
         batch: list[Message] = []
         if self.running_handlers >= self.concurrency:
@@ -143,7 +145,7 @@ class Engine(Ownership):
         return batch
 
     def available(self, limit: int) -> int:
-        """How many messages ``take_batch`` would take now, counted up to ``limit``."""
+        """The number of messages that ``take_batch`` would take now, at most ``limit``."""
         count = 0
         for head in self._ready:
             message: Message | None = head
@@ -155,7 +157,7 @@ class Engine(Ownership):
         return count
 
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
-        """The handler of a taken message ended. Raises ``IllegalTransition`` when it was not running."""
+        """Apply the outcome of a taken message. Raises ``IllegalTransition`` when it was not running."""
         if message.state != RUNNING:
             raise illegal(message, "finish")
         partition = message.partition
@@ -176,22 +178,23 @@ class Engine(Ownership):
             del partition.tails[message.lane]
 
     def finish_batch(self, batch: Sequence[Message], outcomes: Sequence[Outcome], now: float) -> None:
-        """The handler of a taken batch ended, with one outcome a message.
+        """Apply the outcomes of a taken batch, one for each message.
 
-        From the first one of a lane on that is no ack, that lane's later outcomes do not count: they run again.
-        Raises ``IllegalTransition`` when one of them was not running, ``ValueError`` for another number of outcomes.
+        After the first outcome of a lane that is no ack, later outcomes of the lane do not count: those messages run
+        again. Raises ``IllegalTransition`` when a message was not running, and ``ValueError`` for a wrong number of
+        outcomes.
         """
         if (stray := next((m for m in batch if m.state != RUNNING), None)) is not None:
             raise illegal(stray, "finish")
         if len(outcomes) != len(batch):
-            raise ValueError(f"{len(outcomes)} outcomes for a batch of {len(batch)} messages: return one for each")
+            raise ValueError(f"{len(outcomes)} outcomes for a batch of {len(batch)} messages; return one for each")
         self.running_handlers -= bool(batch)
         for message, outcome in zip(batch, outcomes, strict=True):
             if message.state != RUNNING:
-                continue  # It was given back to its lane just now.
+                continue  # It was returned to its lane by an earlier outcome.
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
-                self.running_handlers += 1  # ``finish`` takes it off: of a batch that has been done
+                self.running_handlers += 1  # ``finish`` counts one handler off, and the batch already was
                 self.finish(message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
@@ -220,9 +223,9 @@ class Engine(Ownership):
             step(message, "return")
             self._ready.append(message)
         else:
-            # A lane never goes on past an abandoned head.
+            # A lane never continues after an abandoned head.
             if partition.draining:
-                abandoned = self._abandon(partition, behind(message))
+                abandoned = self._abandon(partition, successors(message))
                 partition.unended -= len(abandoned)
             else:
                 abandoned = self._stop_starting(partition, set())
@@ -250,18 +253,18 @@ class Engine(Ownership):
             stopped.stop(message, follows, failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
-            # Under ``exit`` too: its successors must not start before the drain takes them.
+            # Under ``exit`` too: its successors must not start before the drain abandons them.
             stopped.stop(message, "block", failure)
             self.halted |= follows == "halt"
             effect = fx.Halted if follows == "halt" else fx.Blocked
             self.effects.append(effect(message, failure))
 
     def kept(self, message: Message) -> None:
-        """Its failed attempt is in the store: its hold may end. Idempotent; ignored for one that is not held."""
+        """The store has the failed attempt, so the hold may end. Idempotent; ignored for a message that is not held."""
         self.stopped.kept(message)
 
     def dead_lettered(self, message: Message) -> None:
-        """The dead letter of a message is confirmed. Ignored when the message was abandoned meanwhile."""
+        """Note that the dead letter of a message is confirmed. Ignored for an abandoned message."""
         if message.state == ABANDONED:
             return
         blocked = message.state == DEAD_LETTERING_BLOCKED
@@ -273,41 +276,41 @@ class Engine(Ownership):
         self._finished(message)
 
     def unblock(self, key: bytes | None) -> int:
-        """Give the blocked heads of a key one more attempt; returns how many there were."""
+        """Give the blocked heads of a key one more attempt; returns their number."""
         heads = self.stopped.unblock(key)
         self._ready.extend(heads)
         return len(heads)
 
     def park(self, key: bytes | None) -> int:
-        """Give the blocked and held heads of a key up to the dead letters; returns how many there were."""
+        """Send the blocked and held heads of a key to the dead letters; returns their number."""
         parked = self.stopped.park(key)
         self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "dead_letter") for lane in parked]
         return len(parked)
 
     def _finished(self, message: Message) -> None:
-        """The slow path's end of a lane's head: to be settled, and its successor is next."""
+        """Finish a head on the slow path: it is settled, and its successor is next."""
         self.outbox.finished(message)
         self.chains.free(message)
 
     # --- time and budgets
 
     def due(self, now: float) -> None:
-        """Make the lanes ready whose hold is over; pause the clients when a bound has been reached for long."""
+        """Make lanes ready whose hold has ended; pause the clients when a bound lasts."""
         self._ready.extend(self.stopped.due(now))
         if self.flow.due(now):
             self.effects.append(fx.PauseDue())
 
     def next_due(self) -> float:
-        """When ``due`` is to be called next; ``NEVER`` when nothing waits for a time."""
+        """When to call ``due`` next; ``NEVER`` while nothing waits for a time."""
         return min(self.stopped.next_due(), self.flow.pause_at)
 
     def pause(self, *, paused: bool) -> bool:
-        """Take nothing more, or take again; whether that was otherwise before. Outlives assignments."""
+        """Stop or restart taking messages; returns whether that changed. It outlives assignments."""
         before, self.flow.paused = self.flow.paused, paused
         return before != paused
 
     def room(self) -> Room:
-        """How much more the sources may deliver now, and which partitions they should pause."""
+        """The bounds of the next delivery, and the partitions to pause."""
         room = self.flow.room()
         if self.flow.paused or self.flow.pausing:
             return room._replace(paused=frozenset(self.partitions.values()))
@@ -320,7 +323,7 @@ class Engine(Ownership):
     # --- redelivery
 
     def _redelivered(self, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
-        """A position not above the highest delivered; True when it was admitted."""
+        """Handle a position that is not above the highest delivered one; True when it was admitted."""
         known = ledger.unsettled.get(message.position)
         if known is not None:
             known.token = message.token
@@ -341,7 +344,7 @@ class Engine(Ownership):
         return True
 
     def _receive_draining(self, partition: Partition, ledger: AckLedger, run: list[Message]) -> None:
-        """While draining only what is known matters: held, or settled and to be settled again."""
+        """Handle only known positions while draining: in flight, or settled and to be settled again."""
         for message in run:
             if message.position in ledger.unsettled or ledger.is_settled(message.position):
                 self._redelivered(partition, ledger, message, 0.0)
@@ -349,10 +352,10 @@ class Engine(Ownership):
     # --- settling
 
     def collect(self, now: float, *, everything: bool = False) -> list[Settlement]:
-        """What is to be settled now, one settlement a partition. Each must come back to ``settled`` or ``unsettled``;
-        until then its messages stay in flight, and its partition has no other commit.
+        """Collect the settlements to send now, one a partition. ``everything``: also commits that are not due yet.
 
-        ``everything``: commit what has changed although it is not due yet.
+        Each must come back to ``settled`` or ``unsettled``. Until then its messages stay in flight, and its partition
+        has no other commit.
         """
         settlements = self.outbox.collect()
         if not self.committer.partitions:
@@ -368,22 +371,22 @@ class Engine(Ownership):
         return sent + self.committer.due(now, everything=everything)
 
     def commit_at(self) -> float:
-        """When ``collect`` has a commit next; infinity while there is none to make."""
+        """When ``collect`` has the next commit; ``NEVER`` while there is nothing to commit."""
         return self.committer.next_at()
 
     def settled(self, settlements: list[Settlement]) -> None:
-        """These settlements were sent; these commits were made."""
+        """Note settlements that were sent, and commits that were confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 self._released(*self.committer.confirmed(settlement))
                 continue
-            # A partition that was released meanwhile has an empty ledger: nothing is counted twice.
+            # A partition released meanwhile has an empty ledger, so nothing is counted twice.
             count, size = settlement.partition.ledger.settle(settlement.messages)
             self.settled_count += count
             self._released(count, size)
 
     def unsettled(self, settlements: list[Settlement], *, again_at: float = 0.0) -> None:
-        """These settlements may not have been sent: they are collected again, commits not before ``again_at``."""
+        """Collect settlements again that may not have been sent, commits at ``again_at`` or later."""
         for settlement in settlements:
             if not self.owns(settlement.partition):
                 continue
@@ -396,7 +399,7 @@ class Engine(Ownership):
 
     @property
     def ready(self) -> int:
-        """Lanes whose head could start now."""
+        """The number of lanes whose head could start now."""
         return len(self._ready)
 
     def stopped_lanes(self) -> list[StoppedLane]:
@@ -404,11 +407,11 @@ class Engine(Ownership):
         return list(self.stopped.by_head.values())
 
     def in_flight_since(self, time: float) -> list[Message]:
-        """Everything in flight of live partitions that was delivered at or before ``time``."""
+        """The messages in flight of owned partitions that were delivered at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first, if any."""
+        """The unfinished message that was delivered first."""
         each = (partition.ledger.oldest() for partition in self.partitions.values())
         return min((m for m in each if m is not None), key=lambda message: message.received, default=None)
 

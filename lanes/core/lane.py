@@ -109,7 +109,7 @@ def illegal(message: Message, event: str) -> IllegalTransition:
     """Make the error for an event that the state of a message does not allow."""
     return IllegalTransition(
         f"lane of {message.partition.id} position {message.position}: {event!r} is not allowed while "
-        f"{STATE_NAMES[message.state]}: a bug of lanes or of its source, please report it"
+        f"{STATE_NAMES[message.state]}; a bug of lanes or of its source, please report it"
     )
 
 

@@ -25,21 +25,20 @@ from lanes.core.lane import FINISHED, SETTLED
 from lanes.core.types import Message, Runs
 
 RUNS_LIMIT: Final = 65_536
-"""Runs of settled positions one partition remembers: about 9 MB at most, and 5 MB of positions not entered yet."""
+"""Runs of settled positions that one partition remembers: at most 9 MB, and 5 MB of positions not entered yet."""
 
 
 LOOSE_LIMIT: Final = 65_536
-"""Settled positions that wait to be entered into the runs together: one by one each would cost a search."""
+"""Settled positions that wait to enter the runs together, because each one alone would cost a search."""
 
 _NEVER: Final = -1
 
 
 class AckLedger:
-    """The ledger of one assignment of a partition.
+    """The ledger of an assignment whose source settles each message by itself.
 
-    ``unsettled``: position -> message, for everything delivered and not settled, in order of delivery.
-    ``highest``: the highest position delivered so far, -1 before the first. ``knows_settled``: whether settled
-    positions are remembered.
+    ``unsettled``: position -> message, for every message delivered and not settled, in order of delivery. ``highest``:
+    the highest position delivered so far, -1 before the first. ``knows_settled``: settled positions are remembered.
     """
 
     __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "highest", "unsettled")
@@ -48,7 +47,7 @@ class AckLedger:
         self.unsettled: dict[int, Message] = {}
         self.highest: int = -1
         self._starts: list[int] = []
-        self._ends: list[int] = []  # one behind the last of the run
+        self._ends: list[int] = []  # the position after the last one of the run
         self._loose: set[int] = set()  # settled, and in no run yet
         self._runs_limit = RUNS_LIMIT
         self._loose_limit = LOOSE_LIMIT
@@ -62,9 +61,9 @@ class AckLedger:
         return run >= 0 and position < self._ends[run]
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """Move held messages to the settled runs; returns their count and their bytes.
+        """Move messages to the settled runs; returns their count and their bytes.
 
-        Idempotent: a message that is not held any more, or is not *that* message, is skipped.
+        Idempotent: a message that is no longer in flight, or was replaced at its position, is skipped.
         """
         unsettled = self.unsettled
         take_out = unsettled.pop
@@ -84,7 +83,7 @@ class AckLedger:
             return count, size
         positions.sort()
         if count and positions[-1] - positions[0] == count - 1:
-            # Different positions without a gap are one run: the usual case.
+            # The usual case: different positions without a gap are one run.
             self._add(positions[0], positions[-1] + 1)
             return count, size
         self._loose.update(positions)
@@ -93,13 +92,13 @@ class AckLedger:
         return count, size
 
     def _tidy(self) -> None:
-        """Enter the loose positions into the runs, by one pass over them and the runs they are among."""
+        """Enter the loose positions into the runs, in one pass over both."""
         loose = sorted(self._loose)
         if not loose:
             return
         self._loose.clear()
         starts, ends = self._starts, self._ends
-        # The last run that begins below all of them may be one of them's neighbour.
+        # The last run below all of them may touch the lowest one.
         first = max(0, bisect_right(starts, loose[0]) - 1)
         above = deque(zip(starts[first:], ends[first:], strict=True))
         del starts[first:], ends[first:]
@@ -125,15 +124,15 @@ class AckLedger:
             self._ends.append(end)
 
     def drop(self, message: Message) -> None:
-        """Hold it no more although it is unfinished: it is delivered again later."""
+        """Forget an unfinished message, which the broker redelivers later."""
         del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
-        """The messages held, those included that are finished and not settled, in order of delivery."""
+        """The messages in flight, finished ones included, in order of delivery."""
         return list(self.unsettled.values())
 
     def unfinished(self) -> list[Message]:
-        """Those of them that are not finished."""
+        """The messages in flight that are not finished."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
@@ -141,15 +140,15 @@ class AckLedger:
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """How many deliveries are not settled."""
+        """The number of deliveries that are not settled."""
         return len(self.unsettled)
 
     def floor(self) -> int:
-        """Next to read: below it nothing that was delivered is unfinished. O(unsettled), for status only."""
+        """The next position to read: every delivery below it is settled. O(unsettled), for the status only."""
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
-        """Add start…end-1, none of which is in a run yet: each was held, and held and settled exclude each other."""
+        """Add start…end-1. No run has any of them yet, because each was unsettled until now."""
         starts, ends = self._starts, self._ends
         above = bisect_right(starts, start)
         joins_below = above > 0 and ends[above - 1] == start
@@ -165,7 +164,7 @@ class AckLedger:
             starts.insert(above, start)
             ends.insert(above, end)
             if len(starts) > self._runs_limit:
-                # An eighth at a time, so that forgetting costs O(1) amortised.
+                # An eighth at a time: forgetting costs O(1) amortised.
                 forget = max(1, self._runs_limit // 8)
                 del starts[:forget], ends[:forget]
 
@@ -176,19 +175,19 @@ class AckLedger:
 
 
 _TRIM: Final = 1_024
-"""Entries below the floor that are kept at least, so that trimming costs O(1) amortised."""
+"""Minimum number of entries below the floor to trim at once: trimming costs O(1) amortised."""
 
 
 class PositionFell(ValueError):
-    """A source that commits delivered a position that is not above the one before."""
+    """A source that commits delivered a position that is not above the previous one."""
 
 
 class OffsetLedger:
-    """What was delivered at or above ``floor``, and how far it is.
+    """The ledger of an assignment whose source commits one position.
 
-    ``completed``: what a predecessor finished above ``floor``, as sorted disjoint half-open runs; whatever of it is
-    delivered is finished on arrival. ``highest``: the highest offset admitted, ``floor`` - 1 before the first.
-    ``waiting``: what was delivered behind it and is not admitted yet.
+    ``completed``: runs that a former owner finished above ``floor``; a message of them is finished on arrival.
+    ``highest``: the highest offset admitted, ``floor`` - 1 before the first. ``waiting``: the messages delivered after
+    it and not admitted yet.
     """
 
     __slots__ = (
@@ -208,9 +207,9 @@ class OffsetLedger:
     def __init__(self, floor: int, completed: Sequence[tuple[int, int]] = ()) -> None:
         self.highest: int = floor - 1
         self.waiting: list[Message] = []
-        self._floor = floor  # what ``floor()`` answered last: it never falls
+        self._floor = floor  # the last result of ``floor()``, which never falls
         self._trailing = floor
-        self._delivered = floor - 1  # the highest offset delivered, or said to have been read
+        self._delivered = floor - 1  # the highest offset delivered or reported as read
         self._seeded: Runs = list(completed)
         self._open = bytearray()  # 1 = unfinished
         self._offsets: list[int] = []
@@ -219,18 +218,17 @@ class OffsetLedger:
         self._first: int = 0  # no entry before this one is unfinished
 
     def deliver(self, run: list[Message], now: float) -> None:
-        """Number the messages of a run and note when it came; ``admit`` enters them, at once or later.
+        """Number the messages of a run and note their time; ``admit`` enters them, at once or later.
 
-        Raises ``PositionFell`` for an offset that does not rise: within one assignment a source goes only onwards. The
-        ledger is then as it was.
+        Raises ``PositionFell`` for an offset that does not rise, and leaves the ledger unchanged.
         """
         delivered = self._delivered
         ordinal = self._base + len(self._open) + len(self.waiting)
         for message in run:
             if message.position <= delivered:
                 raise PositionFell(
-                    f"{message.partition.id} delivered position {message.position} after {delivered}: a source that "
-                    "commits goes only onwards within one assignment: a bug of the source, please report it"
+                    f"{message.partition.id} delivered position {message.position} after {delivered}, and positions "
+                    "of an assignment must rise: a bug of the source, please report it"
                 )
             delivered = message.position
             message.ordinal = ordinal
@@ -239,7 +237,7 @@ class OffsetLedger:
         self._delivered = delivered
 
     def admit(self, run: list[Message]) -> list[Message]:
-        """Enter messages in the order of their delivery; returns those a predecessor had finished: not to be run."""
+        """Enter messages in order of delivery; returns those that a former owner finished, which must not run."""
         if run:
             self.highest = run[-1].position
             self._open.extend(b"\x01" * len(run))
@@ -265,7 +263,7 @@ class OffsetLedger:
         return found
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """These are finished; returns their count and their bytes. Each must be held."""
+        """Mark messages in flight as finished; returns their count and their bytes."""
         opened, entries, base = self._open, self._messages, self._base
         count = size = 0
         for message in messages:
@@ -278,11 +276,11 @@ class OffsetLedger:
         return count, size
 
     def drop(self, message: Message) -> None:
-        """Hold it no more although it is unfinished: the floor stays below it, and it is delivered again later."""
+        """Forget an unfinished message. The floor stays below it, and the broker redelivers it later."""
         self._messages[message.ordinal - self._base] = None
 
     def drop_waiting(self) -> list[Message]:
-        """Hold no more what waits: the floor stays below it, whatever the source's own position is."""
+        """Forget the waiting messages. The floor stays below them, even if the source has read further."""
         waiting = self.waiting
         if waiting:
             self.waiting = []
@@ -290,12 +288,12 @@ class OffsetLedger:
         return waiting
 
     def progressed(self, offset: int) -> None:
-        """Everything below ``offset`` was delivered or never will be: a position of the source's own."""
+        """Note that the source has read up to ``offset``: every message below it was delivered or never will be."""
         self._trailing = max(self._trailing, offset)
         self._delivered = max(self._delivered, offset - 1)
 
     def floor(self) -> int:
-        """Next to read: everything below it is finished or was never there. Never falls."""
+        """The next offset to read: every offset below it is finished or never existed. Never falls."""
         first = self._open.find(1, self._first)
         if first < 0:
             first = len(self._open)
@@ -310,9 +308,9 @@ class OffsetLedger:
         return self._floor
 
     def peek(self) -> int:
-        """What ``floor()`` would answer; changes nothing.
+        """The result that ``floor()`` would have; changes nothing.
 
-        For another thread than the ledger's own: raises ``IndexError`` when that one trims just now.
+        For other threads: raises ``IndexError`` while the ledger's own thread trims.
         """
         first = self._open.find(1, self._first)
         if first < 0:
@@ -326,13 +324,13 @@ class OffsetLedger:
 
     @property
     def next_ordinal(self) -> int:
-        """How many messages were admitted in this assignment."""
+        """The number of messages admitted in this assignment."""
         return self._base + len(self._open)
 
     def completed(self) -> Runs:
-        """What is finished above the floor, of the same snapshot as the last ``floor()``: sorted half-open runs.
+        """The finished runs above the floor, of the same snapshot as the last ``floor()``.
 
-        A run spans the gaps between the deliveries it is made of: nothing was there, and nothing ever will be.
+        A run spans the gaps between its deliveries, where no message exists.
         """
         opened, offsets = self._open, self._offsets
         runs: Runs = []
@@ -342,20 +340,17 @@ class OffsetLedger:
             if end < 0:
                 end = len(opened)
             runs.append((offsets[start], offsets[end - 1] + 1))
-        # The source may have read beyond what it delivered, but not what waits.
+        # The source may have read beyond its deliveries, but the waiting ones are not admitted.
         above = max(self.highest + 1, self._floor, -1 if self.waiting else self._trailing)
         runs += [(max(start, above), end) for start, end in self._seeded if end > above]
         return runs
 
     def in_flight(self) -> list[Message]:
-        """The messages held, those included that are finished and not entered as that, in order of delivery.
-
-        O(delivered above the floor).
-        """
+        """The messages in flight, in order of delivery, until ``settle`` enters them. O(delivered above the floor)."""
         return [message for message in self._messages[self._first :] if message is not None]
 
     def unfinished(self) -> list[Message]:
-        """Those of them that are not finished. O(delivered above the floor)."""
+        """The messages in flight that are not finished. O(delivered above the floor)."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
@@ -363,11 +358,11 @@ class OffsetLedger:
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """How many deliveries above the floor are not finished. O(delivered above the floor)."""
+        """The number of deliveries above the floor that are not finished. O(delivered above the floor)."""
         return self._open.count(1, self._first)
 
     def last_finished(self) -> int:
-        """The highest offset that is finished, below the floor if nothing above it is."""
+        """The highest finished offset; below the floor if no offset above it is finished."""
         index = self._open.rfind(0)
         return self._offsets[index] if index >= 0 else self._floor - 1
 

@@ -1,7 +1,7 @@
-"""What this process owns, and how it gives it up: assign, drain, fence, release, lose.
+"""The partitions of an engine and how it gives them up: assign, drain, fence, release, lose.
 
-The state of an engine, and what changes all that it has of a partition at once. ``lanes.core.engine`` is this and the
-way of a single message, which takes nothing of a partition away.
+This module has the state of the engine and every change of a whole partition. ``lanes.core.engine`` adds the way of a
+single message.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lanes.core.types import Message, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
-    """A partition was assigned that is owned, or was: every assignment has an object of its own."""
+    """A partition was assigned twice: every assignment needs an object of its own."""
 
 
 class SecondPartition(ValueError):
-    """A partition was assigned beside another one under the order ``serial``, which handles one."""
+    """A second partition was assigned under the order ``serial``, which handles one."""
 
 
 class Ownership:
-    """The partitions of one engine, and everything that is kept of them."""
+    """The partitions of one engine and their state."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -40,18 +40,15 @@ class Ownership:
         self.committer = Committer(policy, self.chains, self.effects)
 
     def owns(self, partition: Partition) -> bool:
-        """Whether it is this very assignment that is owned: not given up, and nothing assigned in its place."""
+        """Whether this assignment is owned: neither given up nor replaced."""
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
-        """Take a partition on, and number the assignment.
-
-        Raises ``AlreadyAssigned``, and ``SecondPartition`` under the order ``serial``.
-        """
+        """Add a partition and number its assignment. Raises ``AlreadyAssigned`` and ``SecondPartition``."""
         if partition.assignment or partition.id in self.partitions:
-            raise AlreadyAssigned(f"{partition.id} is already assigned: release it, or report it lost, first")
+            raise AlreadyAssigned(f"{partition.id} is already assigned; release it or report it lost first")
         if self.policy.order == "serial" and self.partitions:
-            raise SecondPartition(f'{partition.id} would be a second partition: order="serial" handles one at most')
+            raise SecondPartition(f'order="serial": {partition.id} would be a second partition; assign at most one')
         self.latest_assignment += 1
         partition.assignment = self.latest_assignment
         partition.live = True
@@ -60,15 +57,16 @@ class Ownership:
             partition.ledger = AckLedger(knows_settled=self.policy.knows_settled)
         else:
             self.committer.assign(partition, partition.floor)
-        # Shared with a fenced predecessor: its running handlers are the tails this assignment waits behind.
+        # Shared with fenced assignments: a message waits for a handler of its key that still runs there.
         partition.tails = self.chains.tails.setdefault(partition.id, {})
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
-        """Start nothing more of it; returns what is abandoned. Idempotent; nothing for a fenced partition.
+        """Start no more messages of a partition; returns the abandoned ones. Idempotent; ignored for a fenced
+        partition.
 
-        ``close_prefix``: what is completed above the floor cannot be handed over, so run what is queued below the
-        highest message that has started. Only for sources that commit.
+        ``close_prefix``: the completed set cannot be handed over, so run the queued messages below the highest started
+        one. Only for sources that commit.
         """
         if partition.draining or not partition.live:
             return []
@@ -78,8 +76,9 @@ class Ownership:
         return abandoned
 
     def stop_closing(self, partition: Partition) -> list[Message]:
-        """Start nothing more of a draining partition, what was to close its prefix neither; returns what is abandoned
-        of that. Idempotent; nothing for a partition that does not drain, or is fenced.
+        """Stop closing the prefix of a draining partition; returns the messages abandoned by that.
+
+        Idempotent; ignored for a partition that does not drain, or is fenced.
         """
         if not (partition.live and partition.unended):
             return []
@@ -100,9 +99,9 @@ class Ownership:
             self.effects.append(fx.Drained(partition))
 
     def fence(self, partition: Partition) -> list[Message]:
-        """Accept no result of it any more; returns what still runs. What has finished can still be settled.
+        """Accept no further result of a partition; returns the running messages. Idempotent.
 
-        Idempotent.
+        Finished messages can still be settled.
         """
         if not partition.live:
             return []
@@ -117,13 +116,13 @@ class Ownership:
         return zombies
 
     def lose(self, partition: Partition) -> list[Message]:
-        """The partition is gone: nothing of it is settled any more. Returns what it still ran. Idempotent."""
+        """Give up a partition that is gone, unsettled; returns the running messages. Idempotent."""
         zombies = self.fence(partition)
         self.release(partition)
         return zombies
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition, what it finished and was not settled included. Idempotent."""
+        """Forget a partition and everything unsettled of it. Idempotent."""
         if not self.owns(partition):
             return
         self.fence(partition)
@@ -134,7 +133,7 @@ class Ownership:
         self.chains.forget(partition.id)
 
     def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
-        """Out of queue, lanes, ledger and budgets with messages that do not run, and with those that wait."""
+        """Take messages that do not run, and the waiting ones, out of queue, lanes, ledger and budgets."""
         ledger = partition.ledger
         for message in messages:
             self.stopped.by_head.pop(message, None)

@@ -77,7 +77,7 @@ def test_every_pair_of_a_phase_and_an_event(phase: str, event: str) -> None:
     drain = drain_of(engine, assigned(engine, floor=0), phase=phase)
     following = LEGAL.get((phase, event))
     if following is None:
-        text = f"drain of S/0: {event!r} is not allowed while {phase}: a bug of lanes, please report it"
+        text = f"drain of S/0: {event!r} is not allowed while {phase}; a bug of lanes, please report it"
         with pytest.raises(IllegalEvent, match=re.escape(text)):
             drain.tell(event, 0.0)
         assert drain.phase == phase

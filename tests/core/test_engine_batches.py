@@ -299,7 +299,7 @@ def test_what_does_not_run_cannot_end() -> None:
     run = delivered(engine, assigned(engine), b"aab")
     batch = engine.take_batch(1)
     with pytest.raises(
-        IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued: a bug"
+        IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued; a bug"
     ):
         engine.finish_batch([*batch, run[1]], [ACK, ACK], 0.0)
     # Nothing of it was done.
@@ -315,7 +315,7 @@ def test_there_is_one_outcome_for_each(count: int) -> None:
     engine = new_engine()
     run = delivered(engine, assigned(engine), b"ab")
     batch = engine.take_batch(2)
-    with pytest.raises(ValueError, match=f"^{count} outcomes for a batch of 2 messages: return one for each"):
+    with pytest.raises(ValueError, match=f"^{count} outcomes for a batch of 2 messages; return one for each"):
         engine.finish_batch(batch, [ACK] * count, 0.0)
     assert (states(run), engine.running_handlers) == (["running"] * 2, 1)
 

@@ -72,7 +72,7 @@ def test_two_partitions_share_no_lane(order: Order) -> None:
 def test_serial_refuses_a_second_partition() -> None:
     engine = new_engine(order="serial")
     first = assigned(engine, 0)
-    with pytest.raises(ValueError, match=r'^S/1 would be a second partition: order="serial" handles one at most$'):
+    with pytest.raises(ValueError, match=r'^order="serial": S/1 would be a second partition; assign at most one$'):
         assigned(engine, 1)
     assert (list(engine.partitions), engine.latest_assignment) == ([first.id], 1)
     engine.release(first)

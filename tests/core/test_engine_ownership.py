@@ -45,7 +45,7 @@ def test_a_partition_is_assigned_once() -> None:
     engine = new_engine()
     partition = assigned(engine)
     for twice in (partition, new_partition()):
-        with pytest.raises(ValueError, match="S/0 is already assigned: release it, or report it lost"):
+        with pytest.raises(ValueError, match="S/0 is already assigned; release it or report it lost"):
             engine.assign(twice)
     engine.release(partition)
     with pytest.raises(ValueError, match="already assigned"):

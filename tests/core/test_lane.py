@@ -80,7 +80,7 @@ def test_a_legal_pair_leads_on(state: int, event: str) -> None:
 def test_any_other_pair_names_lane_state_and_event_and_changes_nothing(state: int, event: str) -> None:
     message = new_message(new_partition(2), 3)
     message.state = state
-    said = f"lane of S/2 position 3: {event!r} is not allowed while {STATE_NAMES[state]}: "
+    said = f"lane of S/2 position 3: {event!r} is not allowed while {STATE_NAMES[state]}; "
     said += "a bug of lanes or of its source, please report it"
     with pytest.raises(IllegalTransition, match=f"^{re.escape(said)}$"):
         step(message, event)

@@ -76,10 +76,10 @@ def test_what_waits_is_numbered_before_it_is_admitted() -> None:
 def test_an_offset_that_does_not_rise_is_refused(before: list[int], position: int, after: int) -> None:
     ledger = OffsetLedger(3)
     deliver(ledger, *before)
-    said = rf"^S/0 delivered position {position} after {after}: a source that commits goes only onwards"
+    said = rf"^S/0 delivered position {position} after {after}, and positions of an assignment must rise"
     with pytest.raises(ValueError, match=said):
         ledger.deliver([new_message(PARTITION, position)], 0.0)
-    with pytest.raises(ValueError, match="after 100: a source"):
+    with pytest.raises(ValueError, match="after 100, and positions"):
         ledger.deliver([new_message(PARTITION, 100), new_message(PARTITION, 100)], 0.0)
     # Nothing of it was entered.
     deliver(ledger, 50)

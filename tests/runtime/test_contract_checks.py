@@ -85,7 +85,7 @@ def unheard_of(assigned: Assigned) -> Delivered:
 @pytest.mark.parametrize(
     ("also", "said"),
     [
-        pytest.param(lambda assigned: assigned, "memory: memory/0 is already assigned:", id="assigned twice"),
+        pytest.param(lambda assigned: assigned, "memory: memory/0 is already assigned;", id="assigned twice"),
         pytest.param(unheard_of, "messages of memory/0, which was never assigned", id="never assigned"),
     ],
 )

@@ -88,6 +88,6 @@ def following(partition: int, phase: str, event: str) -> str:
     found = TRANSITIONS.get((phase, event))
     if found is None:
         raise IllegalInput(
-            f"cohort partition {partition}: {event!r} is not allowed while {phase}: a bug of lanes, please report it"
+            f"cohort partition {partition}: {event!r} is not allowed while {phase}; a bug of lanes, please report it"
         )
     return found
