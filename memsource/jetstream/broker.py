@@ -7,19 +7,35 @@ orders a takeover is left to the sources, see ``memsource.jetstream.takeover``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from lanes.clock import Clock, monotonic
+from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionKey
 from memsource.jetstream.cohort import Cohort
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.jetstream.source import JetStreamMemberSource
 from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 from memsource.personality import PersonalityName
 
-__all__ = ["JetStreamBroker"]
+__all__ = ["JetStreamBroker", "Member"]
+
+
+class Member(Protocol):
+    """The source of a member, as its broker sees it. ``member``: its name, ``#`` and a number.
+
+    ``announced``: its assignments so far, by their number and the epoch of the cohort.
+    """
+
+    member: str
+    clock: Clock
+
+    @property
+    def announced(self) -> Mapping[tuple[int, int], Partition]: ...
+
+    def sever(self) -> None:
+        """Its process is gone. Idempotent."""
 
 
 class JetStreamBroker(Watched, KeepsLetters):
@@ -27,7 +43,7 @@ class JetStreamBroker(Watched, KeepsLetters):
 
     Positions are sequences of the stream: from 1 on, and those of a partition have gaps where other partitions have
     messages. ``lease``: seconds that a member keeps its partitions without a sign of life. ``revoke_timeout``: seconds
-    to release one that is asked for. Implements ``memsource.personality.Personality``; nothing blocks; not
+    to release one that is asked for. ``JetStreamPersonality`` adds the sources of its members. Nothing blocks; not
     thread-safe. Raises ``ValueError`` for settings that cannot be.
     """
 
@@ -51,9 +67,8 @@ class JetStreamBroker(Watched, KeepsLetters):
             log.end = 1
         self._consumers = [PullConsumer(log, self.settings, self._changed) for log in self.topic.logs]
         self.cohort = Cohort(partitions, lease=lease, revoke_timeout=revoke_timeout, changed=self._changed)
-        self._sources: dict[str, JetStreamMemberSource] = {}
-        self._by_lease: dict[str, JetStreamMemberSource] = {}
-        self._incarnations = 0
+        self._sources: dict[str, Member] = {}
+        self._by_lease: dict[str, Member] = {}
         self._wakes: set[float] = set()
         self._lost_acks = 0
 
@@ -121,12 +136,9 @@ class JetStreamBroker(Watched, KeepsLetters):
         self.topic.log(partition)
         return self._consumers[partition]
 
-    def source(self, member: str, clock: Clock = monotonic) -> JetStreamMemberSource:
-        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
-        self._incarnations += 1
-        source = JetStreamMemberSource(self, f"{member}#{self._incarnations}", clock)
-        self._sources[member] = self._by_lease[source.member] = source
-        return source
+    def introduce(self, source: Member) -> None:
+        """A process has started: from now on its name means this one."""
+        self._sources[source.member.rpartition("#")[0]] = self._by_lease[source.member] = source
 
     # --- faults
 

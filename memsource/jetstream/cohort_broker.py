@@ -7,16 +7,15 @@ place and at one moment, here real members agree on over a lease store, with eve
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
-from lanes.clock import Clock, monotonic
+from lanes.clock import Clock
 from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.records import CohortConfig, drain_key, encode
 from lanes.core.cohort.records import DrainRequest as Wish
 from lanes.core.types import Partition, PartitionKey
-from memsource.jetstream.cohort_source import CohortMemberSource
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
 from memsource.jetstream.link import Fate, Way
@@ -25,7 +24,7 @@ from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.topic import Record
 from memsource.personality import PersonalityName
 
-__all__ = ["CohortBroker"]
+__all__ = ["CohortBroker", "CohortMember"]
 
 NAMESPACE: Final = "orders"
 
@@ -33,7 +32,26 @@ Before = Callable[[str, bool], Awaitable[Fate | None]]
 """Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Way``."""
 
 
-class CohortBroker(KeepsLetters):
+class CohortMember(Protocol):
+    """The source of a member, as its broker sees it; see ``CohortMemberSource`` for the names."""
+
+    member: str
+    way: Way
+
+    @property
+    def announced(self) -> Mapping[tuple[int, int], Partition]: ...
+    @property
+    def released(self) -> Collection[Partition]: ...
+    @property
+    def alive(self) -> bool: ...
+    def sever(self) -> None: ...
+    def poke(self) -> None: ...
+
+
+M = TypeVar("M", bound=CohortMember)
+
+
+class CohortBroker(KeepsLetters, Generic[M]):
     """``partitions`` numbered from 0, a stream of this ``retention``, and a cohort on it.
 
     ``cohort``: the settings of its members. ``drift``: by how much a member's clock is too fast, for each that comes,
@@ -86,7 +104,7 @@ class CohortBroker(KeepsLetters):
         self.restarts = 0
         self.before = before
         self.lost_deliveries: dict[int, int] = {}
-        self.members: list[CohortMemberSource] = []
+        self.members: list[M] = []
         self.owned: list[tuple[int, int, str]] = []
         self._drifts = list(drift)
         self._latencies = list(latency)
@@ -131,14 +149,6 @@ class CohortBroker(KeepsLetters):
         return [record for partition in self.partitions for record in self.stream.left(partition)]
 
     # --- members
-
-    def source(self, member: str, clock: Clock = monotonic) -> CohortMemberSource:
-        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
-        drift = self._drifts[len(self.members) % len(self._drifts)]
-        made = CohortMemberSource(self, member, clock, number=len(self.members), drift=drift)
-        made.way.latency = self._latencies[len(self.members) % len(self._latencies)]
-        self.members.append(made)
-        return made
 
     def way(self, member: str, clock: Clock) -> Way:
         """A new member's way to the servers."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from lanes.clock import Clock
+from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import Membership
 from lanes.cohort.owned import OwnedPartition, OwnedPartitions
 from lanes.core.cohort.actions import LeaseOwned
@@ -19,6 +19,7 @@ from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
+from memsource.jetstream.cohort_broker import CohortBroker
 from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.jetstream.lease_store import MemoryLeaseStore
 from memsource.memory.background import Background
@@ -27,10 +28,7 @@ from memsource.memory.calls import Call
 from memsource.memory.topic import Record
 from memsource.memory.turns import READER, Turns, delivered
 
-if TYPE_CHECKING:
-    from memsource.jetstream.cohort_broker import CohortBroker
-
-__all__ = ["CohortMemberSource", "Token"]
+__all__ = ["CohortMemberSource", "CohortPersonality", "Token"]
 
 
 class Token(NamedTuple):
@@ -69,7 +67,15 @@ class CohortMemberSource(Turns):
     be lost. ``calls`` is what was called so far.
     """
 
-    def __init__(self, broker: CohortBroker, member: str, clock: Clock, *, number: int = 0, drift: float = 0.0) -> None:
+    def __init__(
+        self,
+        broker: CohortBroker[CohortMemberSource],
+        member: str,
+        clock: Clock,
+        *,
+        number: int = 0,
+        drift: float = 0.0,
+    ) -> None:
         super().__init__()
         self.broker = broker
         self.member = member
@@ -307,5 +313,17 @@ def _token(message: Message) -> Token:
     return message.token
 
 
-def _late_ack(broker: CohortBroker, token: Token, now: float) -> None:
+def _late_ack(broker: CohortBroker[CohortMemberSource], token: Token, now: float) -> None:
     broker.stream.ack(token.durable, token.delivery.record.position, now)
+
+
+class CohortPersonality(CohortBroker[CohortMemberSource]):
+    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+
+    def source(self, member: str, clock: Clock = monotonic) -> CohortMemberSource:
+        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        number = len(self.members)
+        made = CohortMemberSource(self, member, clock, number=number, drift=self._drifts[number % len(self._drifts)])
+        made.way.latency = self._latencies[number % len(self._latencies)]
+        self.members.append(made)
+        return made

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lanes.clock import Clock
+from lanes.clock import Clock, monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent, SourceTraits
+from memsource.jetstream.broker import JetStreamBroker
 from memsource.jetstream.takeover import Takeover
 from memsource.memory.broker import Delivery
 from memsource.memory.calls import Call
 from memsource.memory.turns import READER, Turns, delivered, delivery
 
-if TYPE_CHECKING:
-    from memsource.jetstream.broker import JetStreamBroker
-
-__all__ = ["JetStreamMemberSource"]
+__all__ = ["JetStreamMemberSource", "JetStreamPersonality"]
 
 _ACKS_KEPT: Final = 10_000
 """How many acknowledgements are repeated after a connection was lost."""
@@ -57,6 +55,7 @@ class JetStreamMemberSource(Turns):
         self._acks: deque[tuple[int, int]] = deque(maxlen=_ACKS_KEPT)
         self._restarts = broker.restarts
         self._severed = False
+        broker.introduce(self)
 
     def __repr__(self) -> str:
         return f"<JetStreamMemberSource {self.member} of {self.broker.topic.name}: {len(self._owned)} partitions>"
@@ -213,3 +212,11 @@ class JetStreamMemberSource(Turns):
         partition = super()._forget(number)
         del self._slots[number]
         return partition
+
+
+class JetStreamPersonality(JetStreamBroker):
+    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+
+    def source(self, member: str, clock: Clock = monotonic) -> JetStreamMemberSource:
+        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        return JetStreamMemberSource(self, f"{member}#{len(self._by_lease) + 1}", clock)

@@ -25,12 +25,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import decode
 from lanes.core.types import NEVER, Partition, PartitionKey
 from memsource.kafka.client import Callback, Client, Commit, Held, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
-from memsource.kafka.source import KafkaMemberSource
 from memsource.memory.dead_letters import KeepsLetters
 from memsource.memory.group import Group
 from memsource.memory.topic import Record
@@ -43,7 +41,7 @@ _ALL: Final = 1 << 62
 
 
 class KafkaBroker(Watched, KeepsLetters):
-    """``partitions`` numbered from 0 of one ``topic``; see ``memsource.personality.Personality``.
+    """``partitions`` numbered from 0 of one ``topic``; ``KafkaPersonality`` adds the sources of its members.
 
     ``settings``: see ``KafkaSettings``. ``hands_over``: whether its sources commit what is completed above the
     position. ``group`` is the coordinator's view. Methods with a partition raise ``IndexError`` for one that does not
@@ -122,10 +120,6 @@ class KafkaBroker(Watched, KeepsLetters):
             above = log.positions[bisect_left(log.positions, offset) :]
             found += [log.records[at] for at in above if not any(start <= at < end for start, end in completed)]
         return found
-
-    def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
-        """A source for a new member, in a process of its own; see ``KafkaMemberSource`` for more of its settings."""
-        return KafkaMemberSource(self, member, clock)
 
     def crash(self, member: str, now: float) -> None:
         """The newest process of this name is gone. Its session ends by itself. Idempotent."""

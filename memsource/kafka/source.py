@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import LIMIT, decode, encode
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ContractError, SourceError
 from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from memsource.kafka.broker import KafkaBroker
 from memsource.kafka.client import Callback, Client, Commit, KafkaFailure
 from memsource.memory.calls import Call
 from memsource.memory.turns import BATCH, READER, Turns, delivered
 
-if TYPE_CHECKING:
-    from memsource.kafka.broker import KafkaBroker
-
-__all__ = ["KafkaMemberSource"]
+__all__ = ["KafkaMemberSource", "KafkaPersonality"]
 
 _OF_POLL_INTERVAL: Final = 0.8
 """What a drain may take of ``max_poll_interval``, with its last commit and its release; the rest is a margin."""
@@ -331,3 +329,11 @@ class KafkaMemberSource(Turns):
     def _forget(self, number: int) -> Partition:
         self._deadlines.pop(number, None)
         return super()._forget(number)
+
+
+class KafkaPersonality(KafkaBroker):
+    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+
+    def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
+        """A source for a new member, in a process of its own; see ``KafkaMemberSource`` for more of its settings."""
+        return KafkaMemberSource(self, member, clock)

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from lanes import Message, Nak
-from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.cohort_source import CohortPersonality
 from memsource.jetstream.link import TIMEOUT, Fate
 from memsource.sim.loop.event_loop import GROUP
 from memsource.sim.loop.waiting import until
@@ -41,7 +41,7 @@ async def app(world: World) -> None:
 
 class _Cohort:
     def __init__(self, world: World, case: Case) -> None:
-        assert isinstance(world.broker, CohortBroker)
+        assert isinstance(world.broker, CohortPersonality)
         self.world = world
         self.broker = world.broker
         self.case = case

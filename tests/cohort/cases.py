@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lanes import Retry, Settings
 from lanes.cohort.membership import CohortSettings
-from memsource.jetstream.cohort_broker import CohortBroker
+from memsource.jetstream.cohort_source import CohortPersonality
 from memsource.jetstream.epoch_consumers import Retention
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.sim.plans.plan import Plan
@@ -89,10 +89,10 @@ def case_of(seed: int) -> Case:
     )
 
 
-def broker(plan: Plan) -> CohortBroker:
+def broker(plan: Plan) -> CohortPersonality:
     """The broker of a plan's case."""
     case = case_of(plan.seed)
-    return CohortBroker(
+    return CohortPersonality(
         case.partitions,
         retention=case.retention,
         settings=ConsumerSettings(ack_wait=case.ack_wait),

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from lanes import Message, Retry, Settings
-from memsource.jetstream.cohort_broker import CohortBroker
-from memsource.jetstream.cohort_source import CohortMemberSource
+from memsource.jetstream.cohort_source import CohortMemberSource, CohortPersonality
 from memsource.sim.loop.event_loop import GROUP
 from memsource.sim.loop.waiting import until
 from memsource.sim.plans.plan import Plan
@@ -42,7 +41,7 @@ class Stage:
     cancelled; ``cleanup``: seconds that others take to end when they are."""
 
     def __init__(self, world: World, settings: Settings) -> None:
-        assert isinstance(world.broker, CohortBroker)
+        assert isinstance(world.broker, CohortPersonality)
         self.world = world
         self.broker = world.broker
         self.log: list[Handled] = []
@@ -132,7 +131,7 @@ def staged(
         await scene(Stage(world, settings))
 
     run = run_plan(
-        Plan("jetstream", 1), Conditions(test=test, broker=lambda plan: CohortBroker(partitions, seed=1, **broker))
+        Plan("jetstream", 1), Conditions(test=test, broker=lambda plan: CohortPersonality(partitions, seed=1, **broker))
     )
     if run.causes:
         raise run.causes[0]

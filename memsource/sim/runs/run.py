@@ -21,8 +21,8 @@ from blake3 import blake3
 from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
 from memsource.checkers.deadlines import SILENT
 from memsource.history.reader import Segment, read_bytes
-from memsource.jetstream.broker import JetStreamBroker
-from memsource.kafka.broker import KafkaBroker
+from memsource.jetstream.source import JetStreamPersonality
+from memsource.kafka.source import KafkaPersonality
 from memsource.personality import Personality
 from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime
 from memsource.sim.loop.choosers import Chooser, Recording, Sparse
@@ -211,8 +211,8 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
     if conditions.broker is not None:
         return conditions.broker(plan)
     if plan.personality == "kafka":
-        return KafkaBroker(conditions.partitions)
-    return JetStreamBroker(conditions.partitions)
+        return KafkaPersonality(conditions.partitions)
+    return JetStreamPersonality(conditions.partitions)
 
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:

@@ -24,8 +24,7 @@ from lanes.core.types import Partition, PartitionId
 from lanes.source import Source
 from memsource.contract.harness import numbered, opened, rising
 from memsource.contract.source import Ability, Check, Sample, checks
-from memsource.jetstream.cohort_broker import CohortBroker
-from memsource.jetstream.cohort_source import CohortMemberSource
+from memsource.jetstream.cohort_source import CohortMemberSource, CohortPersonality
 from memsource.jetstream.epoch_consumers import Retention
 from memsource.jetstream.pull_consumer import ConsumerSettings
 
@@ -43,7 +42,7 @@ class CohortHarness:
 
     def __init__(self, partitions: int, retention: Retention) -> None:
         self.now = 0.0
-        self.broker = CohortBroker(
+        self.broker = CohortPersonality(
             partitions,
             retention=retention,
             settings=ConsumerSettings(ack_wait=self.ack_wait),

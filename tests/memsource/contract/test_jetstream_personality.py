@@ -12,9 +12,8 @@ import pytest
 from lanes.core.types import Partition, Room
 from lanes.source import Source
 from memsource.contract.source import Ability, Check, Sample, checks
-from memsource.jetstream.broker import JetStreamBroker
 from memsource.jetstream.pull_consumer import ConsumerSettings
-from memsource.jetstream.source import JetStreamMemberSource
+from memsource.jetstream.source import JetStreamMemberSource, JetStreamPersonality
 from memsource.jetstream.takeover import SHRINK_SECONDS
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
@@ -30,7 +29,7 @@ class JetStreamHarness:
 
     def __init__(self, partitions: int) -> None:
         self.now = 0.0
-        self.broker = JetStreamBroker(partitions, settings=ConsumerSettings(ack_wait=self.ack_wait))
+        self.broker = JetStreamPersonality(partitions, settings=ConsumerSettings(ack_wait=self.ack_wait))
         self._newest: JetStreamMemberSource
         self._sources = 0
 

@@ -13,9 +13,10 @@ import anyio.lowlevel
 
 from lanes import Message, Nak, Retry, Settings, Term
 from lanes.core.types import Partition
-from memsource.jetstream.broker import JetStreamBroker
 from memsource.jetstream.pull_consumer import ConsumerSettings
-from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.jetstream.source import JetStreamPersonality
+from memsource.kafka.broker import KafkaSettings
+from memsource.kafka.source import KafkaPersonality
 from memsource.personality import Personality
 from memsource.sim.loop.event_loop import GROUP
 from memsource.sim.plans.plan import Plan
@@ -143,9 +144,9 @@ def broker(plan: Plan) -> Personality:
     case = case_of(plan.seed)
     made: Personality
     if plan.personality == "kafka":
-        made = KafkaBroker(case.partitions, settings=case.kafka, hands_over=case.hands_over)
+        made = KafkaPersonality(case.partitions, settings=case.kafka, hands_over=case.hands_over)
     else:
-        made = JetStreamBroker(
+        made = JetStreamPersonality(
             case.partitions, settings=case.jetstream, lease=case.lease, revoke_timeout=case.revoke_timeout
         )
     return watching(made, {})

@@ -15,9 +15,8 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.source import Assigned, Exhausted, Lost, Revoking, SourceEvent
 from memsource.contract.harness import messages_of
-from memsource.jetstream.broker import JetStreamBroker
 from memsource.jetstream.pull_consumer import ConsumerSettings
-from memsource.jetstream.source import JetStreamMemberSource
+from memsource.jetstream.source import JetStreamMemberSource, JetStreamPersonality
 from memsource.jetstream.takeover import SHRINK_SECONDS
 from memsource.personality import Personality
 
@@ -31,7 +30,7 @@ class Bench:
     def __init__(self, count: int = 0, *, partitions: int = 1, ack_wait: float = 1000.0, bound: int = 100) -> None:
         self.now = 0.0
         settings = ConsumerSettings(ack_wait=ack_wait, max_ack_pending=bound)
-        self.broker = JetStreamBroker(partitions, settings=settings, lease=LEASE, revoke_timeout=5.0)
+        self.broker = JetStreamPersonality(partitions, settings=settings, lease=LEASE, revoke_timeout=5.0)
         self.publish(count)
 
     def publish(self, count: int) -> None:
@@ -378,7 +377,7 @@ async def test_the_end_is_behind_everything_that_is_its_own() -> None:
 
 
 def test_it_is_a_personality() -> None:
-    personality: Personality = JetStreamBroker(2)
+    personality: Personality = JetStreamPersonality(2)
     assert personality.name == "jetstream"
     assert personality.next_at() == math.inf
     assert not personality.rebalance(0.0)
@@ -386,7 +385,7 @@ def test_it_is_a_personality() -> None:
 
 
 def test_a_dead_letter_is_kept_once() -> None:
-    broker = JetStreamBroker()
+    broker = JetStreamPersonality()
     fields: dict[str, Any] = {"source": "memory", "partition": 0, "position": 1, "subject": "memory", "key": None}
     fields |= {"headers": (), "attempts": 1, "error_type": "", "error_text": "", "epoch": 1, "time": 0.0}
     letters = [DeadLetter(id=name, value=value, **fields) for name, value in (("1", b"a"), ("2", b"b"), ("1", b"c"))]

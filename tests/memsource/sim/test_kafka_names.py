@@ -15,8 +15,9 @@ from lanes.core.offset_map import decode
 from lanes.dead_letter import DeadLetter
 from lanes.observe import health
 from lanes.runtime import run as running
-from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.broker import KafkaSettings
 from memsource.kafka.client import RebalanceProtocol
+from memsource.kafka.source import KafkaPersonality
 from memsource.sim.loop.choosers import RandomWalk
 from memsource.sim.loop.waiting import until
 from memsource.sim.plans.plan import Fault, Plan
@@ -42,8 +43,8 @@ def simulated(
 ) -> list[Run]:
     """Run it in so many orders of events; none has a finding, but for what a worker ``ends_with``."""
 
-    def broker(plan: Plan) -> KafkaBroker:
-        return KafkaBroker(partitions, settings=KafkaSettings(protocol=protocol), hands_over=hands_over)
+    def broker(plan: Plan) -> KafkaPersonality:
+        return KafkaPersonality(partitions, settings=KafkaSettings(protocol=protocol), hands_over=hands_over)
 
     conditions = Conditions(test=test, partitions=partitions, broker=broker)
     made = []

@@ -6,7 +6,8 @@ import anyio
 
 from lanes import Message, Settings
 from memsource.checkers import NoOverlap, check
-from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.broker import KafkaSettings
+from memsource.kafka.source import KafkaPersonality
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.event_loop import current
 from memsource.sim.plans.plan import Plan
@@ -50,8 +51,8 @@ def handed_over(*, cleanup: float, at: int) -> Run:
         world.workers(1, app)
         await world.settled()
 
-    def made(_: Plan) -> KafkaBroker:
-        return KafkaBroker(2, settings=KafkaSettings(protocol="848", heartbeat_interval=0.0))
+    def made(_: Plan) -> KafkaPersonality:
+        return KafkaPersonality(2, settings=KafkaSettings(protocol="848", heartbeat_interval=0.0))
 
     return run_plan(Plan("kafka", 0), Conditions(test=test, broker=made), Jumps(at))
 

@@ -10,8 +10,9 @@ import pytest
 from lanes import Message
 from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Revoking, Source, SourceEvent
-from memsource.jetstream.broker import JetStreamBroker
-from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.jetstream.source import JetStreamPersonality
+from memsource.kafka.broker import KafkaSettings
+from memsource.kafka.source import KafkaPersonality
 from memsource.personality import PERSONALITIES, Personality, PersonalityName
 from memsource.sim.plans.plan import Fault, FaultKind, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
@@ -29,9 +30,9 @@ class Member:
         self.now = 0.0
         self.broker: Personality
         if personality == "kafka":
-            self.broker = KafkaBroker(1, settings=KafkaSettings(heartbeat_interval=0.0))
+            self.broker = KafkaPersonality(1, settings=KafkaSettings(heartbeat_interval=0.0))
         else:
-            self.broker = JetStreamBroker(1, lease=9.0, revoke_timeout=5.0)
+            self.broker = JetStreamPersonality(1, lease=9.0, revoke_timeout=5.0)
         self.source: Source = self.broker.source("one", lambda: self.now)
 
     async def owns(self) -> Partition:
@@ -113,20 +114,20 @@ async def test_jetstream_takes_what_is_not_released_in_time() -> None:
 @pytest.mark.parametrize("protocol", ["eager", "848"])
 async def test_kafka_takes_what_nobody_polls_for(protocol: str) -> None:
     member = Member("kafka")
-    member.broker = KafkaBroker(1, settings=KafkaSettings(protocol=protocol))  # type: ignore[arg-type]
+    member.broker = KafkaPersonality(1, settings=KafkaSettings(protocol=protocol))  # type: ignore[arg-type]
     member.source = member.broker.source("one", lambda: member.now)
     partition = await member.owns()
     member.to(1_000.0)
     assert member.broker.taken == [("one", partition)]
 
 
-class Silent(KafkaBroker):
+class Silent(KafkaPersonality):
     """One that does not say what it has taken."""
 
     taken = []  # noqa: RUF012
 
 
-def overlapping(faults: tuple[Fault, ...], broker: type[KafkaBroker], seconds: float) -> Run:
+def overlapping(faults: tuple[Fault, ...], broker: type[KafkaPersonality], seconds: float) -> Run:
     """Two keys, whose handlers take so long."""
 
     async def handle(message: Message) -> None:
@@ -137,7 +138,7 @@ def overlapping(faults: tuple[Fault, ...], broker: type[KafkaBroker], seconds: f
         world.workers(2, handle)
         await world.settled()
 
-    def made(_: Plan) -> KafkaBroker:
+    def made(_: Plan) -> KafkaPersonality:
         return broker(2, settings=KafkaSettings(heartbeat_interval=3.0))
 
     return run_plan(Plan("kafka", 0, faults), Conditions(test=test, broker=made))
@@ -149,6 +150,6 @@ def test_an_overlap_is_told_unless_the_broker_has_taken_the_partition(kind: Faul
     unsaid: set[str] = set()
     for at in range(8, 40):
         fault = Fault(at, kind, amount=60.0)
-        assert overlapping((fault,), KafkaBroker, seconds).findings == {}
+        assert overlapping((fault,), KafkaPersonality, seconds).findings == {}
         unsaid |= overlapping((fault,), Silent, seconds).findings.keys()
     assert "NoOverlap" in unsaid
