@@ -1,4 +1,4 @@
-"""The actor of one cohort partition: it performs what the lease machine asks for, one action after the other."""
+"""The actor of one cohort partition, which performs the actions of its lease machine one after the other."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = ["Bell", "LeaseKeeper"]
 log = logging.getLogger("lanes")
 
 _ECHOES: Final = (0.0, 0.01, 0.05)
-"""Seconds after a hint at which to look: it may come before what it is about is applied."""
+"""Seconds after a hint at which to look again: a hint may arrive before the write that it announces is applied."""
 
 
 class Bell:
-    """What a task waits for: to be called, a time, or a hint, which calls more than once."""
+    """Wakes a task: at once by ``ring``, several times by ``hint``, or at a time."""
 
     __slots__ = ("_clock", "_echoes", "_event")
 
@@ -57,7 +57,7 @@ class Bell:
         return f"<Bell: {'rung' if self._event.is_set() else 'silent'}, {len(self._echoes)} echoes>"
 
     def arm(self) -> None:
-        """Whatever rings from now on ends the next ``wait``, also when it comes before it."""
+        """Let every ``ring`` from now on end the next ``wait``, even one that comes before that wait."""
         self._event = anyio.Event()
 
     def ring(self) -> None:
@@ -71,7 +71,10 @@ class Bell:
         self._event.set()
 
     async def wait(self, until: float) -> bool:
-        """Wait for a call since ``arm``, a hint or a time, infinity = none; whether a hint is due. Cancel-safe."""
+        """Wait for a ring since ``arm``, a hint or a time (infinity = none). Cancel-safe.
+
+        Return whether a hint is due.
+        """
         until = min(until, self._echoes[0]) if self._echoes else until
         if until < math.inf:
             with anyio.move_on_after(max(0.0, until - self._clock())):
@@ -86,13 +89,14 @@ class Bell:
 
 
 class LeaseKeeper:
-    """The actor of cohort partition ``partition``, which is ``named`` in logs.
+    """The actor of one cohort partition, called ``named`` in logs.
 
-    ``patience``: seconds, more than 0, after which a request for consumers has an unknown result. ``drain_within``:
-    seconds after which ``overdue`` is called, once, for one that is not drained: nothing is given up here, for only
-    whoever handles it knows what is done, and answers by ``drained``. ``happened`` is called with each event of the
-    machine, ``changed`` behind them, and when the deadline has moved. All methods but ``serve`` return at once, and end
-    what it waits for.
+    ``happened`` is called with each event of the machine, then ``changed`` once, which is also called when the deadline
+    moves. A request for consumers without an answer has an unknown result after ``patience`` seconds. ``overdue`` is
+    called once when a revoked partition is not drained after ``drain_within`` seconds. The keeper does not give it up
+    then, because only the consumer knows what is finished; it answers by ``drained``.
+
+    All methods but ``serve`` return at once and wake ``serve``.
     """
 
     __slots__ = (
@@ -149,15 +153,15 @@ class LeaseKeeper:
         self._drain_by = math.inf
         self._revoked: Literal["no", "asked", "answered"] = "no"
         self._drained: tuple[Done, bool] | None = None
-        self._seen = -math.inf  # the deadline that was told
-        self._in_the_way = ""  # what the last create said of an overlapping consumer
-        self._warned = False  # of what obstructs this acquisition
-        self._waits = 0.0  # what was said of the lease that is waited for
+        self._seen = -math.inf  # the deadline at the last call of ``changed``
+        self._in_the_way = ""  # the last error about an overlapping consumer
+        self._warned = False  # whether the obstacle of this acquisition was logged
+        self._waits = 0.0  # the awaited lease that was logged, in seconds
 
     def __repr__(self) -> str:
         return f"<LeaseKeeper of {self._partition}: {self.machine.phase}>"
 
-    # --- what it is told
+    # --- inputs
 
     def planned(self, *, mine: bool) -> None:
         """See ``LeaseMachine.planned``."""
@@ -170,7 +174,7 @@ class LeaseKeeper:
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``LeaseMachine.drained``; it may come before the ``LeaseRevoked`` it answers. The first one counts."""
+        """See ``LeaseMachine.drained``. It may come before the ``LeaseRevoked`` it answers; the first one counts."""
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -203,16 +207,16 @@ class LeaseKeeper:
         self._tell()
 
     def hint(self) -> None:
-        """The lease was written, or is about to be."""
+        """The lease was written, or will be in a moment."""
         if self.machine.deadline == -math.inf:
             self.bell.hint()
 
     # --- at work
 
     async def serve(self, over: Callable[[], bool]) -> None:
-        """Perform until ``over``, and the machine is idle. Cancelling it leaves everything as it is, as a crash does.
+        """Perform actions until ``over()`` is true and the machine is idle. A cancellation acts like a crash.
 
-        Raises ``SourceError`` when the store is gone for good, or holds what no member has written.
+        Raises ``SourceError`` when the store is gone for good, or has an entry that no member wrote.
         """
         machine = self.machine
         while not (over() and machine.idle):
@@ -231,10 +235,10 @@ class LeaseKeeper:
             sent = self._clock()
             result: object = Unknown
             wait = machine.deadline - sent
-            # Nobody is to hear late of what is lost at the deadline, whatever becomes of the action.
+            # An action must not delay the news that the lease is lost at its deadline.
             patience = wait if 0 < wait < math.inf else math.inf
             if not isinstance(action, Read | Write):
-                # Consumers are made under a lease, which is renewed between two actions.
+                # The lease is renewed between two actions, so an action may not take too long.
                 patience = min(patience, self._patience)
             with anyio.move_on_after(patience):
                 result = await self._perform(action)
@@ -285,7 +289,7 @@ class LeaseKeeper:
         self.bell.ring()
 
     def _pass_on(self) -> None:
-        """What has come of the last call of the lease machine."""
+        """Pass on the events of the last call of the lease machine."""
         machine = self.machine
         changed = bool(machine.events)
         while machine.events:
@@ -298,19 +302,19 @@ class LeaseKeeper:
                 if drained is not None:
                     self._answer(*drained)
             elif isinstance(event, LeaseLost) or (isinstance(event, LeaseOwned) and not event.again):
-                # It may also have come behind the loss: of what is acquired anew nothing is drained.
+                # The answer belongs to the ownership before, also when it came after the loss.
                 self._drained = None
         if changed or machine.deadline != self._seen:
             self._seen = machine.deadline
             self._changed()
 
     def _warn(self) -> None:
-        """Once for each acquisition: somebody has to remove what is in its way, or wants to know what it waits for."""
+        """Log once for each acquisition which consumer is in its way, or which lease it waits for."""
         outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(
-                "%s: partition %d waits for %g s: its bucket was lost, and the metadata of a durable says that whoever "
-                "made it has leases that long; if that is wrong, set it right there and start this member again",
+                "%s: partition %d waits for %g s, because its bucket was lost and a durable's metadata names "
+                "such a lease; if that is wrong, correct the metadata and restart this member",
                 self._named,
                 self._partition,
                 outlasting,
@@ -319,8 +323,8 @@ class LeaseKeeper:
         obstructed = self.machine.obstructed
         if obstructed and not self._warned:
             log.warning(
-                "%s: partition %d cannot have a durable of its own, for another one is there that is not the cohort's "
-                "(%s); it is tried again until that one is gone: delete it, or use a stream that sources this one",
+                "%s: partition %d cannot have a durable yet, because a foreign one is in the way (%s); delete it, or "
+                "use a stream that sources this one",
                 self._named,
                 self._partition,
                 self._in_the_way,

@@ -1,8 +1,8 @@
-"""The contract between a cohort's membership and what stores its leases: two small Protocols.
+"""The contract between the membership of a cohort and the store of its leases: two small Protocols.
 
-``LeaseStore`` keeps a handful of keys under compare-and-set, with a time to live and a fence. ``EpochConsumers`` makes
-and deletes the durables of the cohort's partitions, one for each epoch. The membership knows a backend only through
-these; every answer that does not come is ``UnknownResult``, and whoever asked reads back what became of it.
+A ``LeaseStore`` keeps a few keys under compare-and-set, with a time to live and a fence. ``EpochConsumers`` creates and
+deletes the durables of the cohort partitions, one for each epoch. The membership knows a backend only through these. A
+call without an answer raises ``UnknownResult``, and the membership reads back what has happened.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ __all__ = ["Conflict", "ConsumerExists", "Entry", "EpochConsumer", "EpochConsume
 
 
 class Entry(NamedTuple):
-    """What a key holds: ``revision`` rises with every write of the store; ``value`` = None: deleted or expired.
+    """The newest entry of a key.
 
-    A key that was never written, or of which nothing is left, has the revision 0.
+    Attributes:
+        value: The value; None = the key was deleted, has expired, or was never written.
+        revision: A number that rises with every write of the store; 0 = nothing is left of the key.
     """
 
     value: bytes | None
@@ -25,15 +27,23 @@ class Entry(NamedTuple):
 
 
 class Conflict(Exception):
-    """A compare-and-set did not hold: the key, or the fence, has another revision. Nothing was written."""
+    """The condition of a write did not hold: the key, or the fence, has another revision. Nothing was written."""
 
 
 class UnknownResult(Exception):
-    """No answer in time: what was asked for may have happened, may happen later, or never."""
+    """No answer in time. The request may have been carried out, may be carried out later, or never."""
 
 
 class ConsumerExists(Exception):
-    """A strict create met what is there: ``nonce`` of the consumer of that name, None where another name overlaps."""
+    """A strict create found another consumer.
+
+    Args:
+        message: The server's description of it.
+        nonce: Nonce of the consumer of the same name; None = a consumer of another name overlaps.
+
+    Attributes:
+        nonce: As the argument.
+    """
 
     def __init__(self, message: str, *, nonce: str | None) -> None:
         super().__init__(message)
@@ -41,15 +51,29 @@ class ConsumerExists(Exception):
 
 
 class LeaseStore(Protocol):
-    """Keys of one cohort. Every read is linearizable: of the leader, never of a replica or a cache.
+    """The keys of one cohort.
 
-    Raises ``UnknownResult`` where no answer came within the store's own timeout, ``SourceError`` where none ever will
-    (the bucket is gone, permission is missing). Nothing is sent later than the call that asked for it: a write is never
-    buffered over a lost connection. Cancel-safe in the sense that a cancelled write is one with an unknown result.
+    Every read is linearizable: it comes from the leader, and never from a replica or a cache. A store sends nothing
+    after its call has ended, so a write is never buffered over a lost connection. A cancelled write has an unknown
+    result.
+
+    Every method raises ``UnknownResult`` without an answer within the store's own timeout, and ``SourceError`` when
+    there will never be one, as without a bucket or a permission.
     """
 
     async def read(self, key: str) -> Entry:
-        """The newest entry of a key."""
+        """Read the newest entry of a key.
+
+        Args:
+            key: The key.
+
+        Returns:
+            The entry.
+
+        Raises:
+            UnknownResult: No answer in time.
+            SourceError: The store is gone for good.
+        """
 
     async def write(
         self,
@@ -60,22 +84,52 @@ class LeaseStore(Protocol):
         ttl: float | None = None,
         fence: tuple[str, int] | None = None,
     ) -> int:
-        """Write a key and return its new revision.
+        """Write a key under one condition, which is either a ``revision`` or a ``fence``.
 
-        A write has one condition: ``revision``, what the key must have, 0 = nothing; or, with ``revision=None``, a
-        ``fence``: another key and the revision that *that* one must have, and not have expired. ``ttl``: seconds until
-        it expires by itself, whole ones, 1 or more; None = never. Raises ``Conflict`` when the condition does not hold.
+        Args:
+            key: The key.
+            value: The new value.
+            revision: The revision that the key must have, 0 = no entry; None = there is a fence instead.
+            ttl: Seconds until the entry expires, whole ones, 1 or more; None = never.
+            fence: Another key, and the revision that it must have. That key must not have expired.
+
+        Returns:
+            The new revision.
+
+        Raises:
+            Conflict: The condition does not hold.
+            UnknownResult: No answer in time.
+            SourceError: The store is gone for good.
         """
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """The keys that begin so and hold a value. Not one snapshot: each is as new as its own read."""
+        """Read all keys with a prefix that have a value. Each entry is as new as its own read.
+
+        Args:
+            prefix: Beginning of the keys.
+
+        Returns:
+            The entries by key.
+
+        Raises:
+            UnknownResult: No answer in time.
+            SourceError: The store is gone for good.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class EpochConsumer:
-    """A durable of one cohort partition. ``floor``: its ack floor, a sequence of the stream: everything of the
-    partition up to it is acknowledged, or was before it began. ``nonce``: of the acquisition that made it; ``lease``:
-    seconds of the leases of whoever did, 0 = not said."""
+    """A durable of one cohort partition.
+
+    Attributes:
+        partition: Number of the cohort partition.
+        epoch: Epoch of the ownership it was created for.
+        sub: Number of the durable within the epoch.
+        nonce: Nonce of the acquisition that created it.
+        floor: Its ack floor, a sequence of the stream. Every message of the partition up to it is acknowledged, or was
+            so before the durable began.
+        lease: Seconds of its creator's leases; 0 = unknown.
+    """
 
     partition: int
     epoch: int
@@ -86,30 +140,61 @@ class EpochConsumer:
 
 
 class EpochConsumers(Protocol):
-    """The durables of a cohort, named by partition, epoch and sub-number. Raises like ``LeaseStore``."""
+    """The durables of a cohort, named by partition, epoch and sub-number.
+
+    Every method raises ``UnknownResult`` and ``SourceError`` as those of ``LeaseStore`` do.
+    """
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
-        """Those of one partition, rising by epoch and sub-number, and the server's clock in milliseconds."""
+        """List the durables of one partition.
+
+        Args:
+            partition: Number of the cohort partition.
+
+        Returns:
+            The durables, rising by epoch and sub-number, and the server's clock in milliseconds.
+        """
 
     async def marked(self) -> int | None:
-        """Whether the cohort was in use before, with a bucket or without: seconds, the longest lease of whoever called
-        ``mark``, 0 = not said; None = nobody did."""
+        """Read the mark of the cohort, which shows that it was used before, even when its bucket is gone.
+
+        Returns:
+            Seconds of the longest lease of all callers of ``mark``, 0 = unknown; None = no member has called it.
+        """
 
     async def mark(self) -> None:
-        """Leave a sign that stays where the durables are, whatever becomes of these and of the bucket. Idempotent.
+        """Leave a mark that outlives the durables and the bucket. Idempotent.
 
-        It tells the lease of this member, unless there is one that tells a longer one. It takes no message and keeps
-        none, and is in the way of no durable of the cohort.
+        It names the lease of this member, unless it names a longer one already. It takes and keeps no messages, and is
+        in the way of no durable.
         """
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
-        """Partition, epoch and sub-number of those of all partitions, by one listing, which may be a little old."""
+        """List the durables of all partitions by one request, which may be a little old.
+
+        Returns:
+            Partition, epoch and sub-number of each durable.
+        """
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
-        """Create strictly. ``start``: the first sequence it delivers; None = everything that is there.
+        """Create a durable, never overwriting another one.
 
-        Raises ``ConsumerExists`` for the same name, and, where the retention forbids two, for another one.
+        Args:
+            partition: Number of the cohort partition.
+            epoch: Epoch of the ownership.
+            sub: Number of the durable within the epoch.
+            nonce: Nonce of the acquisition.
+            start: The first sequence to deliver; None = every stored message.
+
+        Raises:
+            ConsumerExists: The name exists, or the retention forbids a second durable of the partition.
         """
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
-        """Delete one. Idempotent."""
+        """Delete a durable. Idempotent.
+
+        Args:
+            partition: Number of the cohort partition.
+            epoch: Epoch of the ownership.
+            sub: Number of the durable within the epoch.
+        """

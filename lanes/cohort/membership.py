@@ -1,9 +1,9 @@
 """A member of a cohort at work: its heartbeat, the plan, and one lease machine for each cohort partition.
 
-``Membership`` performs what ``lanes.core.cohort`` decides, over a ``LeaseStore`` and ``EpochConsumers``, and decides
-nothing about ownership itself. Each cohort partition has one actor, which performs one action after the other; an
-action that is under way at the lease's deadline is given up, so that nobody hears of the loss late. A hint that a key
-has changed makes it look at once; without any hint everything happens a little later.
+``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``. It decides
+nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
+keeper gives up an action at the lease's deadline, so that a loss is reported in time. A hint about a changed key makes
+it look at once. Without hints everything happens a little later.
 """
 
 from __future__ import annotations
@@ -37,21 +37,26 @@ log = logging.getLogger("lanes")
 TTL_LEAST: Final = 3.0
 
 _DIGITS: Final = 20
-"""No sequence has more."""
+"""Maximum number of digits of a sequence."""
 
 _PAUSE: Final = 0.1
-"""Seconds between two tries where the first was not answered, however fast that came out."""
+"""Seconds between two tries when the first one had no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohortSettings:
-    """``lease``: seconds a partition is held without a renewal, whole ones, 3 or more. ``weight``: how much of the
-    partitions, in proportion to the other members', 1 or more. ``target``: how many members should share them, 1 or
-    more, None = all; the wish of the member that came last counts. ``drain_within``: seconds after which a partition
-    that is to move should be drained, more than 0; ``overdue``: what then, ``"keep"`` it and warn (whoever is to get it
-    waits), or ``"force"``: what runs of it is cancelled, and it moves.
+    """The settings of one member.
 
-    Raises ``ConfigError`` for anything else.
+    Attributes:
+        lease: Seconds that a partition is owned without a renewal, whole ones, 3 or more.
+        weight: Share of the partitions in proportion to the other members' weights, 1 or more.
+        target: Number of members that share the partitions, 1 or more; None = all. The newest member's value counts.
+        drain_within: Seconds within which a moving partition should be drained, more than 0.
+        overdue: Rule for a partition that is not drained in time. ``"keep"`` warns, and the next owner waits.
+            ``"force"`` cancels the running handlers, and the partition moves.
+
+    Raises:
+        ConfigError: A value is out of its range.
     """
 
     lease: float = 10.0
@@ -64,8 +69,8 @@ class CohortSettings:
         check_seconds("lease", self.lease, TTL_LEAST)
         if self.lease != int(self.lease):
             raise ConfigError(
-                f"lease={self.lease}: must be whole seconds: a server rounds a fraction down, and the owner would "
-                "believe in its lease for too long"
+                f"lease={self.lease}: must be whole seconds; a server rounds a fraction down, and the owner would "
+                "trust its lease for too long"
             )
         check_whole("weight", self.weight, 1)
         if self.target is not None:
@@ -75,23 +80,42 @@ class CohortSettings:
 
 
 class Happened(NamedTuple):
-    """Something that concerns a cohort partition, in the order in which it came about."""
+    """An event of a cohort partition.
+
+    Attributes:
+        partition: Number of the cohort partition.
+        event: The event.
+    """
 
     partition: int
     event: LeaseEvent
 
 
 class Membership:
-    """``member`` of the cohort of ``config``, over ``store`` and ``consumers``.
+    """A member of a cohort.
 
-    The lease of ``config`` is that of the ``settings``: all members have the same, and ``consumers`` tell it with each
-    durable they make. ``changed`` is called, from the tasks of ``run``, whenever ``take`` has something, a deadline has
-    moved, or ``generation`` is another one; it must not block. ``start``: the first sequence of a cohort that is set up
-    for the first time, None = everything that is there. ``nonce`` makes one that was never there before; ``wall``:
-    seconds since the epoch, for status only. ``retention``: of the stream, as ``config`` says.
+    Call ``run`` once. All other methods belong to the same event loop, do not block, and may be called at any time.
 
-    ``run`` it once; everything else is for the same event loop, does not block, and may be called any number of times.
-    Raises ``ConfigError`` for a member name or settings that cannot be.
+    Args:
+        store: Store of the leases.
+        consumers: The durables of the cohort.
+        config: The cohort. Its lease is replaced by that of ``settings``, which all members share.
+        member: Name of this member.
+        settings: Settings of this member; None = the defaults.
+        start: First sequence of a cohort that is set up for the first time; None = every stored message.
+        changed: Called from the tasks of ``run`` when ``take`` has events, a deadline has moved, or the generation has
+            changed. Must not block.
+        clock: Clock of the deadlines.
+        wall: Seconds since the epoch, for status only.
+        nonce: Makes a value that was never used before.
+
+    Raises:
+        ConfigError: The member name or a setting is not valid.
+
+    Attributes:
+        settings: Settings of this member.
+        member: Name of this member.
+        retention: Retention of the stream, as in ``config``.
     """
 
     def __init__(
@@ -161,10 +185,13 @@ class Membership:
     # --- running
 
     async def run(self) -> None:
-        """Join, hold what the plan gives, and leave after ``stop``. Cancelling it is a crash: leases then expire.
+        """Join, own the partitions that the plan gives, and leave after ``stop``.
 
-        Raises ``ConfigError`` for a cohort that was set up otherwise and for a member id that is used twice,
-        ``SourceError`` when the store is gone for good or holds what no member has written.
+        A cancellation acts like a crash: the leases run out.
+
+        Raises:
+            ConfigError: The cohort was set up with another configuration, or the member name is used twice.
+            SourceError: The store is gone for good, or has an entry that no member wrote.
         """
         try:
             for step in (self._roster.set_up, self._roster.join):
@@ -178,16 +205,16 @@ class Membership:
                     for keeper in self._keepers:
                         tasks.start_soon(keeper.serve, self._is_stopping)
         except BaseExceptionGroup as group:
-            # Of several tasks that fail at once for one reason the first says it all.
+            # Several tasks fail at once for one reason, so the first error is enough.
             raise _first(group) from group
 
     @property
     def joined(self) -> anyio.Event:
-        """Set once it is a member and has seen a plan."""
+        """Set when the member has joined and read a plan."""
         return self._joined
 
     def stop(self) -> None:
-        """Leave in order: everything is to be drained, is released, and ``run`` returns. Idempotent."""
+        """Leave in order: partitions are drained and released, then ``run`` returns. Idempotent."""
         if not self._stopping:
             self._stopping = True
             for keeper in self._keepers:
@@ -200,65 +227,103 @@ class Membership:
     # --- for the source
 
     def take(self) -> Sequence[Happened]:
-        """What has happened since the last call, in order."""
+        """Return the events since the last call.
+
+        Returns:
+            The events in order.
+        """
         happened, self._happened = self._happened, []
         return happened
 
     def deadline(self, partition: int) -> float:
-        """Until when a partition is certainly this member's, by its clock; minus infinity = it is not."""
+        """Return the time until which a partition certainly belongs to this member.
+
+        Args:
+            partition: Number of the cohort partition.
+
+        Returns:
+            Seconds of ``clock``; minus infinity = it does not belong to this member.
+        """
         return self._keepers[partition].machine.deadline
 
     @property
     def first(self) -> int:
-        """The sequence that the cohort was told to begin with when it was set up; 0 = none was named."""
+        """The first sequence that the cohort was set up with; 0 = none."""
         begun = self._roster.begun
         return int(begun) if begun.isdecimal() and len(begun) <= _DIGITS else 0
 
     @property
     def generation(self) -> int:
-        """The number of the plan that was read last; 0 = none yet."""
+        """The number of the newest plan that was read; 0 = none yet."""
         return 0 if self._roster.plan is None else self._roster.plan.generation
 
     @property
     def planned(self) -> int:
-        """How many partitions that plan gives this member."""
+        """The number of partitions that the plan gives this member."""
         return 0 if self._roster.plan is None else self._roster.plan.owners.count(self.member)
 
     @property
     def standby(self) -> bool:
-        """Whether there is a plan, and it gives this member nothing."""
+        """Whether there is a plan that gives this member no partition."""
         return self._roster.plan is not None and not self.planned
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
-        """No result of a partition counts any more, and it may be released; ``done``: its whole ledger.
+        """Release a partition whose results do not count any more.
 
-        ``ended``: nothing of it runs. Else the ledger is written and the lease runs out: see ``LeaseMachine.drained``.
-        It may come before the ``LeaseRevoked`` it answers, where the member has been told to stop.
+        The call may come before the ``LeaseRevoked`` that it answers, when the member was stopped.
+
+        Args:
+            partition: Number of the cohort partition.
+            done: Its whole ledger.
+            ended: Whether no handler of it runs. If one does, the ledger is written and the lease runs out; see
+                ``LeaseMachine.drained``.
         """
         self._keepers[partition].drained(done, ended=ended)
 
     def checkpoint(self, partition: int, done: Done) -> None:
-        """Write down what is done of a partition that is held, without giving it up."""
+        """Write down the ledger of an owned partition, and keep the partition.
+
+        Args:
+            partition: Number of the cohort partition.
+            done: Its whole ledger.
+        """
         self._keepers[partition].checkpoint(done)
 
     def takeover(self, partition: int, done: Done) -> None:
-        """Take a partition over from oneself: a delivery is missing, or the connection is another one.
+        """Ask for a new durable, because a delivery is missing or the connection is a new one.
 
-        ``done``: its whole ledger. What is queued may start within the deadline; nothing that is delivered from now on
-        is to be taken in before the ``LeaseOwned`` that follows.
+        Queued messages may start within the deadline. The source drops every delivery before the ``LeaseOwned`` that
+        follows.
+
+        Args:
+            partition: Number of the cohort partition.
+            done: Its whole ledger.
         """
         self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
-        """The durable of a partition does not answer as its owner's: it is lost."""
+        """Give up a partition whose durable shows that it is lost.
+
+        Args:
+            partition: Number of the cohort partition.
+            reason: Why, for the ``LeaseLost`` event.
+        """
         self._keepers[partition].gone(reason)
 
     def ended(self, partition: int) -> None:
-        """Nothing of a partition that was lost is in the way any more: it may be acquired again."""
+        """Allow a lost partition to be acquired again, because the consumer knows of the loss.
+
+        Args:
+            partition: Number of the cohort partition.
+        """
         self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
-        """A key of the bucket was written, or is about to be. Best effort: what is decided is read."""
+        """Look at a key of the bucket that was written, or will be in a moment. Hints may be lost.
+
+        Args:
+            key: The key.
+        """
         if key.startswith(LEASE_PREFIX):
             number = key.removeprefix(LEASE_PREFIX)
             if number.isdecimal() and int(number) < len(self._keepers):
@@ -279,7 +344,7 @@ class Membership:
             try:
                 if self._clock() >= roster.beat_at:
                     await roster.beat()
-                    # A listing that does not end is no reason for a late heartbeat.
+                    # A slow listing must not delay the next heartbeat.
                     with anyio.move_on_after(patience_of(self.settings.lease)):
                         await self._sweep()
                 await roster.look()
@@ -290,11 +355,11 @@ class Membership:
                 self._planned()
                 self._joined.set()
                 await self._bell.wait(roster.look_at)
-        # Before everything is drained: others then wait for each partition alone.
+        # Before the drain, so that the others plan without this member at once.
         await self._until_heard(roster.leave)
 
     async def _sweep(self) -> None:
-        """Have lower epochs deleted that came behind a takeover: one listing for all, in place of one for each."""
+        """Let durables of lower epochs be deleted that appeared after a takeover, by one listing for all partitions."""
         if any(keeper.machine.consumer is not None for keeper in self._keepers):
             found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for partition, epoch, sub in await self._consumers.names():
@@ -311,11 +376,11 @@ class Membership:
 
     def _overdue(self, partition: int) -> None:
         log.warning(
-            "%s: partition %d is to move and is not drained after %g s; %s",
+            "%s: partition %d has to move and is not drained after %g s; %s",
             self._name,
             partition,
             self.settings.drain_within,
-            "what runs of it is cancelled" if self.settings.overdue == "force" else "whoever is to get it waits",
+            "its handlers are cancelled" if self.settings.overdue == "force" else "the next owner waits",
         )
 
     def _note(self, partition: int, event: LeaseEvent) -> None:

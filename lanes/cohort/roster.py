@@ -1,8 +1,7 @@
-"""A member's part in keeping its cohort's records: the set-up, its own heartbeat, and the plan.
+"""The records of a cohort that a member keeps: the set-up, its own heartbeat, and the plan.
 
-Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``: then it is called again a little
-later, and finds out by reading what has become of it. Nothing here decides who owns a partition: that is the leases'
-to say.
+Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``. The caller then calls again a little
+later, and the new call reads what has happened. Nothing here decides who owns a partition: the leases do.
 """
 
 from __future__ import annotations
@@ -45,41 +44,41 @@ log = logging.getLogger("lanes")
 _R = TypeVar("_R", CohortConfig, PlanRecord, Heartbeat)
 
 LOOK_AGAIN: Final = 0.25
-"""Seconds after which a key is read again that is awaited: a server lets expire what is due so often."""
+"""Seconds between two reads of an awaited key: the server expires keys at about this interval."""
 
 _TRIES: Final = 3
-"""How often a durable is asked for before what is in its way is said not to be the cohort's."""
+"""Number of tries to create a durable before the one in its way counts as foreign."""
 
 GONE: Final = b""
-"""The value of a key whose writer wants it gone: a lease store deletes nothing."""
+"""The value of a key that its writer has removed, because a lease store cannot delete."""
 
 GONE_TTL: Final = 1.0
 
 
 def margin_of(ttl: float) -> float:
-    """Seconds before the end of its lease after which an owner starts nothing more."""
+    """Return the seconds before the end of a lease in which its owner starts no handler."""
     return max(0.5, ttl / 6)
 
 
 def patience_of(ttl: float) -> float:
-    """Seconds after which an answer is not waited for any more: the next renewal, or heartbeat, comes first."""
+    """Return the seconds to wait for an answer, so that the next renewal or heartbeat is in time."""
     return min(2.0, margin_of(ttl))
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of another member: the revision of its heartbeat, and since when."""
+    """The revision of another member's heartbeat, and the time since when it is known."""
 
     revision: int
     since: float
 
 
 class Roster:
-    """What ``member`` writes and reads of the cohort of ``config``, and what it wishes for: ``weight``, ``target``.
+    """The records of the cohort of ``config``, as ``member`` reads and writes them.
 
-    ``nonce`` is of this process. ``ttl``: seconds of a heartbeat. ``start``: the first sequence of a cohort that is set
-    up for the first time; None = everything. ``plan``: the last one that was read or written, None before. ``begun``:
-    where the cohort was told to begin, as its record says once ``set_up`` has returned.
+    ``nonce`` identifies this process. A heartbeat lives ``ttl`` seconds. ``start`` is the first sequence of a cohort
+    that is set up for the first time; None = every stored message. ``plan`` is the newest plan that was read or
+    written. ``begun`` is the start in the cohort's record after ``set_up``.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Roster:
         self._beat_at = -math.inf
         self._seen: dict[str, _Seen] = {}
         self._beaten = -math.inf
-        self._believe_from = -math.inf  # before, a heartbeat that is missing may be missing with all the others
+        self._believe_from = -math.inf  # before that time, a missing heartbeat proves nothing
         self._highest = 0
         self._leaving = False
 
@@ -123,11 +122,11 @@ class Roster:
     # --- set-up
 
     async def set_up(self) -> None:
-        """Write what a cohort never changes, or compare it with what is there. Idempotent.
+        """Write the record that a cohort never changes, or compare it with the existing one. Idempotent.
 
-        Raises ``ConfigError`` for a cohort that was set up otherwise. Where the record is missing although there are
-        durables, or the mark of a cohort, the bucket was lost: then no state is written, and whoever takes a partition
-        waits for its lease. The same where it is lost behind this look, however long this stands still in between.
+        Raises ``ConfigError`` for a cohort with another configuration. A missing record together with durables, or with
+        the mark of a cohort, means that the bucket was lost. Then no state is written, and a member that acquires a
+        partition waits for its lease. The same holds for a bucket that is lost during this call.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
@@ -149,21 +148,21 @@ class Roster:
         wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
-        # Of a cohort that an earlier version has set up, or whose mark somebody has deleted.
+        # An earlier version may have set the cohort up without a mark, or a user may have deleted it.
         await self._mark()
         self.begun = config.start
         if self.begun != self._config.start:
             log.info(
-                "cohort %s: start=%s is for its first member; it was set up with %s and goes on where it stands",
+                "cohort %s: start=%s is ignored, because the cohort was set up with %s; it goes on from its position",
                 self._config.cohort,
                 self._config.start,
                 self.begun,
             )
 
     async def _marked(self) -> bool:
-        """Whether somebody may own what has no durable just now.
+        """Return whether a partition without a durable may have an owner.
 
-        On a work queue an owner that takes over from itself deletes one before it makes the next.
+        On a work queue an owner deletes its durable before it creates the next one.
         """
         return self._config.retention == WORKQUEUE and await self._consumers.marked() is not None
 
@@ -172,9 +171,9 @@ class Roster:
             await self._consumers.mark()
 
     async def _claim(self, key: str) -> int | None:
-        """Have an empty state there, which is as good as none, and return its revision; None = it is not empty.
+        """Write an empty state, which counts as none, and return its revision; None = the state is not empty.
 
-        No other bucket has that revision: so what is written over it, and over nothing else, is written into this one.
+        No other bucket has that revision. So a later write on top of it reaches this bucket and no other one.
         """
         try:
             return await self._store.write(key, b"", revision=0)
@@ -186,7 +185,7 @@ class Roster:
         try:
             await self._store.write(key, encode(State(0, NOTHING)), revision=claim)
         except Conflict:
-            log.debug("cohort %s: %s was written by somebody else, or lost with its bucket", self._config.cohort, key)
+            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self._config.cohort, key)
 
     async def _create_consumer(self, partition: int) -> None:
         refused: ConsumerExists | None = None
@@ -199,20 +198,20 @@ class Roster:
             found, _ = await self._consumers.found(partition)
             if found:
                 return
-            # What was in the way may be gone by now: another member that has set up meanwhile, and takes the partition,
-            # deletes the lower durable before it makes its own. Or it is so new that not every server lists it.
+            # The obstacle may be gone by now. Another member that acquires the partition deletes the lower durable
+            # before it creates its own one. Or the durable is so new that not every server lists it.
             await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
-            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable of its own, for "
-            f"another one is there ({refused}): delete what is not the cohort's, or use a stream that sources it"
+            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable, because another one is in "
+            f"the way ({refused}); delete the one that is not the cohort's, or use a stream that sources this one"
         ) from refused
 
     # --- the own heartbeat
 
     async def join(self) -> None:
-        """Become a member. Raises ``ConfigError`` when another process of this member id lives.
+        """Become a member. Raises ``ConfigError`` when another live process has this member id.
 
-        Waits for the heartbeat of a process that is gone to expire: its time to live, and a margin.
+        Waits until the heartbeat of a dead process has expired: for its time to live, and a margin.
         """
         entry = await self._store.read(self._key)
         began, revision = self._clock(), entry.revision
@@ -227,11 +226,11 @@ class Roster:
 
     @property
     def beat_at(self) -> float:
-        """When the next heartbeat is due."""
+        """The time of the next heartbeat."""
         return self._beat_at
 
     async def beat(self) -> None:
-        """Write the heartbeat, or find out what became of it. Raises ``ConfigError`` like ``join``."""
+        """Write the heartbeat, or read back the last write. Raises ``ConfigError`` like ``join``."""
         began = self._clock()
         try:
             self._revision = await self._store.write(
@@ -250,12 +249,12 @@ class Roster:
         self._beaten = began
 
     def _missed(self) -> None:
-        """The own heartbeat is not there: if it cannot have expired, the bucket was lost."""
+        """The own heartbeat is missing. If it cannot have expired, the bucket was lost."""
         if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
             self._doubt()
 
     def _doubt(self) -> None:
-        """The bucket was lost: until everybody has written a heartbeat into the new one, nobody is missed."""
+        """Wait, after the loss of the bucket, until every member has written a heartbeat into the new one."""
         self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
 
     def _is_mine(self, value: bytes) -> bool:
@@ -263,12 +262,12 @@ class Roster:
 
     def _used_twice(self) -> ConfigError:
         return ConfigError(
-            f"member id {self._member!r} is used by another process of cohort {self._config.cohort!r} that lives: give "
-            "each process a member id of its own, or wait until the other one has ended"
+            f"member id {self._member!r} is used by another live process of cohort {self._config.cohort!r}; give each "
+            "process its own member id, or wait until the other process has ended"
         )
 
     async def leave(self) -> None:
-        """Be a member no more, in the eyes of the others too: with a plan that leaves it out. Idempotent."""
+        """Remove the heartbeat and the drain request, and write a plan without this member. Idempotent."""
         self._leaving = True
         entry = await self._store.read(self._key)
         if entry.value and self._is_mine(entry.value):
@@ -282,9 +281,9 @@ class Roster:
     # --- the plan
 
     async def look(self) -> None:
-        """Read what is planned and who lives, and write a better plan where there is one.
+        """Read the plan and then the heartbeats, and write a better plan if there is one.
 
-        In this order: whoever writes over a plan has seen who lived after it was made.
+        The order matters: a member that replaces a plan has seen the heartbeats of a later time than that plan.
         """
         entry = await self._store.read(PLAN_KEY)
         heartbeats = {
@@ -304,7 +303,7 @@ class Roster:
         else:
             self.plan = self._read_plan(entry.value)
         better = self.plan
-        # Who is in doubt plans nothing: whoever is not would plan it back, and both again and again.
+        # A member in doubt writes no plan, because another member would change it back again and again.
         if heartbeats and self._clock() >= self._believe_from:
             draining = {key.removeprefix(DRAIN_PREFIX) for key, wish in wishes.items() if wish.value}
             better = self._planned(heartbeats, draining)
@@ -325,9 +324,9 @@ class Roster:
                 draining=draining,
             )
         except ValueError as error:
-            raise SourceError(f"cohort {self._config.cohort!r}: a heartbeat in its bucket is wrong: {error}") from error
+            raise SourceError(f"cohort {self._config.cohort!r} has a wrong heartbeat in its bucket: {error}") from error
         same = before is not None and (before.owners, before.standbys) == (made.owners, made.standbys)
-        # Where the bucket was lost, somebody who did not know how far it was may have begun to count anew.
+        # After the loss of a bucket, another member may have started to count from 1.
         kept = before is not None and same and before.generation >= self._highest
         return PlanRecord(
             generation=before.generation if before is not None and kept else self._highest + 1,
@@ -342,14 +341,14 @@ class Roster:
         read = self._decode(PlanRecord, PLAN_KEY, value)
         if len(read.owners) != self._config.partitions:
             raise SourceError(
-                f"the key {PLAN_KEY!r} of cohort {self._config.cohort!r} plans {len(read.owners)} partitions, and it "
-                f"has {self._config.partitions}: delete the key, and let nothing else write to the bucket"
+                f"the key {PLAN_KEY!r} of cohort {self._config.cohort!r} plans {len(read.owners)} partitions, not "
+                f"{self._config.partitions}; delete the key, and let no other program write to the bucket"
             )
         self._highest = max(self._highest, read.generation)
         return read
 
     def _note(self, entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
-        """Keep since when each heartbeat stands."""
+        """Record the time since when each heartbeat is known."""
         now = self._clock()
         self._seen = {
             key: seen
@@ -361,7 +360,7 @@ class Roster:
         return entries
 
     def heard(self, key: str) -> bool:
-        """A heartbeat was written, as a hint says; whether it is of somebody who was not there."""
+        """Take a hint that a heartbeat was written; return whether its member is new."""
         seen = self._seen.get(key)
         if seen is not None:
             seen.since = self._clock()
@@ -369,9 +368,9 @@ class Roster:
 
     @property
     def look_at(self) -> float:
-        """When to look again: with the own heartbeat, or when one of another member is missed.
+        """The time of the next look: with the own heartbeat, or when another member's heartbeat is overdue.
 
-        Who lives writes one every third of its time to live, and it is seen a third later at worst.
+        A live member writes one every third of its time to live, and it is seen a third later at worst.
         """
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()

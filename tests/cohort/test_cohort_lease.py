@@ -67,7 +67,7 @@ def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
 
     virtual(test)
     # Once for each partition: who waits that long wants to know for what.
-    said = [line for line in caplog.messages if "waits for 30 s: its bucket was lost" in line]
+    said = [line for line in caplog.messages if "waits for 30 s, because its bucket was lost" in line]
     assert len(said) == 2
     assert any("partition 0 waits" in line for line in said)
 

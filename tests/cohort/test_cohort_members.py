@@ -146,7 +146,7 @@ def test_a_member_id_of_somebody_who_lives_is_refused() -> None:
             tasks.start_soon(servers.member("a").run)
             await until(lambda: servers.bucket.writes > 5, 5.0)
             began = servers.clock()
-            with pytest.raises(ConfigError, match="member id 'a' is used by another process of cohort 'orders'"):
+            with pytest.raises(ConfigError, match="member id 'a' is used by another live process of cohort 'orders'"):
                 await servers.member("a").run()
             # It sees the next heartbeat.
             assert servers.clock() - began <= 4.0 / 3 + 0.5
@@ -192,7 +192,7 @@ def test_who_wakes_where_its_id_was_taken_stops() -> None:
 
 
 async def _refused(member: Membership) -> None:
-    with pytest.raises(ConfigError, match="member id 'a' is used by another process"):
+    with pytest.raises(ConfigError, match="member id 'a' is used by another live process"):
         await member.run()
 
 
@@ -238,7 +238,7 @@ def test_a_durable_of_somebody_else_on_a_work_queue_is_refused() -> None:
             changed=lambda: None,
             clock=servers.clock,
         )
-        with pytest.raises(ConfigError, match="partition 1 cannot have a durable of its own"):
+        with pytest.raises(ConfigError, match="partition 1 cannot have a durable, because another one is in the way"):
             await member.run()
 
     virtual(test)

@@ -172,7 +172,7 @@ async def test_a_member_id_that_is_used_is_refused(cohort_stream: CohortStream) 
     async with members() as running:
         running.join(a)
         await settled(a, partitions=4)
-        await refused(stream.source("a"), "'a'", "used by another process", "of its own")
+        await refused(stream.source("a"), "'a'", "used by another live process", "its own member id")
         await stream.publish(*stream.a_key_each())
         await log.handled(4)
         assert owned(a) == {0, 1, 2, 3}

@@ -196,7 +196,7 @@ async def test_a_partition_that_is_not_drained_in_time_is_kept(
         await running.hold(a, stream, gate, *stream.a_key_each())
         running.join(b)
         moving = await draining(a, 2)
-        await until(lambda: caplog.text.count("is not drained after 0.3 s; whoever is to get it waits") == 2)
+        await until(lambda: caplog.text.count("is not drained after 0.3 s; the next owner waits") == 2)
         # Renewed twice behind that, a second apart: longer than anything above would wait.
         for _ in range(2):
             renewed = min(deadlines.partitions[number].deadline for number in moving)

@@ -61,8 +61,8 @@ async def test_the_start_of_those_that_come_later_is_nothing_but_named(
         async with members() as running:
             running.join(consumer)
             await settled(consumer, partitions=4)
-    assert "start=3 is for its first member; it was set up with 7 and goes on where it stands" in caplog.text
-    assert "start=2026-01-01T00:00:00+00:00 is for its first member; it was set up with 7" in caplog.text
+    assert "start=3 is ignored, because the cohort was set up with 7; it goes on from its position" in caplog.text
+    assert "start=2026-01-01T00:00:00+00:00 is ignored, because the cohort was set up with 7" in caplog.text
     d = lanes.Consumer(stream.source("d"), log.handler("d"), settings=FAST)
     async with members() as running:
         running.join(d)
