@@ -37,15 +37,15 @@ class KafkaSource:
     ``oauth_cb``, are called in that thread. Runs on asyncio and on trio.
 
     Args:
-        config: The dictionary that a ``confluent_kafka.Consumer`` is made with. It names the group and is passed
-            through, except that automatic commits are off and ``auto.offset.reset`` becomes ``error``.
+        config: The dictionary that a ``confluent_kafka.Consumer`` is made with. It names the group. It is passed
+            through, except that automatic commits are off, ``auto.offset.reset`` becomes ``error``, and unset fetch
+            settings get other defaults.
         topics: Names of the topics; patterns are not supported.
         key: Where the partition key comes from: ``record_key``, or a function of the client's message.
         start: Where a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware ``datetime``.
-            Decided on the first run only. None follows ``auto.offset.reset``, and without that is ``"beginning"``.
+            Decided on the first run only. Default: as ``auto.offset.reset``, or ``"beginning"``.
         out_of_range: Where to continue when the log no longer reaches the committed position: ``"earliest"``,
-            ``"latest"``, or ``"fail"`` to end the source. None follows ``auto.offset.reset``, and without that is
-            ``"fail"``.
+            ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or ``"fail"``.
         commit_metadata: Whether the next owner learns of messages completed above a position, by the metadata of the
             commit. Without it a drain also runs the queued messages below the highest one that was started.
         rebuilds: Number of times that a client that has failed for good is rebuilt, 0 or more. This helps, for example,
@@ -198,10 +198,21 @@ class KafkaSource:
                     self._note_commit(each.partition, each.floor, complete=not each.completed)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Do nothing: Kafka has no timer for a message."""
+        """Do nothing: Kafka has no timer for a message.
+
+        Args:
+            messages: The messages to keep alive.
+        """
 
     async def release(self, partition: Partition) -> None:
-        """Give a drained partition back, to the broker if it revoked it; otherwise it stays unread until ``aclose``."""
+        """Give a drained partition back, to the broker if it revoked it; otherwise it stays unread until ``aclose``.
+
+        Args:
+            partition: The assignment to hand back.
+
+        Raises:
+            SourceError: A last commit of a gap after the position failed.
+        """
         complete = self._complete_at.get(partition)
         self._prefetched.drop(partition)
         self._disown(partition)
@@ -329,7 +340,7 @@ class KafkaSource:
                     limit,
                 )
         elif self._owned:
-            log.error("%s: the client was not polled for %.1f s: its partitions are presumed lost", self._name, age)
+            log.error("%s: the client was not polled for %.1f s, so its partitions are presumed lost", self._name, age)
             reason = "the client was not polled for max.poll.interval.ms"
             self._prefetched.add([Lost(partition, reason) for partition in self._owned], self._number)
             self._client_thread.send(Expire())

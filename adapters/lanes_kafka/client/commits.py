@@ -9,8 +9,8 @@ change. A client that fetches after the new topic has grown past its position re
 when an id that was asked for after the commit was due shows the same topic. Without an answer nothing is committed:
 finished messages run again, where a commit could skip messages of the new topic.
 
-Two gaps remain. The client itself may repeat a commit within about half a second, onto the new topic; that position is
-one of the old topic, and the source stops with an error after it. And the answer comes from one broker, which may lag
+Two gaps remain. The client itself may repeat a commit within about half a second, onto the new topic. That position is
+one of the old topic, and the source stops with an error after it. The answer comes from one broker, which may lag
 behind the others.
 """
 
@@ -93,7 +93,7 @@ def metadata_room(admin: AdminClient, name: str) -> int:
     try:
         allowed = metadata_limit(admin)
     except SourceError as failure:
-        log.info("%s: the broker's limit for commit metadata is unknown: %s", name, failure)
+        log.info("%s: the broker's limit for commit metadata is unknown (%s)", name, failure)
         return LIMIT
     if allowed is None:
         return LIMIT
@@ -262,8 +262,8 @@ class Commits:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s: offset.metadata.max.bytes of the broker is too small for all messages completed above a position, "
-                "so the next owner repeats some of them; raise it, lower max_ahead, or pass commit_metadata=False",
+                "%s: offset.metadata.max.bytes of the broker is too small for all messages completed above a position. "
+                "The next owner repeats some of them; raise it, lower max_ahead, or pass commit_metadata=False",
                 self._name,
             )
 

@@ -280,7 +280,7 @@ class Group:
                     raise
                 if not warned:
                     warned = True
-                    log.warning("%s: cannot read the start positions, retrying: %s", self._name, self._text(failure))
+                    log.warning("%s: cannot read the start positions, retrying (%s)", self._name, self._text(failure))
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
                     # The coordinator may know new partitions before this client does.
                     with contextlib.suppress(KafkaException):
@@ -312,7 +312,7 @@ class Group:
             self._uncommitted_starts.clear()
         except KafkaException as failure:
             self._commit_starts_at = self._clock() + _COMMIT_STARTS_EVERY
-            log.warning("%s: cannot commit the start positions, retrying: %s", self._name, self._text(failure))
+            log.warning("%s: cannot commit the start positions, retrying (%s)", self._name, self._text(failure))
 
     def _move_into_range(self, client: Consumer, *, again: bool = False) -> None:
         if not self._out_of_range or (again and self._clock() < self._ask_bounds_at):
@@ -328,7 +328,7 @@ class Group:
                 self._fail(self._fatal_error("reading the offset range of a log failed", failure))
                 return
             if not again:
-                log.warning("%s: cannot read the log's offset range, retrying: %s", self._name, self._text(failure))
+                log.warning("%s: cannot read the log's offset range, retrying (%s)", self._name, self._text(failure))
             self._out_of_range, self._ask_bounds_at = strays, self._clock() + _ASK_BOUNDS_EVERY
         else:
             for each, target in targets.items():

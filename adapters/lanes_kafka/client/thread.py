@@ -85,8 +85,8 @@ Deliver = Callable[[Sequence[SourceEvent], int], None]
 class ClientThread:
     """One client and its thread.
 
-    On the event loop it calls ``deliver`` with events in order and the number of the demand they were read for,
-    ``failed`` when it cannot continue, and ``ended`` when the thread ends.
+    On the event loop it calls ``deliver`` with events in order and the number of the demand they were read for.
+    ``failed`` is called there when it cannot continue, and ``ended`` when the thread ends.
 
     Attributes:
         polled: When the client was polled last, in seconds of the clock.
@@ -182,7 +182,7 @@ class ClientThread:
         try:
             self._close()
         except BaseException as error:
-            log.warning("%s: closing the client failed: %s", self._name, exception_text(error, self._config.client))
+            log.warning("%s: closing the client failed (%s)", self._name, exception_text(error, self._config.client))
         if hasattr(self, "_topics"):
             self._topics.close()
         self._bridge.post(self._ended)
@@ -446,8 +446,8 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     """Serve the pending callbacks of a client whose ``group`` is closing, so that ``close`` finds none to call.
 
     While it closes, librdkafka may end the group before it has served a queued rebalance. The callback's request to the
-    group, an assignment by default, is then never answered: the call waits for ever, and the binding holds the
-    interpreter's lock meanwhile (librdkafka's issue 4884). A ``static`` member keeps its partitions: giving them back
+    group, an assignment by default, is then never answered. The call waits for ever while the binding holds
+    the interpreter's lock (librdkafka's issue 4884). A ``static`` member keeps its partitions: giving them back
     would leave the group, which ``close`` avoids for it. Blocks for at most 2 s. Errors are ignored, because ``close``
     meets them again.
     """

@@ -278,7 +278,7 @@ class ConfirmedProducer:
     def _fail(self, failed: Producer, error: KafkaError) -> None:
         """Drop a producer that has failed for good. The next record creates another one."""
         if self._producer is failed:
-            log.warning("%s: the client has failed for good and is rebuilt: %s", self._name, error.name())
+            log.warning("%s: the client has failed for good and is rebuilt (%s)", self._name, error.name())
             self._fatal, self._producer = error, None
             _finish(failed, 0.0)
 
