@@ -124,7 +124,7 @@ def app() -> typer.Typer:
     ) -> None:
         """Replay the log on Spark into PostgreSQL, and audit it.
 
-        A worker and the driver are killed. Exit 0: every promise kept, 1: one broken, 3: not possible.
+        A worker and the driver are killed. Exit 0 every promise kept, 1 one broken, 3 not possible.
         """
         what = "the demo on Spark"
         require(what, "cli", "kafka", "postgres", "spark")

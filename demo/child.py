@@ -1,5 +1,4 @@
-"""What every process started by the demo has in common: it ends with its parent, reads what that told it, and knows
-its own memory."""
+"""Child processes of the demo: they end with their parent, read its configuration, and measure their own memory."""
 
 from __future__ import annotations
 
@@ -48,9 +47,16 @@ def _watch_stdin() -> None:
 
 
 def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
-    """The configuration that the parent put into this variable as a JSON object: an instance of ``kind``.
+    """Read the configuration that the parent put into an environment variable.
 
-    ``process``: what this one is; ``command``: what starts it. Raises ``DemoError`` when there is none.
+    Args:
+        kind: Class of the configuration.
+        variable: Name of the environment variable, which holds a JSON object.
+        process: Name of this kind of process, for the error.
+        command: Command that starts it, for the error.
+
+    Raises:
+        DemoError: The variable holds no configuration.
     """
     try:
         return kind(**json.loads(os.environ.get(variable, "")))

@@ -1,4 +1,4 @@
-"""What a run of the demo is told, and what it tells its worker."""
+"""The configuration of a run, and of its workers."""
 
 from __future__ import annotations
 
@@ -55,27 +55,35 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """One run of the demo. Raises ``DemoError`` for a value that cannot be.
+    """The configuration of one run.
 
-    ``server``: the URL of a NATS server with JetStream, or the addresses of Kafka brokers, as ``broker`` says.
-    ``data``: a log (see ``demo.events``), None = a
-    generated one from ``seed``. ``events``: how many of its events at most, None = all. ``latency``: seconds an
-    approval takes, ± half of it. ``concurrency``, ``max_in_flight``: as in ``lanes.Settings``.
-    ``kill_at``: fractions of the events after whose storing the worker is killed with -9, rising, each between
-    0 and 1. ``serial_seconds``: how long the one-at-a-time sample lasts. ``stall_timeout``: seconds without any
-    progress, while the server answers, after which the run is given up. ``ack_wait``: seconds, of the durable
-    consumer. ``keep``: a folder for ledger, history and the worker's log, None = they are removed. ``name``: what the
-    streams are called after, None = a random one.
+    Raises ``DemoError`` for a value that cannot be used.
 
-    With ``members``, 2 or more (None = 3 on Kafka, and one process on JetStream), so many processes share
-    ``partitions`` partitions (None = 8 on Kafka, 64 on JetStream): in one Kafka group by ``protocol``, or in one
-    JetStream cohort with a ``lease`` in seconds on a stream of this ``retention``; one of ``"interest"`` gets nothing
-    before they are there. What is done to them is ``script``, None = one is killed, one added, one frozen and one
-    stopped, and ``kill_at`` means nothing. ``route``: the address that a member of this name is told, None =
-    ``server``.
-
-    ``worker_command`` starts a worker, which finds its configuration in the environment. ``on_progress`` may act
-    on the run from outside: kill the server, freeze the worker.
+    Attributes:
+        server: URL of a NATS server with JetStream, or addresses of Kafka brokers.
+        data: Path of a log (see ``demo.events``); None generates one from ``seed``.
+        events: Maximum number of events of the log; None takes all.
+        seed: Seed of the generated log.
+        latency: Mean time of an approval in seconds; each takes 0.5 to 1.5 of it.
+        concurrency: Maximum number of running handlers, as in ``lanes.Settings``.
+        max_in_flight: Bound on delivered, unsettled messages, as in ``lanes.Settings``.
+        kill_at: Rising fractions between 0 and 1; the worker is killed once that share of the events is stored.
+        serial_seconds: Length of the one-at-a-time sample in seconds; 0 skips it.
+        stall_timeout: Seconds without progress, with a server that answers, after which the run is given up.
+        ack_wait: ``ack_wait`` of the durable consumer in seconds.
+        keep: Folder for ledger, history and log; None removes them.
+        name: Name of the streams or topics; None draws a random one.
+        faults: The events that fail.
+        worker_command: Command that starts a worker. The worker reads its configuration from the environment.
+        on_progress: Callback that may act on the run from outside: kill the server, freeze the worker.
+        broker: Kind of broker.
+        members: Number of processes; None is 3 on Kafka and 1 on JetStream. With several, ``kill_at`` is unused.
+        partitions: Number of partitions that they share; None is 8 on Kafka and 64 on JetStream.
+        protocol: Protocol of the Kafka group.
+        lease: Lease of the JetStream cohort in seconds.
+        retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
+        route: Returns the server address for the member of a name; None gives all of them ``server``.
+        script: Scenario of the group; None kills one member, adds one, freezes one and stops one.
     """
 
     server: str = field(repr=False)
@@ -120,7 +128,7 @@ class DemoConfig:
 
     @property
     def waits_for_members(self) -> bool:
-        """Whether what is published before there are members is nobody's."""
+        """Whether an event published before the first member joins would be lost."""
         return self.broker == "jetstream" and self.in_group and self.retention == "interest"
 
     def __post_init__(self) -> None:
@@ -161,12 +169,28 @@ class DemoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What a worker process is told, as JSON in its environment: an argument could be read by every user.
+    """The configuration of a worker process.
 
-    ``service``: address of the approval service, ``token`` opens it. ``history``: the folder of the segments,
-    ``member`` this worker's name in it, and in a group or cohort, which is ``durable``. ``stream`` is a stream or a
-    topic, ``dead_subject`` a subject or a topic. ``seconds``: how long the one-at-a-time loop runs. ``lease``: seconds,
-    in a cohort; 0 = it is alone.
+    It travels as JSON in the environment, because every user can read the arguments of a process.
+
+    Attributes:
+        server: Address of the broker.
+        stream: Name of the stream or topic.
+        durable: Name of the durable consumer, the group or the cohort.
+        dead_subject: Subject or topic of the dead letters.
+        service: Address of the approval service.
+        token: Secret that opens the approval service.
+        history: Folder of the history segments.
+        member: Name of this worker in the history.
+        concurrency: Maximum number of running handlers.
+        max_in_flight: Bound on delivered, unsettled messages.
+        ack_wait: ``ack_wait`` of the durable consumer in seconds.
+        seconds: Length of the one-at-a-time sample in seconds.
+        fail_every: One of so many events fails at first.
+        poison_every: One of so many events always fails.
+        broker: Kind of broker.
+        protocol: Protocol of the Kafka group.
+        lease: Lease in a cohort in seconds; 0 for a worker alone.
     """
 
     server: str = field(repr=False)
@@ -213,7 +237,7 @@ def settings(concurrency: int, max_in_flight: int) -> Settings:
 
 
 def check_run(events: int | None, name: str | None, concurrency: int, max_in_flight: int) -> None:
-    """Raise ``DemoError`` for what no run of the demo can have, on whatever it runs."""
+    """Raise ``DemoError`` for values that no run can use, on any broker."""
     if events is not None and events < 1:
         raise DemoError(f"events={events}: must be 1 or more, or left out for all")
     if name is not None and not _NAME.fullmatch(name):

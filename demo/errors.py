@@ -1,4 +1,4 @@
-"""What stops the demo before it has a report: one line that says what, where, and what to do."""
+"""Errors that stop the demo before its report: one line with the fault, the place and the remedy."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
             if len(events) == limit:
                 break
     except FileNotFoundError:
-        raise DemoError(f"{path}: no such file: correct --data, or leave it out for a generated log") from None
+        raise DemoError(f"{path}: no such file; correct --data, or leave it out for a generated log") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DemoError(
             f"{path}: the gzip data is damaged behind event {len(events)} ({error}): get it again"
@@ -84,7 +84,7 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
     except OSError as error:
         raise DemoError(f"{path}: cannot be read ({error.strerror}): correct --data, or leave it out") from None
     if not events:
-        raise DemoError(f"{path}: holds no event: pass a log with one JSON object a line, or leave --data out")
+        raise DemoError(f"{path}: holds no event; pass a log with one JSON object a line, or leave --data out")
     return events
 
 

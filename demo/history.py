@@ -1,4 +1,4 @@
-"""What the histories of a run say: the checkers' verdicts, and why messages came again."""
+"""The histories of a run: verdicts of the checkers, and the causes of redeliveries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a history cannot tell: what the broker knew of the group, and what was done to it."""
+    """Facts that no history holds: the group as its broker saw it, and the faults."""
 
     snapshots: Sequence[Snapshot]
     faults: Sequence[Fault]

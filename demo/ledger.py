@@ -1,8 +1,8 @@
 """The ledger: what became of every event, in SQLite, owned by the parent process alone.
 
-An apply of (case, step) is *applied* when the step is above the last one of its case; each applied step is
-stored in an append-only table without a unique key, so a ledger that let one through twice would show it. A
-refused apply is a *repeat* when that step is stored (harmless: at least once), else an *order violation*.
+An apply of (case, step) is *applied* when the step is above the last one of its case. Each applied step is stored in
+an append-only table without a unique key, so a ledger that applied one twice would show it. A refused apply is a
+*repeat* when that step is stored (harmless, as delivery is at least once), else an *order violation*.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ADVANCE: Final = (
 
 
 class Apply(NamedTuple):
-    """What a handler asks for: store this step; ``epoch`` is that of the assignment it was delivered in."""
+    """A handler's request to store a step; ``epoch`` is that of the assignment that delivered it."""
 
     case: str
     step: int
@@ -41,7 +41,7 @@ class Apply(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the ledger holds, against what it should. Every list is sorted.
+    """The ledger compared with the log. Every list is sorted.
 
     ``stored``: distinct events that are stored. ``doubled``: those stored more than once. ``lost``: neither
     stored nor dead-lettered. ``violations``: applies refused out of order. ``foreign``: stored, and no event.

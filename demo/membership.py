@@ -1,4 +1,4 @@
-"""What the broker knew of a group, again and again, and what follows: when it took an assignment from a member.
+"""Snapshots of a group from its broker, and the time at which it took an assignment from a member.
 
 A cohort's assignments have leases instead, and the members' own histories say when each ran out.
 """
@@ -27,8 +27,8 @@ class Member(NamedTuple):
 class Snapshot(NamedTuple):
     """The group at a moment between ``asked`` and ``answered``, in seconds of the engine's clock.
 
-    ``members`` by the name they have in the history. ``state`` is the broker's word for it. Of a cohort its plan, too:
-    ``generation``, 0 = none, and who is to own each partition.
+    ``members`` have the names of their histories. ``state`` is the broker's word. For a cohort, ``generation`` and
+    ``planned`` are its plan: the planned owner of each partition; generation 0 is no plan.
     """
 
     asked: float
@@ -67,7 +67,7 @@ class Moves(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An assignment as its member's history has it: from ``begin`` until ``end``, infinite when nobody said so.
+    """An assignment in its member's history, from ``begin`` to ``end``; an infinite ``end`` is unknown.
 
     ``ending`` is revoked, lost or crashed, or empty for one that had no end.
     """
@@ -119,7 +119,7 @@ def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
 
 
 def moves(snapshots: Sequence[Snapshot]) -> Moves:
-    """What the plans of a cohort moved. Pure. A partition that was nobody's is given, and not moved."""
+    """Count the moves of a cohort's plans. Pure. A partition without an owner is given, not moved."""
     made = least = 0
     before: Sequence[str | None] = ()
     for after in (snapshot.planned for snapshot in snapshots if snapshot.planned):

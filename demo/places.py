@@ -25,7 +25,7 @@ class Places:
 
     @property
     def log(self) -> Path:
-        """What the child processes said on stderr."""
+        """The stderr of the child processes."""
         return self.folder / "worker.log"
 
 

@@ -19,14 +19,31 @@ NAMED_LIMIT: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run of the demo showed.
+    """The outcome of a run.
 
-    ``events`` and ``keys`` are those of the log, ``done`` the events that are stored or dead-lettered.
-    ``seconds`` run from the start of the first worker to the last event done, crashes and restarts included.
-    ``serial_rate``: events/s one at a time, 0.0 when not measured. ``redelivered``: by cause. ``missing_letters``:
-    poison without a dead letter; ``unexpected_letters``: dead letters that are no poison. ``foreign``: stored, and
-    no event of the log. ``kills``: workers killed with -9 on purpose. ``failure``: what ended the run early.
-    ``group``: the figures of a group or cohort, None where there was none.
+    Attributes:
+        events: Number of events of the log.
+        keys: Number of keys of the log.
+        done: Number of events that are stored or dead-lettered.
+        seconds: Time from the start of the first worker to the last event done, with crashes and restarts.
+        serial_rate: Events per second one at a time; 0.0 when not measured.
+        repeats: Number of refused repeats.
+        dead_letters: Number of dead letters.
+        max_in_flight_seen: Highest number of messages in flight.
+        max_in_flight: The bound on it.
+        rss_mb: Peak memory of a worker in MiB.
+        kills: Number of workers killed with -9 on purpose.
+        workers: Number of workers started.
+        violations: Steps refused out of order.
+        lost: Events neither stored nor dead-lettered.
+        doubled: Events stored more than once.
+        foreign: Stored steps that are no event of the log.
+        missing_letters: Poison events without a dead letter.
+        unexpected_letters: Dead letters of events that are no poison.
+        redelivered: Cause → number of redeliveries.
+        verdicts: Verdicts of the checkers over the histories.
+        failure: Reason that the run ended early, or None.
+        group: Figures of a group or cohort, or None.
     """
 
     events: int

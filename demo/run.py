@@ -1,7 +1,7 @@
 """One run of the demo, from the log to the report.
 
-The parent makes streams or topics, publishes, measures one at a time, runs the main part with its crash, and then asks
-ledger, dead letters and histories what happened.
+The parent makes streams or topics, publishes, measures one at a time, and runs the main part with its crash. Then
+ledger, dead letters and histories say what happened.
 """
 
 from __future__ import annotations

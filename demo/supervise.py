@@ -34,7 +34,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the running process; 0 before ``start``."""
+        """Process id of the child; 0 before ``start``."""
         return self._process.pid if self._process is not None else 0
 
     @property

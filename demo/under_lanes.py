@@ -32,9 +32,13 @@ _STOP_WITHIN: Final = 20.0
 class UnderLanes:
     """Runs workers over the stream until nothing is left.
 
-    Afterwards: ``seconds`` from the first start to the last event done, ``kills`` and ``workers`` counted, the
-    highest ``peak_in_flight`` and ``rss_mb`` a worker reported, and ``failure``: why the run ended before its
-    time, or None.
+    Attributes:
+        seconds: Time from the first start to the last event done.
+        kills: Number of workers killed.
+        workers: Number of workers started.
+        peak_in_flight: Highest number of messages in flight that a worker reported.
+        rss_mb: Highest memory in MiB that a worker reported.
+        failure: Reason that the run ended early, or None.
     """
 
     def __init__(self, config: DemoConfig, broker: Broker, ledger: Ledger, places: Places, progress: Progress) -> None:

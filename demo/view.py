@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, else a line every two seconds; then the table."""
+"""The view of a run: a live panel on a terminal, else a line every two seconds; then the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RATE_WINDOW: Final = 2.0
 
 
 class Outcome(Protocol):
-    """What is shown of a report."""
+    """The part of a report that a view shows."""
 
     @property
     def ok(self) -> bool:
@@ -157,7 +157,7 @@ class LiveView:
         """See ``View``."""
         from rich.table import Table
 
-        table = Table(title="lanes demo", title_justify="left", show_header=False)
+        table = Table(title="demo", title_justify="left", show_header=False)
         table.add_column(style="bold")
         table.add_column(justify="right")
         for name, value, good in report.rows():
@@ -197,4 +197,4 @@ class LiveView:
         now = progress.phase
         if not progress.answering:
             now += " [bold yellow](the server does not answer: waiting for it)[/]"
-        return Panel(grid, title="lanes demo", subtitle=now, expand=False)
+        return Panel(grid, title="demo", subtitle=now, expand=False)

@@ -1,4 +1,4 @@
-"""What the demo needs of a broker, on JetStream and on Kafka.
+"""The brokers of the demo: JetStream and Kafka.
 
 Reading order: ``broker``, ``backends``, ``jetstream``, ``cohort``, ``kafka``, ``coordinator``.
 """

@@ -37,7 +37,7 @@ def broker_of(config: DemoConfig, name: str) -> Broker:
 
 
 def source_of(config: WorkerConfig) -> lanes.Source:
-    """What a worker reads."""
+    """Make the source that a worker reads."""
     if config.broker == "kafka":
         from lanes_kafka import KafkaSource
 

@@ -1,4 +1,4 @@
-"""What the parent needs of a broker: topics or streams, publishing, what the consumers have left, dead letters."""
+"""The parent's view of a broker: topics or streams, publishing, the backlog of the consumers, dead letters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
 
 Published = Callable[[int], Awaitable[None]]
-"""Told again and again how many events of a call are confirmed."""
+"""A callback that receives how many events of a call are confirmed, several times a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What the consumers have left: never delivered, and delivered but not acknowledged.
+    """The backlog of the consumers. A broker that stores positions alone reports nothing unacknowledged.
 
-    ``floor``: what everything below is acknowledged. A broker that knows positions alone has nothing unacknowledged.
+    Attributes:
+        pending: Number of messages that were never delivered.
+        unacknowledged: Number of messages that were delivered and not acknowledged.
+        floor: Position below which every message is acknowledged.
     """
 
     pending: int
@@ -30,8 +33,8 @@ class Left:
 class Broker(Protocol):
     """One run's place on one server; asyncio only.
 
-    ``stream`` is where the events are, ``durable`` who reads them there, ``dead_subject`` where dead letters go: what
-    a worker is told. Questions raise ``NoAnswer`` while the server is gone, and ``DemoError`` for what will not pass.
+    ``stream`` holds the events, ``durable`` reads them, and ``dead_subject`` takes the dead letters; a worker receives
+    all three. A request raises ``NoAnswer`` while the server is gone, and ``DemoError`` for a permanent failure.
     """
 
     stream: str
@@ -55,7 +58,7 @@ class Broker(Protocol):
         """
 
     async def left(self) -> Left | None:
-        """What the consumers have left; None before there is one."""
+        """Return the backlog, or None before the first consumer."""
 
     async def count_dead_letters(self) -> int:
         """How many dead letters there are."""
@@ -66,9 +69,9 @@ class Broker(Protocol):
 
 @runtime_checkable
 class GroupBroker(Broker, Protocol):
-    """One that several members read from together. ``partitions``: what they share."""
+    """A broker that several members read from. ``partitions``: how many they share."""
 
     partitions: int
 
     async def group(self) -> Snapshot:
-        """What the broker knows of the group now. Raises ``NoAnswer``."""
+        """Return the group as the broker knows it now. Raises ``NoAnswer``."""

@@ -1,4 +1,4 @@
-"""What is asked of a group's coordinator, in a process of its own.
+"""Questions to a group's coordinator, asked by a process of their own.
 
 The client library aborts its process when the broker goes away during such a question (librdkafka, issue 4605).
 """
@@ -49,11 +49,11 @@ class Coordinator:
 
     @property
     def pid(self) -> int:
-        """Of the process that asks; 0 before the first question."""
+        """Process id of the child that asks; 0 before the first question."""
         return self._child.pid if self._child is not None else 0
 
     async def group(self) -> Snapshot:
-        """What it knows of the group now. Raises ``NoAnswer``."""
+        """Return the group as the coordinator knows it now. Raises ``NoAnswer``."""
         said = await self._ask(_GROUP)
         members = {
             name: Member(number, frozenset((topic, partition) for topic, partition in places))

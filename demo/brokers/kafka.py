@@ -204,7 +204,7 @@ class KafkaBroker:
         return letters
 
     async def group(self) -> Snapshot:
-        """What the broker knows of the group now. Raises ``NoAnswer``."""
+        """Return the group as the broker knows it now. Raises ``NoAnswer``."""
         return await self._coordinator.group()
 
     async def _ask(self, question: Callable[[], _Answer]) -> _Answer:

@@ -1,4 +1,4 @@
-"""What the histories of a group say beside the promises: overlaps, repeated runs by cause, how long a fault cost.
+"""Figures from the histories of a group: overlaps, repeated runs by cause, the time that a fault cost.
 
 A fault in a process may make two processes run one message; no library can help that. These figures keep what may be
 so from what may not.
@@ -62,16 +62,17 @@ class Fault(NamedTuple):
 class GroupFindings:
     """The figures of a run.
 
-    ``duplicates``: runs of a message that had been run, by what caused them: kill, freeze, cut, broker, or ``clean``
-    where nothing excuses it. ``rebalances``: how often partitions moved. ``recovery``: by kind of fault, the most
-    seconds until every partition concerned was begun anew, infinite when one never was. ``overlaps``: two runs
-    of a key at once that nothing excuses, and results that counted after their partition was lost; ``overlaps_at_loss``
-    those that began before the loss, or before their member could hear of it. ``witnesses`` name some overlaps.
-    ``moves``: of a cohort's partitions, by its plans. ``handover``: the median of the seconds from the end of what ran
-    of a partition until its next owner had it, where it was given back; None = none was.
-
-    Under a lease, ``overlaps`` are runs of a key where the later one began before the earlier one's lease had run out,
-    although the process of that was killed, and what began or was settled behind its own.
+    Attributes:
+        duplicates: Repeated runs of a message by cause: kill, freeze, cut, broker, or ``clean`` for no excuse.
+        rebalances: Number of times that partitions moved.
+        recovery: Fault kind → longest time in seconds until every partition concerned started again; infinite if
+            one never did.
+        overlaps: Number of unexcused overlapping runs of a key, plus results that counted after their partition was
+            lost. Under a lease, a run overlaps that starts before the lease of the earlier one has expired.
+        overlaps_at_loss: Number of overlaps that started before the loss, or before their member could know of it.
+        witnesses: Names of some overlaps.
+        moves: Moves of a cohort's partitions, by its plans.
+        handover: Median time in seconds from the end of the last handler to the next owner; None without a handover.
     """
 
     duplicates: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(("kill", "freeze", "clean"), 0))
@@ -85,7 +86,7 @@ class GroupFindings:
 
 
 class Knowledge:
-    """What is known of a run's assignments: by the members, by the broker, and of the faults. Pure."""
+    """The assignments of a run, from its members, its broker and its faults. Pure."""
 
     def __init__(self, segments: Sequence[Segment], snapshots: Sequence[Snapshot], faults: Sequence[Fault]) -> None:
         self.segments = segments
@@ -120,7 +121,7 @@ class Knowledge:
         return max((one.ended - one.begun for one in self.faults), default=0.0)
 
     def cause(self, assignment: Assignment) -> str:
-        """What ended an assignment."""
+        """Return the cause that ended an assignment."""
         span = self.spans[assignment]
         if span.ending == "crashed":
             return "kill"
@@ -159,11 +160,12 @@ def findings(knowledge: Knowledge) -> GroupFindings:
 
 
 def recovery(knowledge: Knowledge) -> dict[str, float]:
-    """By kind of fault, the most seconds until every partition that the member held was begun anew. Pure.
+    """Return the longest recovery of each kind of fault, in seconds. Pure.
 
-    Of a join: until the member has its first partition; nothing, when it was killed or stopped without having had one.
-    What another one had begun by then was not held any more, whether the member knew it or not: it may be cut off.
-    Where a run was over before the last owner had begun, it counts that the broker says whose it was.
+    A recovery ends when every partition of the member has started again. For a join it ends with the first partition
+    of the new member; a member that was killed or stopped without one does not count. A partition that another member
+    had started by then no longer belonged to the failed member, which may not know it. If the run ended before the
+    last owner started, the broker's word for the owner counts.
     """
     begun: dict[str, list[float]] = defaultdict(list)
     for (_, partition, _), span in knowledge.spans.items():
@@ -324,8 +326,8 @@ class _Runs:
     ) -> str | None:
         """Why this assignment ran a message that others had run; None when they had not, or not to its end.
 
-        A clean hand-over may leave a message that was held for a retry; a crash and a loss leave what had run, because
-        its result may never have reached the broker.
+        A clean handover may leave a message that was held for a retry. A crash and a loss leave every message that
+        had run, because its result may never have reached the broker.
         """
         if not earlier:
             return None

@@ -59,10 +59,18 @@ class Process:
 class Members:
     """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
 
-    ``script`` publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and
-    ``stop``, and waits by ``until``. Afterwards: ``seconds`` from the first start to the last event done, ``kills`` and
-    ``workers`` counted, the highest ``peak_in_flight`` and ``rss_mb`` a member reported, ``failure``: why the run ended
-    before its time, or None; ``faults`` and ``snapshots``, for the report.
+    ``script`` publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and ``stop``, and waits by
+    ``until``.
+
+    Attributes:
+        seconds: Time from the first start to the last event done.
+        kills: Number of members killed.
+        workers: Number of members started.
+        peak_in_flight: Highest number of messages in flight that a member reported.
+        rss_mb: Highest memory in MiB that a member reported.
+        failure: Reason that the run ended early, or None.
+        faults: The faults that the script caused.
+        snapshots: The group as the broker saw it, over time.
     """
 
     def __init__(
@@ -195,7 +203,7 @@ class Members:
             await asyncio.sleep(HOOK_EVERY / 2)
 
     def settled(self) -> bool:
-        """Whether, as the broker says, the members that run own all partitions among them, and nobody else is there."""
+        """Whether the broker says that the running members alone own all partitions."""
         snapshot = self.snapshot
         return (
             snapshot.stable

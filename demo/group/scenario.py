@@ -1,4 +1,4 @@
-"""What is done to the group of the demo, each act with a part of the log behind it."""
+"""The scenario of the demo: faults of a group, each with a part of the log."""
 
 from __future__ import annotations
 

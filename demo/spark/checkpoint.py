@@ -1,4 +1,4 @@
-"""What a checkpoint of Spark says: which batches were begun, and which of them are done."""
+"""The batches in a checkpoint of Spark: which were started, and which are done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the demo on Spark is told, and what it tells its driver and workers."""
+"""The configuration of a run on Spark, and of its driver and workers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ class SparkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """What a driver and its workers are told, as JSON in their environment: an argument could be read by every user.
+    """The configuration of a driver and its workers.
+
+    It travels as JSON in the environment, because every user can read the arguments of a process.
 
     ``service``: address of the approval service, ``token`` opens it. ``topic``, ``dead_topic``: on ``kafka``.
     ``schema``: of the tables, and the name of the subscription. ``journal``, ``checkpoint``, ``scratch``: folders.

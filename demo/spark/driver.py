@@ -52,7 +52,7 @@ def say(what: dict[str, Any]) -> None:
 
 
 def told(found: Audit) -> dict[str, Any]:
-    """What the parent is told of the audit."""
+    """Describe the audit for the parent."""
     return {
         "status": found.status,
         "rows": found.rows,

@@ -34,7 +34,7 @@ _STARTS: Final = 5
 
 @dataclass
 class _Seen:
-    """What a task said of itself, and in which driver it runs."""
+    """A task as it described itself, and its driver."""
 
     pid: int
     attempt: int
@@ -54,9 +54,14 @@ class _Kill:
 class Drivers:
     """Runs drivers on one checkpoint until one of them has come to the end. asyncio only.
 
-    Afterwards: ``seconds`` from the first start to the end of the replay; ``workers_killed``, ``drivers_killed`` and
-    ``tried_again`` counted; ``interrupted``: the batches that were under way when a driver was killed; ``told``: what
-    the last driver said; and ``failure``: why the run ended before its time, or None.
+    Attributes:
+        seconds: Time from the first start to the end of the replay.
+        workers_killed: Number of workers killed.
+        drivers_killed: Number of drivers killed.
+        tried_again: Number of task attempts after a failed one.
+        interrupted: Batches under way when a driver was killed.
+        told: Output of the last driver.
+        failure: Reason that the run ended early, or None.
     """
 
     def __init__(
@@ -152,9 +157,9 @@ class Drivers:
         self._hearing = asyncio.create_task(self._hear(self._driver))
 
     async def _hear(self, driver: Child) -> None:
-        """What a driver says, until it has ended."""
+        """Read the output of a driver until it ends."""
         while line := await driver.line():
-            # Whatever else prints there is no object.
+            # Other output on that stream is no JSON object.
             with contextlib.suppress(ValueError, TypeError):
                 self.told |= json.loads(line)
                 self._changed = monotonic()
@@ -183,7 +188,7 @@ class Drivers:
             self.failure = f"no progress for {self._config.stall_timeout:g} s: {left} of {progress.events} are missing"
 
     async def _after(self, driver: Child, environment: dict[str, str]) -> None:
-        """What to do when a driver has ended."""
+        """Start the next driver, or end the run."""
         if driver.status == 0 and "audit" in self.told:
             self._over = True
             return

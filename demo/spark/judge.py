@@ -38,7 +38,7 @@ _LETTERS: Final[LiteralString] = "SELECT DISTINCT case_id, step FROM {schema}.de
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What became of the log. Every list is sorted.
+    """The effects of the replay compared with the log. Every list is sorted.
 
     ``lost``: neither stored nor dead-lettered. ``doubled``: how many effects too many each event has had.
     ``violations``: had their effect behind a later step of their case, or had none because of one. ``foreign``: stored

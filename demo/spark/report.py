@@ -1,4 +1,4 @@
-"""The report of a run on Spark: what it showed, which promises it broke, as a table and as one line of JSON."""
+"""The report of a run on Spark: figures and broken promises, as a table and as one line of JSON."""
 
 from __future__ import annotations
 
@@ -21,16 +21,29 @@ NO_AUDIT: Final = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class SparkReport:
-    """What a run of the demo on Spark showed.
+    """The outcome of a run on Spark.
 
-    ``events`` and ``keys``: of the log. ``seconds``: from the start of the first driver to the end of the replay,
-    kills and restarts included. ``judged``: by SQL, from what the handlers left behind. ``poison``: the events that
-    never succeed. ``drivers``: processes started. ``workers_killed``, ``drivers_killed``: with -9, in the middle of a
-    task and of a batch; ``missed``: kills that were asked for and not made. ``tried_again``: attempts of tasks that
-    Spark made after another one had failed. ``interrupted``: batches that the kill of a driver interrupted,
-    ``resumed``: those of them that were finished. ``rss_mb``: of a worker. ``audit``: the word for it,
-    ``duplicates``: by cause, as the audit counts them. ``unfinished``: files of the journal that were not written to
-    the end, as those of a worker that was killed; no verdict speaks of them. ``failure``: what ended the run early.
+    Attributes:
+        events: Number of events of the log.
+        keys: Number of keys of the log.
+        seconds: Time from the start of the first driver to the end of the replay, with kills and restarts.
+        judged: Judgement by SQL over the effects.
+        poison: Events that never succeed.
+        drivers: Number of drivers started.
+        workers_killed: Number of workers killed with -9 in the middle of a task.
+        drivers_killed: Number of drivers killed with -9 in the middle of a batch.
+        missed: Kills that were requested and not made.
+        tried_again: Number of task attempts after a failed one.
+        batches: Number of batches.
+        interrupted: Number of batches that the kill of a driver interrupted.
+        resumed: Number of interrupted batches that were finished.
+        rss_mb: Peak memory of a worker in MiB.
+        audit: Verdict of the audit in one word.
+        verdicts: Verdicts of the audit for each promise.
+        duplicates: Cause → number of repeated runs, as the audit counts them.
+        unfinished: Number of journal files not written to their end, as a killed worker leaves them; no verdict
+            covers them.
+        failure: Reason that the run ended early, or None.
     """
 
     events: int
@@ -60,7 +73,7 @@ class SparkReport:
 
     @property
     def rate(self) -> float:
-        """Of them, per second."""
+        """Events done per second."""
         return self.done / self.seconds if self.seconds > 0 else 0.0
 
     @property

@@ -1,8 +1,8 @@
 """The tables of a run: the effects of the handler, and the log to judge them by. In a schema of the run's own.
 
-``effects`` has a row for each effect, without a unique key, so a fence that let one through twice would show it, and
-``cases`` the state of each case, which an effect adds to. What the fence refuses goes to ``refused``: a *repeat* when
-that step has had its effect (harmless: at least once), else an *order violation*.
+``effects`` has a row for each effect, without a unique key, so it shows a fence that let one through twice. ``cases``
+has the state of each case. ``refused`` has the refusals of the fence: a *repeat* when that step has had its effect
+(harmless, as delivery is at least once), else an *order violation*.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tables:
             self._copy(connection, "published", published)
 
     def add_letters(self, letters: Iterable[Step]) -> None:
-        """What the dead letters are of."""
+        """Store the steps of the dead letters."""
         with self.connected() as connection:
             self._copy(connection, "dead_letters", letters)
 

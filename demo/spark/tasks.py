@@ -1,6 +1,6 @@
-"""What a worker of Spark runs: the handler of the demo, with its effect in PostgreSQL.
+"""The handler of the demo in a worker of Spark, with its effect in PostgreSQL.
 
-What a handler uses belongs to its task: made on the task's event loop by ``begin``, and closed by ``end``.
+The resources of a handler belong to its task: ``begin`` makes them on the task's event loop, ``end`` closes them.
 """
 
 from __future__ import annotations

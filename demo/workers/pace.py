@@ -47,14 +47,14 @@ class Pace:
         return monotonic() - self._changed
 
     def look(self, seen: tuple[int, ...], *, answering: bool) -> None:
-        """What is there to be seen now; while the server does not answer nothing stands still."""
+        """Compare the figures with the last ones; a server that does not answer counts as a change."""
         if seen != self._seen or not answering:
             self._seen = seen
             self.moved()
 
     def no_more(self, missing: int, in_flight: int) -> bool:
-        """Whether nothing more is to come of so many ``missing`` events, when the server has nothing left.
+        """Whether none of the ``missing`` events can still come, when the server has none left.
 
-        What is still missing when nothing moves any more is lost: the audit will tell.
+        An event that is missing once nothing moves is lost, and the audit reports it.
         """
         return missing <= 0 or (self.quiet > _QUIET and not in_flight)

@@ -57,7 +57,7 @@ def worker_config(
     member: str,
     server: str | None = None,
 ) -> WorkerConfig:
-    """What a child process of this run is told; ``server``: None = that of the run."""
+    """Make the configuration of a child process. ``server``: its address; None is that of the run."""
     return WorkerConfig(
         server=server or config.server,
         stream=broker.stream,

@@ -7,8 +7,8 @@ A request is one line, its answer one line, matched by a number; any number of t
 - ``w <number> <case> <step> <epoch>`` applies a step, answered with the ledger's verdict once it is committed
 - ``s <json>`` says how the worker is; not answered
 
-Applies that arrive in one turn of the loop share one transaction, and answers that are due together share one
-write: the service has to keep up with thousands of requests a second beside everything else.
+Applies that arrive in one turn of the loop share one transaction. Answers that are due together share one write. So the
+service keeps up with thousands of requests a second.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _LINE_LIMIT: Final = 1 << 16
 class Service:
     """One service over one ledger, or, with None, of approvals alone. asyncio only.
 
-    ``latency`` is in seconds; an approval takes 0.5 to 1.5 of it, a function of case and step, so two handlers
-    of one key at once are overtaken sooner or later. ``on_status`` gets what workers say of themselves,
-    ``on_commit`` is called after every committed batch, before its answers leave.
+    An approval takes 0.5 to 1.5 times ``latency`` (seconds), as a function of case and step. So two concurrent handlers
+    of one key overtake each other sooner or later. ``on_status`` receives the reports of workers. ``on_commit`` is
+    called after every committed batch, before its answers leave.
 
-    ``failed`` is set when the ledger cannot be written any more; ``failure`` says why.
+    ``failed`` is set when the ledger can no longer be written; ``failure`` has the reason.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def _say(consumer: lanes.Consumer, client: Client, member: str) -> None:
 
 
 def numbers(status: lanes.Status) -> dict[str, Any]:
-    """What the parent is told: counts, and of the oldest key a hash."""
+    """Return the counts for the parent, and a hash of the oldest key."""
     oldest = status.oldest
     return {
         "in_flight": status.in_flight,

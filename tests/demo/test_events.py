@@ -79,7 +79,7 @@ def test_every_field_is_needed(tmp_path: Path, name: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match="nowhere: no such file: correct --data"):
+    with pytest.raises(DemoError, match="nowhere: no such file; correct --data"):
         load(tmp_path / "nowhere", None, 1)
     with pytest.raises(DemoError, match=r"cannot be read \(Is a directory\)"):
         load(tmp_path, None, 1)
