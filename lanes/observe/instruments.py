@@ -1,9 +1,9 @@
-"""The metric instruments of this process, and what the gauges read when they are collected.
+"""The metric instruments of this process, and the readings behind its gauges.
 
-One set of instruments serves every consumer of a process, because the SDK keeps only the callbacks that were given
-with the first instrument of a name: the callbacks here go over the consumers that are open.
+One set of instruments serves every consumer of a process. The SDK keeps only the callbacks of the first instrument of a
+name, so these callbacks iterate over the open consumers.
 
-Labels tell consumers and partitions apart. Keys, payloads and positions are never labels: a position is a value.
+Labels tell consumers and partitions apart. Keys, payloads and positions are never labels; a position is a value.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ PARTITION: Final = "messaging.destination.partition.id"
 CONSUMER: Final = "lanes.consumer"
 
 DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Seconds: what the messaging conventions ask for."""
+"""Buckets in seconds, as the messaging conventions ask for."""
 
 _SNAPSHOT_AGE: Final = 1.0
-"""Seconds after which a snapshot is too old for a gauge that has not read it yet."""
+"""Seconds after which a snapshot is too old for a gauge that has not read it."""
 
 _SNAPSHOT_TRIES: Final = 3
-"""Times a snapshot is tried that the event loop's own thread disturbs."""
+"""Number of tries of a snapshot that the event loop's thread disturbs."""
 
 
 class Gauge(NamedTuple):
-    """One observable gauge: what of a status it shows, as values with the labels that tell them apart."""
+    """One observable gauge: ``read`` takes values and their labels from a status."""
 
     name: str
     unit: str
@@ -47,7 +47,7 @@ class Gauge(NamedTuple):
 
 
 def partition_labels(partition: PartitionId) -> dict[str, str]:
-    """The labels that name a partition."""
+    """Return the labels of a partition."""
     return {DESTINATION: partition.source, PARTITION: str(partition.number)}
 
 
@@ -56,7 +56,7 @@ def _one(read: Callable[[Status], float]) -> Callable[[Status], Iterable[tuple[f
 
 
 def _labels_of(partition: str) -> Labels:
-    """The labels of a partition that a status names; the topic or stream may have slashes in it."""
+    """Return the labels of a partition named in a status; the topic or stream may contain slashes."""
     source, _, number = partition.rpartition("/")
     return {DESTINATION: source, PARTITION: number}
 
@@ -77,33 +77,36 @@ def _oldest(read: Callable[[Oldest], float]) -> Callable[[Status], Iterable[tupl
 
 GAUGES: Final = (
     Gauge("lanes.in_flight.messages", "{message}", "Delivered and not yet settled.", _one(lambda s: s.in_flight)),
-    Gauge("lanes.in_flight.max_messages", "{message}", "Bound of those.", _one(lambda s: s.max_in_flight)),
-    Gauge("lanes.in_flight.bytes", "By", "Bytes of those.", _one(lambda s: s.in_flight_bytes)),
-    Gauge("lanes.in_flight.max_bytes", "By", "Bound of the bytes.", _one(lambda s: s.max_in_flight_bytes)),
+    Gauge(
+        "lanes.in_flight.max_messages", "{message}", "Bound of the messages in flight.", _one(lambda s: s.max_in_flight)
+    ),
+    Gauge("lanes.in_flight.bytes", "By", "Bytes of the messages in flight.", _one(lambda s: s.in_flight_bytes)),
+    Gauge("lanes.in_flight.max_bytes", "By", "Bound of the bytes in flight.", _one(lambda s: s.max_in_flight_bytes)),
     Gauge("lanes.running", "{handler}", "Handlers that run.", _one(lambda s: s.running)),
-    Gauge("lanes.concurrency", "{handler}", "Bound of those.", _one(lambda s: s.concurrency)),
+    Gauge("lanes.concurrency", "{handler}", "Bound of the running handlers.", _one(lambda s: s.concurrency)),
     Gauge("lanes.ready", "{lane}", "Lanes that wait for a worker.", _one(lambda s: s.ready)),
     Gauge("lanes.held", "{lane}", "Lanes that wait for a retry.", _one(lambda s: s.held)),
     Gauge("lanes.blocked", "{lane}", "Lanes that wait for unblock or park.", _one(lambda s: s.blocked)),
     Gauge("lanes.parking", "{lane}", "Lanes whose dead letter is not confirmed yet.", _one(lambda s: s.parking)),
     Gauge("lanes.taking", "1", "1 while messages are taken, 0 while a bound is reached.", _one(lambda s: s.taking)),
-    Gauge("lanes.paused", "1", "1 while the user has paused it.", _one(lambda s: s.paused)),
+    Gauge("lanes.paused", "1", "1 while the user has paused the consumer.", _one(lambda s: s.paused)),
     Gauge(
-        "lanes.floor", "{position}", "Position below which nothing delivered is unfinished.", _each(lambda p: p.floor)
+        "lanes.floor",
+        "{position}",
+        "Position below which every delivered message is finished.",
+        _each(lambda p: p.floor),
     ),
-    Gauge(
-        "lanes.holes", "{message}", "Deliveries at or above the floor that are not finished.", _each(lambda p: p.holes)
-    ),
+    Gauge("lanes.holes", "{message}", "Unfinished messages at or above the floor.", _each(lambda p: p.holes)),
     Gauge("lanes.confirmed", "{position}", "Position that the broker has confirmed.", _each(lambda p: p.confirmed)),
     Gauge("lanes.ahead", "{message}", "Messages delivered above the confirmed position.", _each(lambda p: p.ahead)),
-    Gauge("lanes.lag", "{message}", "What the broker has that is not settled.", _each(lambda p: p.lag)),
+    Gauge("lanes.lag", "{message}", "Messages at the broker that are not settled.", _each(lambda p: p.lag)),
     Gauge(
         "lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest(lambda m: m.age)
     ),
     Gauge(
         "lanes.oldest.attempt",
         "{attempt}",
-        "Attempt the oldest unfinished message is at.",
+        "Attempt of the oldest unfinished message.",
         _oldest(lambda m: m.attempt),
     ),
     Gauge(
@@ -117,9 +120,9 @@ GAUGES: Final = (
 
 
 class Reading:
-    """What the gauges see of one consumer: one snapshot a collection, whatever number of gauges ask.
+    """The reading of one consumer: all gauges of one collection share a snapshot.
 
-    ``status`` makes a snapshot; it is called on the thread that collects, not on the consumer's.
+    ``status`` makes a snapshot. The collecting thread calls it, which is not the consumer's thread.
     """
 
     def __init__(self, labels: Labels, status: Callable[[], Status], clock: Clock) -> None:
@@ -129,7 +132,7 @@ class Reading:
         self._snapshot: tuple[Status, float, set[str]] | None = None
 
     def observations(self, gauge: Gauge) -> list[Observation]:
-        """What the gauge shows now; nothing once it is closed or when the status cannot be had. Never raises."""
+        """Return the observations of a gauge; empty without a status or after ``close``. Never raises."""
         try:
             status = self._read(gauge.name)
             if status is None:
@@ -139,17 +142,17 @@ class Reading:
                 for value, labels in gauge.read(status)
             ]
         except Exception:
-            # A consumer whose start has failed has no status; an exporter must not fail with it.
+            # A consumer whose start failed has no status, and the exporter must not fail with it.
             return []
 
     def _read(self, gauge: str) -> Status | None:
         now = self._clock()
         snapshot = self._snapshot
-        # A gauge that asks for the second time asks in a new collection.
+        # A gauge that reads a snapshot for the second time belongs to a new collection.
         if snapshot is not None and gauge not in snapshot[2] and now - snapshot[1] < _SNAPSHOT_AGE:
             snapshot[2].add(gauge)
             return snapshot[0]
-        # Taken once: close() may put None there at any time.
+        # Read once, because close() may set it to None at any time.
         make = self._status
         if make is None:
             return None
@@ -160,13 +163,13 @@ class Reading:
         return status
 
     def close(self) -> None:
-        """Show nothing more, and let go of the consumer. Idempotent."""
+        """Show no more values, and release the consumer. Idempotent."""
         self._status = None
         self._snapshot = None
 
 
 def _undisturbed(make: Callable[[], Status]) -> Status:
-    """A snapshot, tried again when the consumer's thread changed a collection while it was being walked."""
+    """Make a snapshot, again when the consumer's thread changed a collection during the iteration."""
     for _ in range(_SNAPSHOT_TRIES - 1):
         try:
             return make()
@@ -176,11 +179,11 @@ def _undisturbed(make: Callable[[], Status]) -> Status:
 
 
 class Instruments:
-    """The instruments that one meter has for ``lanes``. Thread-safe."""
+    """The instruments of one meter. Thread-safe."""
 
     def __init__(self, meter: Meter) -> None:
         self._lock = threading.Lock()
-        # Replaced, never changed: the thread that collects may be going over it.
+        # Replaced and never changed, because the collecting thread may iterate over it.
         self._open: tuple[Reading, ...] = ()
         self.consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages delivered, redelivered ones included."
@@ -200,12 +203,12 @@ class Instruments:
             meter.create_observable_gauge(gauge.name, [self._callback(gauge)], gauge.unit, gauge.description)
 
     def open(self, reading: Reading) -> None:
-        """Let the gauges show a consumer."""
+        """Add a consumer to the gauges."""
         with self._lock:
             self._open = (*self._open, reading)
 
     def close(self, reading: Reading) -> None:
-        """Let the gauges show it no more. Idempotent."""
+        """Remove a consumer from the gauges. Idempotent."""
         reading.close()
         with self._lock:
             self._open = tuple(one for one in self._open if one is not reading)
@@ -222,7 +225,7 @@ _making: Final = threading.Lock()
 
 
 def instruments_of(provider: MeterProvider, version: str) -> Instruments:
-    """The instruments of a provider, made by the first call. ``version``: of the instrumentation. Thread-safe."""
+    """Return the instruments of a provider, which the first call makes. Thread-safe."""
     with _making:
         found = _made.get(provider)
         if found is None:

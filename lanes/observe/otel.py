@@ -1,12 +1,12 @@
-"""Spans and metrics through the OpenTelemetry API alone: nothing is sent unless the process configures an SDK.
+"""Spans and metrics through the OpenTelemetry API. Without an SDK in the process, nothing is sent.
 
-Names follow the messaging conventions of OpenTelemetry; what they have no name for begins with ``lanes.``. One
-span a handler call, a child of the context in the message's headers; one span a batch, linked to them.
+Names follow the messaging conventions of OpenTelemetry; all other names begin with ``lanes.``. A handler call has one
+span, a child of the context in the message's headers. A batch has one span with a link to each of these contexts.
 
-Neither a key, a payload, a header, a subject (keys are often part of it) nor the text of an exception is in any name,
-label or attribute. Of a key a span has the hash that the history has; metrics have nothing of it.
+Keys, payloads, headers, subjects and texts of exceptions are in no name, label or attribute, because a subject may
+contain a key. A span has the key's hash, as the history has; metrics do not have it.
 
-Whatever the SDK, an exporter or a propagator raises stays here: the first failure is logged, and the handler runs.
+An error of the SDK, an exporter or a propagator never reaches the handler. The first one is logged.
 """
 
 from __future__ import annotations
@@ -49,19 +49,22 @@ __all__ = ["Handling", "Result", "Telemetry"]
 log = logging.getLogger("lanes")
 
 Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned"]
-"""How a handler call ended: ``ack``; it failed and is tried again (``retry``), is given up (``dead_letter``), or stops
-the consumer (``error``); ``lanes`` cancelled it (``cancelled``); its result does not count (``abandoned``)."""
+"""The end of a handler call.
+
+``ack``: it succeeded. ``retry``: it failed and is tried again. ``dead_letter``: it failed and the message is given up.
+``error``: it stops the consumer. ``cancelled``: ``lanes`` cancelled it. ``abandoned``: its result does not count.
+"""
 
 _VERSION: Final = version("lanes-runtime")
 
 HEADER_VALUE_LIMIT: Final = 8_192
-"""Bytes of a header's value above which it carries no context: what W3C allows the longest of them."""
+"""Maximum number of bytes of a header with a context, as W3C allows it."""
 
 HEADER_REPEAT_LIMIT: Final = 32
-"""Headers of one name that are looked at: a ``tracestate`` has at most 32 entries."""
+"""Maximum number of headers of one name that are read: a ``tracestate`` has at most 32 entries."""
 
 ERROR_TYPE_LIMIT: Final = 200
-"""Characters of an exception's type name that a span or a label keeps."""
+"""Maximum number of characters of an exception's type name in a span or a label."""
 
 _FAILED: Final = frozenset({"retry", "dead_letter", "error"})
 _POSITION_NAMES: Final = {"kafka": "messaging.kafka.offset"}
@@ -72,10 +75,10 @@ _Headers = Sequence[tuple[str, bytes]]
 
 
 class Telemetry:
-    """What OpenTelemetry is told about one consumer; made by ``create``.
+    """The spans and metrics of one consumer, made by ``create``.
 
-    No method blocks or raises, and all may be called from any thread. The calls that count are plain additions;
-    everything else that can be counted is read from the consumer's status when metrics are collected.
+    No method blocks or raises, and any thread may call them. Counters add here; gauges read the consumer's status when
+    metrics are collected.
     """
 
     def __init__(
@@ -102,11 +105,10 @@ class Telemetry:
     def create(
         cls, name: str, system: str, status: Callable[[], Status], *, clock: Clock = monotonic
     ) -> Telemetry | None:
-        """Telemetry of the consumer ``name``; None when this process has configured no SDK.
+        """Make the telemetry of the consumer ``name``; None when the process has no SDK.
 
-        ``system``: the conventions' name of the broker's kind (``messaging.system``). ``status`` makes a snapshot;
-        it is called on the thread that collects metrics. ``clock``: seconds, monotonic. Consumers that share a name
-        share their series. What the process configures later is not noticed.
+        ``system`` is the value of ``messaging.system``. ``status`` makes a snapshot on the thread that collects
+        metrics. Consumers that share a name share their series. An SDK that is configured later is not noticed.
         """
         release = _VERSION
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
@@ -123,49 +125,49 @@ class Telemetry:
         return f"<Telemetry of {self._name}>"
 
     def close(self) -> None:
-        """Let the gauges show nothing more, and let go of the consumer. Idempotent. Counting goes on working."""
+        """Remove the consumer from the gauges and release it. Counters still work. Idempotent."""
         self._instruments.close(self._reading)
 
-    # What is counted
+    # Counters
 
     def consumed(self, partition: Partition, count: int) -> None:
-        """``count`` messages of a partition were delivered, redelivered ones included; to be called once a run."""
+        """``count`` messages of a partition were delivered, redelivered ones included. Call it once for each run."""
         self._add(self._instruments.consumed, count, {**self.labels(partition), OPERATION_NAME: "receive"})
 
     def settled(self, partition: Partition, count: int) -> None:
-        """The settlement of ``count`` messages of a partition was sent; to be called once a settlement."""
+        """A settlement of ``count`` messages of a partition was sent. Call it once for each settlement."""
         self._add(self._instruments.settled, count, self.labels(partition))
 
     def retried(self, message: Message) -> None:
-        """It failed and is held for another attempt."""
+        """A message failed and waits for a retry."""
         self._add(self._instruments.retries, 1, self.labels(message.partition))
 
     def dead_lettered(self, message: Message) -> None:
-        """Its dead letter was confirmed."""
+        """A dead letter was confirmed."""
         self._add(self._instruments.dead_letters, 1, self.labels(message.partition))
 
     def zombie(self, message: Message) -> None:
-        """Its result came after its assignment was fenced, and changed nothing."""
+        """A result came after its assignment was fenced, and changed nothing."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def redelivered(self, message: Message, cause: str) -> None:
-        """Its position came again; ``cause`` is one of ``lanes.core.effects.Redelivered``."""
+        """A position came again, for a ``cause`` of ``lanes.core.effects.Redelivered``."""
         self._add(self._instruments.redelivered, 1, {**self.labels(message.partition), "lanes.cause": cause})
 
     # Handlers
 
     def handling(self, message: Message) -> Handling:
-        """A context manager for one call of the handler with one message; see ``Handling``."""
+        """Make the context manager of a handler call with one message; see ``Handling``."""
         return Handling(self, (message,), batch=False)
 
     def handling_batch(self, messages: Sequence[Message]) -> Handling:
-        """A context manager for one call of the handler with a batch: one span with a link to each message."""
+        """Make the context manager of a handler call with a batch: one span with a link to each message."""
         return Handling(self, messages, batch=True)
 
-    # What a Handling needs
+    # For Handling
 
     def labels(self, partition: Partition) -> dict[str, str]:
-        """The labels of all that concerns one partition. Not to be changed."""
+        """Return the labels of one partition. The caller must not change them."""
         found = self._partition_labels.get(partition.id)
         if found is None:
             if len(self._partition_labels) >= _CACHED_PARTITIONS:
@@ -174,7 +176,7 @@ class Telemetry:
         return found
 
     def common_labels(self, messages: Sequence[Message]) -> dict[str, str]:
-        """The labels that all messages share."""
+        """Return the labels that all messages share."""
         partitions = {message.partition.id: message.partition for message in messages}
         if len(partitions) == 1:
             return self.labels(next(iter(partitions.values())))
@@ -182,7 +184,7 @@ class Telemetry:
         return {**self._labels, DESTINATION: sources.pop()} if len(sources) == 1 else {**self._labels}
 
     def place(self, message: Message) -> _Attributes:
-        """Where a message stands: position, under the system's own name too, attempt and epoch."""
+        """Return the position, attempt and epoch of a message as attributes."""
         place: _Attributes = {
             "lanes.position": message.position,
             "lanes.attempt": message.attempt,
@@ -193,19 +195,19 @@ class Telemetry:
         return place
 
     def record(self, seconds: float, labels: Labels, context: Context | None) -> None:
-        """A handler took so long, in the span that ``context`` holds."""
+        """Record the duration of a handler call, in the span of ``context``."""
         try:
             self._instruments.duration.record(seconds, {**labels, OPERATION_NAME: "process"}, context)
         except Exception as error:
             self.report(error)
 
     def report(self, error: Exception) -> None:
-        """Log the first failure of the SDK or of what is plugged into it."""
+        """Log the first error of the SDK or of its plug-ins."""
         if not self._reported:
             self._reported = True
-            # Its type alone: its text may quote what it was given.
+            # Only the type, because the text may quote an attribute.
             log.warning(
-                "%s: telemetry failed (%s), here and perhaps again; messages are handled all the same",
+                "%s: telemetry failed (%s); later errors are not logged, and messages are handled as before",
                 self._name,
                 _error_type(error),
             )
@@ -218,14 +220,14 @@ class Telemetry:
 
 
 class Handling:
-    """One call of the handler: enter it around the call, then say by ``end`` how it went.
+    """One call of the handler. Enter it around the call, then report the result by ``end``.
 
         with telemetry.handling(message) as handling:
             await handler(message)
         handling.end("ack")
 
-    Inside the block the span is the current one. Enter and leave it in one task, or one thread. The duration is that
-    of the block; the outcome may be known later, so leaving the block ends nothing: call ``end`` however it was left.
+    The span is the current one inside the block, which one task or one thread has to enter and leave. The duration is
+    that of the block. The result may be known later, so call ``end`` after every block, also after an exception.
     """
 
     __slots__ = (
@@ -255,7 +257,7 @@ class Handling:
 
     def __enter__(self) -> Handling:
         telemetry = self._telemetry
-        # Both clocks here: a span that begins before its time would end before what happens in it.
+        # Both clocks are read here: with different times a span could end before the events in it.
         self._began = telemetry.clock()
         if telemetry.tracer is not None:
             self._wall = time.time_ns()
@@ -274,10 +276,10 @@ class Handling:
             self._token = None
 
     def end(self, result: Result, error: BaseException | None = None) -> None:
-        """The outcome is known; ``error`` is what the handler raised, of which the type is kept.
+        """End the span with the result, and with the type of the handler's ``error``.
 
-        Of a batch it is ``ack`` when every message was acknowledged, else the outcome of the first that was not.
-        Idempotent; does nothing when the block was never entered.
+        The result of a batch is that of its first message that was not acknowledged, ``ack`` when all were. Idempotent.
+        Does nothing when the block was never entered.
         """
         if self._ended or self._began is None:
             return
@@ -293,7 +295,7 @@ class Handling:
                 self._span.set_status(StatusCode.ERROR)
             for name, value in how.items():
                 self._span.set_attribute(name, value)
-            # Not the wall clock: the span and the measurement are then equal, whatever somebody does to that clock.
+            # Not the wall clock, which may be changed: the span and the measured duration stay equal.
             self._span.end(self._wall + round(seconds * 1e9))
         except Exception as failure:
             telemetry.report(failure)
@@ -320,7 +322,7 @@ class Handling:
             attributes |= telemetry.place(messages[0])
         ambient = trace.get_current_span().get_span_context()
         if ambient.is_valid:
-            # A span around the whole run is no parent of each message, but not to be lost.
+            # A span around the whole run is not the parent of each message, but is linked.
             links.append(Link(ambient))
         destination = attributes.get(DESTINATION)
         span = tracer.start_span(
@@ -338,9 +340,9 @@ class Handling:
         self._token = otel_context.attach(self._context)
 
     def _extract(self, message: Message) -> Context:
-        """The context in a message's headers, by the process's propagators; empty when there is none to be had."""
+        """Return the context in a message's headers, by the process's propagators; empty without one."""
         try:
-            # Not into the current context, which is that of whoever called run().
+            # Not into the current context, which belongs to the caller of run().
             return propagate.extract(message.headers, Context(), _HEADERS)
         except Exception as error:
             self._telemetry.report(error)
@@ -348,7 +350,7 @@ class Handling:
 
 
 class _HeaderGetter(Getter[_Headers]):
-    """Looks into the headers of a message, which anybody may have written."""
+    """Reads the headers of a message, which any producer may have written."""
 
     def get(self, carrier: _Headers, key: str) -> list[str] | None:
         wanted = key.lower()
@@ -372,16 +374,16 @@ _HEADERS: Final = _HeaderGetter()
 
 
 def _idle(part: object) -> bool:
-    """Whether it comes with the API itself, which has nothing but proxies and no-ops."""
+    """Return whether an object comes from the API itself, which has only proxies and no-ops."""
     return type(part).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 def _error_type(error: BaseException) -> str:
-    """The exception's type with its module, bounded."""
+    """Return the exception's type with its module, bounded."""
     try:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return name[:ERROR_TYPE_LIMIT].encode(errors="backslashreplace").decode()
     except Exception:
-        # A metaclass may answer for its names with anything.
+        # A metaclass may break its names.
         return "_OTHER"

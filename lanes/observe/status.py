@@ -1,4 +1,4 @@
-"""What a consumer says about itself: counts and positions; its ``repr`` has neither keys nor payloads."""
+"""The status of a consumer: counts and positions. Its ``repr`` has neither keys nor payloads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ __all__ = ["Lag", "Oldest", "PartitionStatus", "Status", "snapshot"]
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:
-    """An unfinished message, the one that was delivered first. ``age`` is seconds since its delivery.
+    """The unfinished message that was delivered first.
 
-    ``key`` is the key itself, the user's data, and therefore in no ``repr``.
+    Attributes:
+        partition: Source and number of its partition, as in ``Status.partitions``.
+        position: Its position.
+        attempt: Number of its current attempt.
+        age: Seconds since its delivery.
+        key: The key itself, which is user data and therefore in no ``repr``.
     """
 
     partition: str
@@ -29,12 +34,18 @@ class Oldest:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
-    """One partition. ``epoch``: what its handlers get as their fencing token. ``floor``: below it nothing delivered is
-    unfinished. ``holes``: deliveries at or above it that are not finished. ``confirmed``: the position the broker has,
-    and ``ahead`` how many messages were admitted above it, both None where the source settles each message by itself.
-    ``ahead_reached``: nothing more of it is taken. ``lag``: how much the broker has of it that is not settled, as its
-    own tools count it; None where the source cannot tell, or not yet. ``oldest``: its unfinished message that was
-    delivered first.
+    """The status of one partition.
+
+    Attributes:
+        epoch: Fencing token that its handlers get.
+        floor: Position below which every delivered message is finished.
+        holes: Number of unfinished messages at or above the floor.
+        confirmed: Position that the broker has confirmed; None = the source settles each message.
+        ahead: Number of messages admitted above ``confirmed``; None = the source settles each message.
+        ahead_reached: Whether ``max_ahead`` stops the partition.
+        draining: Whether the partition is being given up.
+        lag: Number of messages at the broker that are not settled, as its own tools count them; None = unknown.
+        oldest: The unfinished message that was delivered first; None = every message is finished.
     """
 
     epoch: int
@@ -52,12 +63,29 @@ class PartitionStatus:
 class Status:
     """A snapshot of one consumer.
 
-    ``in_flight``, ``in_flight_bytes`` and their bounds and peaks; ``running`` handlers; ``ready`` lanes waiting
-    for a worker; ``held`` lanes waiting for a retry; ``blocked`` lanes waiting for ``unblock`` or ``park``; ``parking``
-    lanes whose dead letter is not confirmed yet. ``taking``: whether a bound lets more in; ``paused``: by the user.
-    ``settled``, ``retries``, ``dead_lettered``, ``zombies`` and ``redelivered`` (by cause) count since the start.
-    ``floors``: per partition the position below which nothing delivered is unfinished. ``partitions``: more of each.
-    ``oldest``: of all partitions.
+    Attributes:
+        in_flight: Number of messages that were delivered and are not settled.
+        max_in_flight: Bound of ``in_flight``.
+        peak_in_flight: Highest value of ``in_flight``.
+        in_flight_bytes: Bytes of the messages in flight.
+        max_in_flight_bytes: Bound of ``in_flight_bytes``.
+        peak_in_flight_bytes: Highest value of ``in_flight_bytes``.
+        running: Number of running handlers.
+        concurrency: Bound of ``running``.
+        ready: Number of lanes that wait for a worker.
+        held: Number of lanes that wait for a retry.
+        blocked: Number of lanes that wait for ``unblock`` or ``park``.
+        parking: Number of lanes whose dead letter is not confirmed.
+        taking: Whether the bounds let more messages in.
+        paused: Whether the user has paused the consumer.
+        settled: Number of settled messages since the start.
+        retries: Number of repeated attempts since the start.
+        dead_lettered: Number of confirmed dead letters since the start.
+        zombies: Number of results since the start that came after their assignment was fenced.
+        redelivered: Number of redelivered messages since the start, by cause.
+        floors: Position below which every delivered message is finished, by partition.
+        partitions: Status of each partition, by its source and number.
+        oldest: The oldest unfinished message of all partitions; None = every message is finished.
     """
 
     in_flight: int
@@ -88,7 +116,7 @@ Lag = Callable[[Partition], int | None]
 
 
 def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], lag: Lag) -> Status:
-    """The status of an engine at ``now``; ``lag``: of a partition, None where it is not known. O(in flight)."""
+    """Return the status of an engine at ``now``, with the lag that ``lag`` knows of a partition. O(in flight)."""
     flow = engine.flow
     stopped = engine.stopped
     partitions = {str(p.id): _partition(engine, p, now, lag) for p in engine.partitions.values()}
@@ -121,7 +149,7 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
 
 def _floor(partition: Partition) -> int:
     ledger = partition.ledger
-    # Metrics are read from a thread of the exporter: nothing here may change what the consumer's own thread works on.
+    # An exporter's thread reads metrics, so this must not change the ledger of the consumer's thread.
     return ledger.peek() if isinstance(ledger, OffsetLedger) else ledger.floor()
 
 

@@ -1,7 +1,7 @@
-"""The one tap on what enters and leaves the engine: to the history, and to OpenTelemetry.
+"""The tap on the engine's inputs and outputs, which feeds the history, OpenTelemetry and the user's events.
 
-The runtime says each thing once, here. What happens for every message is not said here but by the workers, which ask
-``history`` and ``telemetry`` themselves: where both are None nothing is paid for.
+The runtime reports each event once, here. Workers report the calls of handlers to ``history`` and ``telemetry``
+themselves, so that a consumer without both pays nothing for each message.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lanes.observe.otel import Telemetry
 
 
 class Tap:
-    """What one consumer tells; ``history`` and ``telemetry`` may both be None. Nothing blocks or raises.
+    """The tap of one consumer. ``history`` and ``telemetry`` may be None. Nothing blocks or raises.
 
-    ``on_event`` gets what is told to the user; it may not raise either.
+    ``on_event`` gets the events for the user and must not raise.
     """
 
     __slots__ = ("_clock", "_on_event", "history", "telemetry")
@@ -35,34 +35,34 @@ class Tap:
     # --- messages
 
     def delivered(self, partition: Partition, run: Sequence[Message], now: float) -> None:
-        """A run was received for a partition that takes it."""
+        """A run was received for a partition that takes messages."""
         if self.history is not None:
             self.history.delivered(run, now)
         if self.telemetry is not None:
             self.telemetry.consumed(partition, len(run))
 
     def redelivered(self, effect: Redelivered) -> None:
-        """A position of the run just delivered was not new."""
-        # Of a run that came while its partition was drained there are no rows.
+        """A message of the run just delivered was not new."""
+        # A run that came while its partition was draining has no rows.
         if self.history is not None and not effect.message.partition.draining:
             self.history.redelivered(effect.message, effect.cause, self._clock())
         if self.telemetry is not None:
             self.telemetry.redelivered(effect.message, effect.cause)
 
     def held(self, message: Message, delay: float, *, asked: bool) -> None:
-        """It failed and is tried again after ``delay`` seconds; ``asked``: because its handler said so."""
+        """A message failed and is retried after ``delay`` seconds; ``asked``: its handler chose the delay."""
         if self.history is not None:
             self.history.retry(message, delay, self._clock(), asked=asked)
         if self.telemetry is not None:
             self.telemetry.retried(message)
 
     def parking(self, message: Message) -> None:
-        """Its dead letter is about to be written."""
+        """A dead letter is about to be written."""
         if self.history is not None:
             self.history.dlq_sent(message, self._clock())
 
     def parked(self, message: Message, *, archived: bool) -> None:
-        """Its dead letter is confirmed; ``archived``: it is not done with it, its lane stands still then."""
+        """A dead letter is confirmed; ``archived``: the message stays unfinished, and its lane is blocked."""
         if self.history is not None:
             note = self.history.archived if archived else self.history.dlq_confirmed
             note(message, self._clock())
@@ -70,27 +70,27 @@ class Tap:
             self.telemetry.dead_lettered(message)
 
     def blocked(self, message: Message) -> None:
-        """Its lane stands still from now on."""
+        """A message blocks its lane."""
         if self.history is not None:
             self.history.blocked(message, self._clock())
 
     def unblocked(self, key: bytes | None, count: int) -> None:
-        """So many blocked lanes of a key go on."""
+        """``count`` blocked lanes of a key go on."""
         if self.history is not None and count:
             self.history.unblocked(key, count, self._clock())
 
     def extended(self, messages: Sequence[Message]) -> None:
-        """The broker was told that they are still being worked on."""
+        """The broker was told that messages are still being worked on."""
         if self.history is not None:
             self.history.extended(messages, self._clock())
 
     def abandoned(self, messages: Sequence[Message]) -> None:
-        """They were given up without being settled."""
+        """Messages were given up without a settlement."""
         if self.history is not None:
             self.history.abandoned(messages, self._clock())
 
     def zombie(self, message: Message) -> None:
-        """Its result came after its assignment was fenced."""
+        """A result came after its assignment was fenced."""
         if self.history is not None:
             self.history.zombie(message, self._clock())
         if self.telemetry is not None:
@@ -99,7 +99,7 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """These are about to leave for the broker: in the history's file before, so that it can be proven."""
+        """Settlements are about to be sent. Their rows reach the file first, so that a checker can prove it."""
         history = self.history
         if history is None:
             return
@@ -111,7 +111,7 @@ class Tap:
         history.flush()
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """The broker has them."""
+        """The broker has confirmed settlements."""
         for settlement in settlements:
             if settlement.floor is not None:
                 if self.history is not None:
@@ -120,12 +120,12 @@ class Tap:
                 self.telemetry.settled(settlement.partition, len(settlement.messages))
 
     def completed(self, partition: Partition, count: int) -> None:
-        """So many messages of a partition whose source commits are finished."""
+        """``count`` messages are finished, in a partition whose source commits."""
         if self.telemetry is not None:
             self.telemetry.settled(partition, count)
 
     def unsettled(self, settlements: Sequence[Settlement]) -> None:
-        """Nobody knows whether the broker has them."""
+        """Settlements failed, or have an unknown result."""
         if self.history is not None:
             for settlement in settlements:
                 if settlement.floor is not None:
@@ -141,49 +141,49 @@ class Tap:
             self._on_event(GroupEvent.of("assigned", partition))
 
     def revoking(self, partition: Partition, timeout: float) -> None:
-        """Its drain begins, and may take ``timeout`` seconds."""
+        """The drain of a partition begins, and may take ``timeout`` seconds."""
         if self.history is not None:
             self.history.revoking(partition, self._clock(), timeout)
 
     def hastened(self, partition: Partition, timeout: float) -> None:
-        """Its drain may take ``timeout`` seconds more at most."""
+        """A drain may take ``timeout`` more seconds at most."""
         if self.history is not None:
             self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
-        """Nothing of it runs any more."""
+        """No handler of a partition runs any more."""
         if self.history is not None:
             self.history.drained(partition, self._clock())
 
     def revoked(self, partition: Partition) -> None:
-        """It was handed over."""
+        """A partition was handed over."""
         if self.history is not None:
             self.history.revoked(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("revoked", partition))
 
     def lost(self, partition: Partition, reason: str) -> None:
-        """It is owned no more, without having been handed over."""
+        """A partition was lost without a handover."""
         if self.history is not None:
             self.history.lost(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("lost", partition, reason))
 
     def planned(self, generation: int, *, standby: bool) -> None:
-        """The group has a plan, by which this process may have nothing."""
+        """The group has a plan; with ``standby`` this process has no partition."""
         if self._on_event is not None:
             self._on_event(GroupEvent(name="generation", generation=generation))
             if standby:
                 self._on_event(GroupEvent(name="standby", generation=generation))
 
     def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
-        """Intake stopped or went on."""
+        """Intake stopped or resumed."""
         if self.history is not None:
             note = self.history.paused if saturated else self.history.resumed
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """``max_ahead`` was reached, with ``oldest`` unfinished, or left."""
+        """``max_ahead`` stops a partition with its ``oldest`` unfinished message, or stops it no more."""
         if self.history is None:
             return
         if reached:
