@@ -1,4 +1,4 @@
-"""``lanes cohort …``: who is in a JetStream cohort and how far it is, and the wish to drain a member or not to."""
+"""``lanes cohort …``: shows a JetStream cohort, and drains or undrains a member."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, re
 from lanes_jetstream.wire.connection import Connection
 
 _WIDE: Final = 200
-"""Columns of a table that no terminal shows."""
+"""Columns of a table outside a terminal."""
 
-Stream = Annotated[str, typer.Argument(help="The stream of the cohort.", metavar="STREAM", show_default=False)]
-StreamOption = Annotated[str, typer.Option(help="The stream of the cohort.", metavar="NAME", show_default=False)]
-Member = Annotated[str, typer.Argument(help="As `status` shows it.", metavar="MEMBER", show_default=False)]
-Server = Annotated[str, typer.Option(help="The server's URL.", metavar="URL", show_default=False)]
+Stream = Annotated[str, typer.Argument(help="Stream of the cohort.", metavar="STREAM", show_default=False)]
+StreamOption = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
+Member = Annotated[str, typer.Argument(help="Member, as `status` shows it.", metavar="MEMBER", show_default=False)]
+Server = Annotated[str, typer.Option(help="URL of the NATS server.", metavar="URL", show_default=False)]
 Namespace = Annotated[
-    str, typer.Option(help="The cohort's namespace.", metavar="NAME", show_default="the one that the stream has")
+    str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the one that the stream has")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -39,7 +39,7 @@ cohort = command_group("Look at a JetStream cohort, and drain or undrain a membe
 
 @cohort.command()
 def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
-    """Show members, partitions, epochs and lag. Of each partition also the oldest unfinished message."""
+    """Show members, partitions, epochs, lag and the oldest message."""
 
     async def work(view: CohortView) -> None:
         found = await view.status()
@@ -58,10 +58,10 @@ def drain(
     server: Server = "",
     namespace: Namespace = "",
 ) -> None:
-    """Give a member nothing while another one lives. What it has moves in order.
+    """Move all partitions of a member to the other members.
 
-    That ends when the member leaves in order, or with `undrain`; one that dies and comes back under its name is
-    drained still. Wishing it twice does nothing the second time.
+    The drain ends when the member leaves in order, or by `undrain`. A member that dies and returns under its name is
+    still drained. A second drain has no effect.
     """
     if not stream:
         stop("`lanes cohort drain` needs --stream NAME")
@@ -80,7 +80,7 @@ def undrain(
     server: Server = "",
     namespace: Namespace = "",
 ) -> None:
-    """Take back what `drain` has wished for. The member gets its share again, now or when it comes back."""
+    """Take back a drain, so that the member gets its share again."""
     if not stream:
         stop("`lanes cohort undrain` needs --stream NAME")
 
@@ -92,7 +92,7 @@ def undrain(
 
 
 def _run(server: str, stream: str, namespace: str, work: Work) -> None:
-    """Do it with the cohort; an error of ``lanes`` is one line."""
+    """Run a job on the cohort; an error of ``lanes`` is one line."""
     if not server:
         stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
 
@@ -119,9 +119,9 @@ async def _only_one(connection: Connection, stream: str) -> str:
     found = await read_namespaces(connection, stream)
     if len(found) != 1:
         raise ConfigError(
-            f"stream {stream!a} has no cohort: start a member, or correct STREAM and --server"
+            f"stream {stream!a} has no cohort; start a member, or correct STREAM and --server"
             if not found
-            else f"stream {stream!a} has several cohorts: name one by --namespace: {', '.join(found)}"
+            else f"stream {stream!a} has several cohorts; select one by --namespace: {', '.join(found)}"
         )
     return found[0]
 

@@ -117,7 +117,7 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         assert log.of("b") == []
         said = await command("drain", "c", *where)
         assert (said.status, said.out) == (3, "")
-        assert said.err == "lanes: 'c' is no member that lives: name one that does, there is a, b\n"
+        assert said.err == "lanes: 'c' is no live member; name one of a, b\n"
         assert await command("undrain", "b", *where) == (0, "b: is not drained any more\n", "")
         await until(lambda: len(owned(b)) == 2)
         assert await command("undrain", "b", *where) == (0, "b: was not to be drained\n", "")
@@ -156,9 +156,9 @@ async def test_a_cohort_that_is_not_there_is_one_line_and_makes_nothing(
 ) -> None:
     stream = cohort_stream
     for arguments, words in [
-        (("status", stream.name, "--server", stream.url), "has no cohort: start a member"),
+        (("status", stream.name, "--server", stream.url), "has no cohort; start a member"),
         (("status", stream.name, "--server", stream.url, "--namespace", "x"), "has no cohort in the namespace 'x'"),
-        (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort: start a member"),
+        (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
         (("drain", "a", "--server", stream.url), "needs --stream NAME"),
         (("undrain", "a", "--server", stream.url), "needs --stream NAME"),
         (("status", stream.name), "needs --server URL"),
@@ -192,6 +192,6 @@ async def test_of_several_cohorts_one_has_to_be_named(cohort_stream: CohortStrea
         await settled(a, partitions=4)
         await settled(b, partitions=4)
         said = await command("status", stream.name, "--server", stream.url)
-        assert "has several cohorts: name one by --namespace: one, two" in said.err
+        assert "has several cohorts; select one by --namespace: one, two" in said.err
         said = await command("status", stream.name, "--server", stream.url, "--namespace", "two", "--json")
         assert [one["name"] for one in json.loads(said.out)["members"]] == ["two"]

@@ -303,7 +303,7 @@ async def test_a_stream_made_anew_stops_loudly(client: Client, names: Names) -> 
     with pytest.raises(lanes.SourceError, match=f"{stream}.*was deleted"):
         await durables.create(1, 2, 0, nonce="n", start=1)
     await names.request(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
-    with pytest.raises(lanes.LanesError, match=f"{stream}.*deleted and made anew"):
+    with pytest.raises(lanes.LanesError, match=f"{stream}.*deleted and created again"):
         await durables.found(1)
 
 

@@ -193,7 +193,7 @@ async def test_a_frozen_server_is_an_unknown_result(fresh_nats: Callable[..., Na
         ({"max_age": 3_600_000_000_000}, ["all of its keys expire", "max_age is 3600 s"]),
         ({"max_bytes": 1_000_000}, ["max_bytes=1000000", "drops keys"]),
         ({"max_msgs": 50, "discard": "old"}, ["max_msgs=50", "drops keys"]),
-        ({"discard": "new", "discard_new_per_subject": True}, ["no second value"]),
+        ({"discard": "new", "discard_new_per_subject": True}, ["refuses a second value"]),
     ],
     ids=["history", "ttl", "direct", "subjects", "age", "bytes", "messages", "second values"],
 )
@@ -211,7 +211,7 @@ async def test_a_bucket_that_does_not_fit_is_refused(
     assert "error" not in json.loads(answer.data), answer.data
     with pytest.raises(lanes.ConfigError) as refused:
         await opened(client, bucket)
-    for word in [bucket, *words, "anew"]:
+    for word in [bucket, *words, "creates it again"]:
         assert word in str(refused.value)
 
 

@@ -188,17 +188,17 @@ def test_several_sources_have_several_filters() -> None:
     ("config", "words"),
     [
         ({"subjects": ["o.*"]}, ["no transform", "CohortStream"]),
-        ({"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["x", "nobody"]),
-        ({"subjects": ["o.>"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["o.>", "nobody"]),
-        ({"subjects": ["o.*"], **transform("o.*", "a.$1")}, ["no partition()"]),
-        (transform("o.*", "{{partition(4,1)}}.{{partition(4,1)}}.$1"), ["2 partition()"]),
+        ({"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["x", "no member would get them"]),
+        ({"subjects": ["o.>"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["o.>", "no member would get them"]),
+        ({"subjects": ["o.*"], **transform("o.*", "a.$1")}, ["no valid partition()"]),
+        (transform("o.*", "{{partition(4,1)}}.{{partition(4,1)}}.$1"), ["2 valid partition()"]),
         (transform("o.*", "{{partition(0,1)}}.$1"), ["partition()"]),
         (transform("o.*.*", "{{partition(4,2)}}.o.$1"), ["wildcard(s) 2", "no key"]),
         (transform("o.*.*", "{{partition(4,2)}}.{{split(1,-)}}.$2"), ["wildcard(s) 2"]),
         (transform("o.*", "{{left(1,2)}}.{{partition(4,1)}}.$1"), ["{{left(1,2)}} before", "{{wildcard(n)}}", "first"]),
         (transform("o.*", "o.{{split(1,-)}}.{{partition(4,1)}}.$1"), ["{{split(1,-)}} before"]),
-        ({"sources": [{"name": "A"}]}, ["no partition()"]),
-        ({"sources": [{"name": "A"}], **transform("o.*", "{{partition(4,1)}}.$1")}, ["sources and a transform"]),
+        ({"sources": [{"name": "A"}]}, ["no valid partition()"]),
+        ({"sources": [{"name": "A"}], **transform("o.*", "{{partition(4,1)}}.$1")}, ["sources and its own transform"]),
         (
             {
                 "sources": [
@@ -228,7 +228,7 @@ def _two() -> Partitioning:
 @pytest.mark.parametrize(
     ("found", "key", "words"),
     [
-        (_two(), subject_token(2), ["3", "put them into the key"]),
+        (_two(), subject_token(2), ["3", "add these tokens to the key"]),
         (_two(), subject_token(-2), ["count from the beginning"]),
         (_two(), header("Key"), ["key_refines_partition=True"]),
         (_two(), by_header_or_body, ["by_header_or_body", "key_refines_partition=True"]),
@@ -258,7 +258,7 @@ _CONFIG: dict[str, Any] = {
         ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(8,1)}}.a.$1.$2"}}, ["{{partition(8,1)}}"]),
         ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(4,2)}}.a.$1.$2"}}, ["{{partition(4,2)}}"]),
         ({"subject_transform": {"src": "a.*.*", "dest": "a.{{partition(4,1)}}.$1.$2"}}, ["a.{{partition(4,1)}}"]),
-        ({"retention": "interest"}, ["retention was limits", "interest"]),
+        ({"retention": "interest"}, ["from retention limits to interest"]),
     ],
     ids=["none", "subjects", "count", "tokens", "place", "retention"],
 )
@@ -284,7 +284,7 @@ def test_a_key_that_is_said_to_refine_is_watched(caplog: pytest.LogCaptureFixtur
     watch.see(b"c", 3)  # The limit: the first one is forgotten.
     watch.see(b"a", 2)
     watch.see(b"d", 2)
-    assert caplog.text.count("more than 2 keys have come; those that came first are forgotten") == 1
+    assert caplog.text.count("more than 2 keys arrived; the oldest are forgotten") == 1
 
 
 @pytest.mark.parametrize(

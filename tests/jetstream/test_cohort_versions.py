@@ -23,7 +23,9 @@ async def test_an_older_server_is_refused(fresh_nats: Callable[..., NatsServer])
     client = await connect(server.url)
     stream = CohortStream(server.url, client, "OLD")
     await stream.create()
-    with pytest.raises(lanes.ConfigError, match=r"a cohort needs a server of 2\.11 or newer.*update it, or .*durable="):
+    with pytest.raises(
+        lanes.ConfigError, match=r"too old for a cohort.*upgrade the server to 2\.11 or newer, or .*durable="
+    ):
         await lanes.run(stream.source("a"), Log().handler("a"))
     answer = await client.request("$JS.API.STREAM.NAMES", timeout=5)
     assert json.loads(answer.data)["streams"] == [stream.name], "nothing was made there"

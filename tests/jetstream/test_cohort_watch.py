@@ -191,7 +191,9 @@ class Looked:
 async def test_what_was_dropped_from_the_beginning_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Looked(monkeypatch)
     await looked.dropped(10)
-    with pytest.raises(lanes.SourceError, match=r"'S' begins at sequence 10: 9 messages of cohort partition 3 were dr"):
+    with pytest.raises(
+        lanes.SourceError, match=r"'S' begins at sequence 10, so 9 messages of cohort partition 3 were dr"
+    ):
         raise looked.watch.failure or AssertionError
     assert looked.held.side.inbox.wake.is_set()
 

@@ -39,44 +39,47 @@ _NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")
 
 
 NONCE: Final = "lanes-nonce"
-"""Metadata of a durable: of the acquisition that made it."""
+"""Metadata of a durable: the nonce of the acquisition that created it."""
 
 LEASE: Final = "lanes-lease"
-"""Metadata of a durable: seconds of the leases of whoever made it."""
+"""Metadata of a durable: the lease time in seconds of the member that created it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""What the mark of a cohort would deliver, with its namespace behind it: no subject of a cohort partition, for those
-have a number where this has a word. A work queue takes no two durables that could deliver the same."""
+"""Filter subject of a cohort's mark, with the namespace appended. It differs from every partition's subjects, which
+have a number in place of this word: a work queue refuses two durables that could deliver the same message.
+"""
 
 DEFAULT_ACK_WAIT: Final = 300.0
-"""Seconds. Leases decide when a partition moves, so it only has to outlast whatever keeps a message."""
+"""Seconds. Leases decide when a partition moves, so this only has to outlast a pause between two keep-alives."""
 
 _TRIES: Final = 3
 
 _NAMED: Final = 5
-"""Consumers that are not the cohort's which one line names at most."""
+"""Largest number of foreign consumers that an error names."""
 
 
 def mark_of(namespace: str) -> str:
-    """What the durable is called that says that a work queue has a cohort: none of a partition."""
+    """The name of the durable that marks a work queue as used by a cohort."""
     return f"{namespace}-cohort"
 
 
 class EpochName(NamedTuple):
-    """A durable's cohort partition, its epoch, and its number among those of one epoch: 0, then takeovers from
-    oneself."""
+    """The cohort partition of a durable, its epoch, and its number within the epoch.
+
+    The number is 0 for the first durable, and rises with each takeover of a member from itself.
+    """
 
     partition: int
     epoch: int
     sub: int
 
     def durable(self, namespace: str) -> str:
-        """``<namespace>-p<partition>-e<epoch>``, with ``-<sub>`` behind that unless it is 0."""
+        """``<namespace>-p<partition>-e<epoch>``, followed by ``-<sub>`` unless that is 0."""
         return f"{namespace}-p{self.partition}-e{self.epoch}" + (f"-{self.sub}" if self.sub else "")
 
     @classmethod
     def parse(cls, namespace: str, durable: object) -> EpochName | None:
-        """The inverse of ``durable``; None for what it does not make, which is nobody's of this cohort."""
+        """The inverse of ``durable``; None for any other name."""
         if not isinstance(durable, str) or not durable.startswith(namespace):
             return None
         match = _NAME.fullmatch(durable, len(namespace))
@@ -88,13 +91,13 @@ class EpochName(NamedTuple):
 
 
 class JetStreamEpochConsumers:
-    """The durables of the cohort ``namespace`` on ``stream``, as ``lanes.cohort.leases.EpochConsumers``; asyncio only.
+    """The durables of the cohort ``namespace`` on ``stream``, as ``lanes.cohort.leases.EpochConsumers``. Needs asyncio.
 
-    ``incarnation``: which making of the stream; another one found later stops loudly, and so does one that ends below
-    ``highest``, a sequence that was read. ``check`` is called with the stream's configuration whenever that is read,
-    and raises where it does not fit any more. ``filters``: the subjects of a cohort partition. ``lease``: seconds of
-    this member's leases, which each durable it makes tells; 0 = that says nothing. ``ack_wait``: seconds, 1 or more.
-    ``max_ack_pending``: deliveries that may be unacknowledged.
+    ``incarnation`` is the creation time of the stream; a different one later is an error. A stream that ends below
+    ``highest``, the highest sequence read, is an error too. ``check`` gets the stream's configuration at each reading,
+    and raises for a misfit. ``filters`` returns the subjects of a cohort partition. ``lease`` is the lease time of this
+    member in seconds, which its durables record; 0 = unknown. ``ack_wait``: seconds, 1 or more. ``max_ack_pending``:
+    limit of unacknowledged deliveries.
     """
 
     def __init__(
@@ -131,15 +134,15 @@ class JetStreamEpochConsumers:
         return f"<JetStreamEpochConsumers {self._stream}/{self._namespace}>"
 
     def name(self, partition: int, epoch: int, sub: int) -> str:
-        """What a durable is called."""
+        """The name of a durable."""
         return EpochName(partition, epoch, sub).durable(self._namespace)
 
     # --- lanes.cohort.leases.EpochConsumers
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
-        """Those of one partition, rising, and the server's clock; see ``lanes.cohort.leases.EpochConsumers.found``.
+        """Durables of one partition, rising, and the server's clock; see ``lanes.cohort.leases.EpochConsumers.found``.
 
-        Calls at the same time share one listing, which begins behind each of them.
+        Concurrent calls share one listing, which begins after each of them.
         """
         beyond = 0
         for _ in range(_TRIES):
@@ -150,27 +153,27 @@ class JetStreamEpochConsumers:
                     continue
                 info = await self._info(self.name(partition, epoch, sub))
                 if info is None:
-                    break  # It has gone meanwhile, or is only being made: a newer listing knows.
+                    break  # It was deleted, or is being created: a newer listing knows.
                 described = _described(partition, epoch, sub, info)
                 if described.floor > self._last and described.floor > beyond:
-                    # Acknowledged behind the listing; or the stream has lost its end, if a newer one says the same.
+                    # Acknowledged after the listing. If a newer listing shows the same, the stream lost its end.
                     beyond = described.floor
                     break
                 consumers.append(described)
                 clock = max(clock, _milliseconds(info.get("ts")))
             else:
                 return consumers, clock
-        raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast to be read")
+        raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast for a listing")
 
     async def marked(self) -> int | None:
-        """Whether the cohort was in use; see ``lanes.cohort.leases.EpochConsumers.marked``."""
+        """Whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
         info = await self._info(mark_of(self._namespace))
         return None if info is None else _lease_of(info)
 
     async def mark(self) -> None:
-        """Say that it is, by a durable of its own; see ``lanes.cohort.leases.EpochConsumers.mark``.
+        """Mark the stream as used, by a separate durable; see ``lanes.cohort.leases.EpochConsumers.mark``.
 
-        Raises ``SourceError`` where somebody else's consumer is in its way.
+        Raises ``SourceError`` if a foreign consumer is in the way.
         """
         name = mark_of(self._namespace)
         config: dict[str, object] = {
@@ -185,7 +188,7 @@ class JetStreamEpochConsumers:
             await self._create(name, config)
         except ConsumerExists as error:
             if error.nonce is None:
-                raise SourceError(f"{error}: delete what is not the cohort's") from None
+                raise SourceError(f"{error}; delete the foreign consumers") from None
             told = await self.marked()
             if told is not None and told < self._lease:
                 await self._create(name, config, action="update")
@@ -204,22 +207,22 @@ class JetStreamEpochConsumers:
             if error.err_code != CONSUMER_NOT_FOUND:
                 raise self._refused(name, error) from None
 
-    # --- questions beside those
+    # --- further queries
 
     def check_end(self, highest: int) -> None:
-        """Raise ``SourceError`` when the stream, as it was seen last, ends below ``highest``, a sequence that was read.
+        """Raise ``SourceError`` if the stream, as last seen, ends below ``highest``, a sequence that was read.
 
         New messages would pass for finished ones.
         """
         if self._last < highest:
             raise SourceError(
-                f"stream {self._stream!r} ends at sequence {self._last} and was read up to {highest}: the server has "
-                "lost messages, and new ones take their sequences; check what is missing, stop all members, delete the "
-                f"bucket {self._bucket!r} and the consumers {self._namespace}-p…, and start again"
+                f"stream {self._stream!r} ends at sequence {self._last} and was read up to {highest}, so the server "
+                "lost messages and reuses their sequences; check which messages are missing, stop all members, delete "
+                f"the bucket {self._bucket!r} and the consumers {self._namespace}-p…, and start again"
             )
 
     async def names(self) -> list[EpochName]:
-        """Every durable of the cohort, as (partition, epoch, sub), rising. Raises like ``found``."""
+        """The names of all durables of the cohort, rising. Raises like ``found``."""
         return (await self._list())[0]
 
     # --- requests
@@ -246,12 +249,12 @@ class JetStreamEpochConsumers:
 
     async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         try:
-            # The client would keep what is published while it reconnects, and send it when its time has passed.
+            # While the client reconnects, it would keep a request and send it after its timeout.
             if not self._connection.client.is_connected and not self._connection.client.is_closed:
                 raise NoAnswer(f"{self._connection.servers}: not connected")
             return await self._connection.api(subject, request)
         except NotPermitted as error:
-            raise SourceError(f"stream {self._stream!r}: {error}, then start again") from None
+            raise SourceError(f"stream {self._stream!r}: {error}, and start again") from None
         except NoAnswer as error:
             raise UnknownResult(f"stream {self._stream!r}: {error}") from None
         except ApiError as error:
@@ -259,8 +262,8 @@ class JetStreamEpochConsumers:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
             if error.err_code == STREAM_NOT_FOUND:
                 raise SourceError(
-                    f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it: "
-                    f"what was in it is gone; make it again, delete the bucket {self._bucket!r}, and start again"
+                    f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it; "
+                    f"create it again, delete the bucket {self._bucket!r}, and start again"
                 ) from None
             raise
 
@@ -283,13 +286,12 @@ class JetStreamEpochConsumers:
                 with suppress(SourceError, UnknownResult):
                     await self._list()
                 others = ", ".join(map(repr, self._others))
-                why = f"{error}; not the cohort's are {others}" if others else str(error)
+                why = f"{error}; foreign consumers are {others}" if others else str(error)
                 raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
             if error.err_code == NO_MORE_CONSUMERS:
                 raise SourceError(
-                    f"consumer {self._stream}/{name}: {error}: a cohort needs one consumer for each of its partitions, "
-                    "one more while one moves, and on a work queue one as its mark: raise max_consumers of the stream "
-                    "or the account"
+                    f"consumer {self._stream}/{name}: {error}; raise max_consumers of the stream or the account to the "
+                    "number of partitions, plus one for each that moves, plus one on a work queue"
                 ) from None
             raise self._refused(name, error) from None
 
@@ -306,17 +308,17 @@ class JetStreamEpochConsumers:
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
             self._coming.add_done_callback(_seen)
-        # Shared, so one that waits and is cancelled does not end it for the others.
+        # Shielded: a cancelled waiter must not end the listing for the others.
         return await asyncio.shield(self._coming)
 
     async def _read_names(self) -> tuple[list[EpochName], int]:
         async with self._reading:
-            # Whoever asks from here on may mean what this one does not see any more.
+            # A later caller may need newer state than this listing sees.
             self._coming = None
             return await self._read_pages()
 
     async def _read_pages(self) -> tuple[list[EpochName], int]:
-        # First the clock: a name that is read later is not missing from what an older clock says.
+        # Read the clock first: the names are then at least as new as the clock.
         info = await self._stream_info()
         names: list[EpochName] = []
         others: list[str] = []
@@ -338,7 +340,7 @@ class JetStreamEpochConsumers:
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
     async def _stream_info(self) -> dict[str, Any]:
-        # Asked before the server is: what is read meanwhile it may not know of when it answers.
+        # Read it before the request: the answer may lack messages that are read in the meantime.
         highest = self._highest()
         try:
             info = await self._api(f"STREAM.INFO.{self._stream}")
@@ -346,9 +348,8 @@ class JetStreamEpochConsumers:
             raise self._connection.failed(f"stream {self._stream!r}", error) from None
         if info.get("created") != self._incarnation:
             raise ConfigError(
-                f"stream {self._stream!r} was deleted and made anew: its sequences mean other messages now; where that "
-                f"was intended stop all members, delete the bucket {self._bucket!r}, and "
-                "start again"
+                f"stream {self._stream!r} was deleted and created again, so its sequences mean other messages; if this "
+                f"was intended, stop all members, delete the bucket {self._bucket!r}, and start again"
             )
         self._check(info.get("config") or {})
         self._last = int((info.get("state") or {}).get("last_seq", 0))
@@ -357,7 +358,7 @@ class JetStreamEpochConsumers:
 
 
 def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
-    """Take note of how it ended, also where nobody waits for it any more."""
+    """Retrieve the result of a listing, so that asyncio reports no error for a listing without a waiter."""
     if not task.cancelled():
         task.exception()
 
@@ -367,15 +368,15 @@ def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) ->
 
 
 def _lease_of(info: Mapping[str, Any]) -> int:
-    """Seconds, as whoever made it has said; 0 = nothing that can be read."""
+    """The lease time in seconds that a durable records; 0 = unknown."""
     lease = _metadata(info, LEASE) or ""
     return int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
 
 
 def floor_of(info: Mapping[str, Any]) -> int:
-    """The highest sequence up to which a durable says that everything is acknowledged, or was not for it."""
+    """The sequence up to which all of a durable's messages are acknowledged."""
     floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
-    # One that has delivered nothing says 0 on a server of 2.11, whatever it begins with.
+    # On a server of 2.11, a durable without deliveries reports 0 for any start.
     return max(floor, int((info.get("config") or {}).get("opt_start_seq") or 1) - 1)
 
 
@@ -385,5 +386,5 @@ def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
 
 
 def _milliseconds(stamp: object) -> int:
-    """A server's time stamp as milliseconds since 1970."""
+    """A server's time stamp in milliseconds since 1970."""
     return int(unix_seconds(stamp) * 1000)

@@ -1,8 +1,8 @@
 """The leases of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, a fence across keys.
 
-A bucket is a stream with one message a key; a revision is that message's sequence. Reads and writes are raw requests,
-answered by the stream's leader: the client's own KV has no TTL on an update, and reads from replicas. What is learnt
-without asking, by ``watch``, is a hint and nothing more.
+A bucket is a stream with one message for each key, and a revision is that message's sequence. Reads and writes are raw
+requests that the stream's leader answers. The client's own KV has no TTL on updates and reads from replicas. Changes
+that ``watch`` reports are only hints.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lanes.cohort.leases import Conflict, Entry, UnknownResult
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.settings import NAME
 from lanes_jetstream.wire.connection import (
+    CLOSED,
     MESSAGE_NOT_FOUND,
     NO_JETSTREAM,
     STREAM_NAME_TAKEN,
@@ -44,60 +45,60 @@ __all__ = ["JetStreamLeaseStore", "bucket_name", "namespace_of"]
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5
-"""Seconds for one request; longer than that its result is unknown."""
+"""Seconds for one request, after which its result is unknown."""
 
 MARKER_SECONDS: Final = 60
-"""How long the mark of a key that has expired stays, before nothing is left of it."""
+"""How long the marker of an expired key stays."""
 
 _READS: Final = 32
-"""Reads under way at once while many keys are read."""
+"""Concurrent reads while many keys are read."""
 
 _POLL_INTERVAL: Final = 0.05
-"""Seconds between two looks at a connection that is lost."""
+"""Seconds between two checks of a lost connection."""
 
-_CLOSED: Final = "the connection is closed and does not come back: start again"
+
 _API_LEVEL: Final = 1
-"""What a server with message TTLs, which came with 2.11, says of its JetStream."""
+"""The API level of a server with message TTLs, which came with 2.11."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
 _KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 
 
 def bucket_name(stream: str, namespace: str) -> str:
-    """What the bucket of a cohort on a stream is called; no two cohorts have the same.
+    """The name of a cohort's bucket, unique for each stream and namespace.
 
-    ``lanes_<stream>_<namespace>``. A stream has underscores, too: where the namespace has one its length says where it
-    begins, ``lanes-<length>_<stream>_<namespace>``.
+    ``lanes_<stream>_<namespace>``. Stream names may contain underscores too. If the namespace has one, its length shows
+    where it begins: ``lanes-<length>_<stream>_<namespace>``.
     """
     return f"lanes-{len(namespace)}_{stream}_{namespace}" if "_" in namespace else f"lanes_{stream}_{namespace}"
 
 
 def namespace_of(bucket: str, stream: str) -> str | None:
-    """The namespace of the cohort on a stream whose bucket is called so; None = it is not one on that stream."""
+    """The namespace of a bucket's cohort on a stream; None = the bucket belongs to no cohort of that stream."""
     named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({NAME.pattern})", bucket)
     return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 
 
 class _NobodyThere(UnknownResult):
-    """Nobody read the request: nothing has happened."""
+    """No server read the request, so it had no effect."""
 
 
 class JetStreamLeaseStore:
-    """The KV bucket ``bucket`` as a ``lanes.cohort.leases.LeaseStore``; asyncio only.
+    """The KV bucket ``bucket`` as a ``lanes.cohort.leases.LeaseStore``. Needs asyncio.
 
-    ``replicas``: copies of the bucket, 1 … 5, where it is made here. ``timeout``: seconds, more than 0, after which the
-    result of a request is unknown.
+    ``replicas`` is the number of copies of a bucket that is created here, 1 to 5. ``timeout`` is the time in seconds,
+    more than 0, after which the result of a request is unknown.
 
-    A bucket that is deleted while it is used is made anew, empty: whoever reads it then finds no lease, and has lost
-    what he owned. Its revisions begin at the time in milliseconds, and above all that were seen here, so none of the
-    lost bucket comes again.
+    A bucket that is deleted during the run is created again, empty. Its readers then find no lease and lose what they
+    owned. Its revisions begin at the time in milliseconds, above all revisions seen here, so no revision of the lost
+    bucket repeats.
     """
 
     def __init__(self, connection: Connection, bucket: str, *, replicas: int = 1, timeout: float = TIMEOUT) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"bucket {bucket!r}: a KV bucket's name has letters, digits, - and _ alone; name the stream or the "
-                "cohort otherwise"
+                f"bucket {bucket!r}: a KV bucket's name may contain only letters, digits, - and _; rename the stream "
+                "or the cohort"
             )
         self._connection = connection
         self._bucket = bucket
@@ -112,10 +113,10 @@ class JetStreamLeaseStore:
         return f"<JetStreamLeaseStore {self._bucket}>"
 
     async def open(self) -> bool:
-        """Find the bucket and check it, or make it; True when it was made. Idempotent.
+        """Find and check the bucket, or create it; True = it was created. Idempotent.
 
-        Raises ``ConfigError`` when it does not fit, or the server is too old or has no JetStream; ``SourceError`` when
-        nothing answers, or permission is missing.
+        Raises ``ConfigError`` for a misfit, an old server or missing JetStream, and ``SourceError`` for a missing
+        answer or permission.
         """
         try:
             return await self._find_or_make()
@@ -123,8 +124,10 @@ class JetStreamLeaseStore:
             raise self._failed(error) from None
 
     async def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each key that somebody is about to write: soon, or never. For as long as the
-        connection is open, or until ``aclose``."""
+        """Call ``changed`` with each key that is about to be written. A hint that may be lost.
+
+        Ends with the connection or with ``aclose``.
+        """
 
         async def receive(message: Msg) -> None:
             changed(message.subject.removeprefix(self._subjects))
@@ -165,7 +168,7 @@ class JetStreamLeaseStore:
     ) -> int:
         """Write a key and return its new revision; see ``lanes.cohort.leases.LeaseStore.write``."""
         headers = self._conditions(key, revision, ttl, fence)
-        # An account or a domain behind a prefix reaches its buckets by the same prefix as its API.
+        # An account or a domain with an API prefix reaches its buckets by the same prefix.
         prefix = "" if self._connection.api_subject("") == "$JS.API." else self._connection.api_subject("")
         try:
             answer = await self._ask(prefix + self._subject(key), value, f"write of {key!r}", headers)
@@ -181,12 +184,12 @@ class JetStreamLeaseStore:
         return int(answer["seq"])
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """The keys that begin so and hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
+        """The keys with this prefix that hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
 
-        ``prefix``: empty, or whole tokens with the dot behind them.
+        ``prefix``: empty, or whole tokens with a dot at the end.
         """
         if prefix and not (prefix.endswith(".") and _KEY.fullmatch(prefix[:-1])):
-            raise ValueError(f"prefix {prefix!r}: must be empty, or whole tokens with the dot behind them")
+            raise ValueError(f"prefix {prefix!r}: must be empty, or whole tokens with a dot at the end")
         keys = await self._keys(prefix)
         turns = asyncio.Semaphore(_READS)
 
@@ -220,34 +223,34 @@ class JetStreamLeaseStore:
         elif revision is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
         else:
-            raise ValueError(f"write of {key!r}: it needs a revision or a fence, or it could undo what others wrote")
+            raise ValueError(f"write of {key!r}: needs a revision or a fence, or it could undo another client's write")
         if ttl is not None:
-            # The server takes fractions and ignores them: 1.9 s would be 1 s.
+            # The server ignores fractions: 1.9 s would be 1 s.
             if ttl < 1 or ttl != int(ttl):
                 raise ValueError(f"ttl={ttl!r}: must be whole seconds, 1 or more")
             headers["Nats-TTL"] = f"{int(ttl)}s"
         return headers
 
     async def _ask(self, subject: str, body: bytes, what: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """One request that is sent now or not at all, within the timeout.
+        """Send one request now or never, within the timeout.
 
-        Raises ``UnknownResult`` where no answer came, ``_NobodyThere`` where nobody was there to read it, and
-        ``SourceError`` where it is not permitted.
+        Raises ``UnknownResult`` without an answer, ``_NobodyThere`` without a responder, and ``SourceError`` without
+        permission.
         """
         client = self._connection.client
         denials = Denials(client, subject.casefold().__eq__)
         try:
             async with asyncio.timeout(self._timeout):
-                # The client would keep what is published while it reconnects, and send it when its time has passed.
+                # While the client reconnects, it would keep a request and send it after its timeout.
                 while not client.is_connected:
                     if client.is_closed:
-                        raise SourceError(f"{self._connection.servers}: {_CLOSED}")
+                        raise SourceError(f"{self._connection.servers}: {CLOSED}")
                     await asyncio.sleep(_POLL_INTERVAL)
                 answer = await client.request(subject, body, timeout=self._timeout, headers=headers)
         except nats.errors.NoRespondersError:
-            raise _NobodyThere(f"bucket {self._bucket!r}: {what}: nobody answers for it at the moment") from None
+            raise _NobodyThere(f"bucket {self._bucket!r}: {what}: no responder at the moment") from None
         except nats.errors.ConnectionClosedError:
-            raise SourceError(f"{self._connection.servers}: {_CLOSED}") from None
+            raise SourceError(f"{self._connection.servers}: {CLOSED}") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
             denied = denials.new()
             if denied is not None:
@@ -264,15 +267,15 @@ class JetStreamLeaseStore:
             self._highest = max(self._highest, revision)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SourceError(
-                f"bucket {self._bucket!r}: read of {key!r}: the answer cannot be read ({type(error).__name__}): see "
-                "that it is a nats-server"
+                f"bucket {self._bucket!r}: read of {key!r}: malformed answer ({type(error).__name__}); check that "
+                "the server is a nats-server"
             ) from None
-        # A client's delete, or what the server leaves where a key has expired.
+        # A client's delete, or the server's marker of an expired key.
         gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
         return Entry(None if gone else value, revision)
 
     async def _keys(self, prefix: str) -> list[str]:
-        """Which keys begin so, those that are deleted or expired included."""
+        """The keys with this prefix, deleted and expired ones included."""
         subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
 
         async def ask(offset: int) -> dict[str, Any]:
@@ -293,14 +296,14 @@ class JetStreamLeaseStore:
         code, description = refusal.get("code"), refusal.get("description")
         text = f"bucket {self._bucket!r}: {what} refused: {description} ({refusal.get('err_code')})"
         if code in (408, 500, 503):
-            # The server's own trouble, such as no leader at the moment.
+            # Temporary trouble of the server, such as a missing leader.
             return UnknownResult(text)
         return SourceError(text)
 
     # --- the bucket itself
 
     async def _look_for_bucket(self, key: str) -> None:
-        """Nobody read a write: make the bucket anew when it is gone. Raises ``UnknownResult`` when it is not."""
+        """Create the bucket again if it is gone; raise ``UnknownResult`` if it exists."""
         try:
             await self._connection.api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
@@ -311,25 +314,25 @@ class JetStreamLeaseStore:
             raise self._failed(error) from None
         except NoAnswer:
             pass
-        raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: it has no leader at the moment")
+        raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: no leader at the moment")
 
     async def _make_anew(self) -> None:
         try:
             if await self._find_or_make():
                 log.error(
-                    "bucket %r was deleted, and is made anew: every lease in it is lost, and members take their "
-                    "partitions again; let nobody delete it",
+                    "bucket %r was deleted and is created again; all leases are lost, and members take their "
+                    "partitions again; prevent the deletion",
                     self._bucket,
                 )
         except (ApiError, NoAnswer) as error:
             failed = self._failed(error)
-            # JetStream was there at the start: that nobody answers now is a server that restarts, or is cut off.
+            # JetStream answered at the start, so a missing responder means a server that restarts or is cut off.
             if failed.retryable or isinstance(error, NoJetStream):
                 raise UnknownResult(str(failed)) from None
             raise failed from None
 
     async def _find_or_make(self) -> bool:
-        """Whether it was made. Raises ``ApiError`` and ``NoAnswer`` as they come, and ``ConfigError``."""
+        """Whether the bucket was created. Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``."""
         await self._check_server()
         try:
             config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
@@ -359,15 +362,15 @@ class JetStreamLeaseStore:
             "allow_direct": False,
             "allow_msg_ttl": True,
             "subject_delete_marker_ttl": MARKER_SECONDS * 1_000_000_000,
-            # Above every revision of a bucket of this name that was lost, also where this clock was set back.
+            # Above every revision of a lost bucket of this name, even if this clock was set back.
             "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
         }
         try:
             return (await self._connection.api(f"STREAM.CREATE.{self._stream}", wanted))["config"], True
         except ApiError as error:
             if error.err_code != STREAM_NAME_TAKEN:
-                raise ConfigError(f"bucket {self._bucket!r} cannot be made: {error}; correct what it names") from None
-        # Another member was faster, with another first revision.
+                raise ConfigError(f"bucket {self._bucket!r} cannot be created: {error}; correct the setting") from None
+        # Another member created it first, with another first revision.
         return (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"], False
 
     async def _check_server(self) -> None:
@@ -379,8 +382,8 @@ class JetStreamLeaseStore:
             raise
         if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:
             raise ConfigError(
-                f"{self._connection.servers}: a cohort needs a server of 2.11 or newer, for keys that expire; update "
-                "it, or run one process with durable=…"
+                f"{self._connection.servers}: too old for a cohort, which needs expiring keys; upgrade the server to "
+                "2.11 or newer, or run one process with durable=…"
             )
 
     def _check(self, config: Mapping[str, Any]) -> None:
@@ -390,7 +393,7 @@ class JetStreamLeaseStore:
         if not config.get("allow_msg_ttl"):
             wrong.append("its keys cannot expire (allow_msg_ttl)")
         if config.get("allow_direct"):
-            wrong.append("replicas may answer for its leader (allow_direct)")
+            wrong.append("replicas may answer instead of its leader (allow_direct)")
         if config.get("subjects") != [f"{self._subjects}>"]:
             wrong.append(f"its subjects are {config.get('subjects')}")
         if int(config.get("max_age") or 0) > 0:
@@ -399,9 +402,9 @@ class JetStreamLeaseStore:
             limits = [limit for limit in ("max_bytes", "max_msgs") if int(config.get(limit) or 0) > 0]
             wrong += [f"at {limit}={config[limit]} it drops keys (discard is not 'new')" for limit in limits]
         if config.get("discard_new_per_subject"):
-            wrong.append("it takes no second value of a key (discard_new_per_subject)")
+            wrong.append("it refuses a second value of a key (discard_new_per_subject)")
         if wrong:
             raise ConfigError(
-                f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}: correct its stream {self._stream}, or "
-                "delete it while no member runs, and lanes makes it anew"
+                f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}; correct its stream {self._stream}, or "
+                "delete it while no member runs, so that lanes creates it again"
             )

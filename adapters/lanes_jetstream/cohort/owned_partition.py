@@ -16,11 +16,11 @@ __all__ = ["Backlog", "PulledPartition"]
 
 
 class PulledPartition(OwnedPartition):
-    """See ``OwnedPartition``. asyncio only.
+    """See ``OwnedPartition``. Needs asyncio.
 
-    ``pulls``: None while the next consumer is being made, and once it drains. ``again``: deliveries to acknowledge that
-    are of finished messages. ``seen``: when something came last, be it one of those; ``confirm_at``: when an
-    acknowledgement is to be confirmed next. ``backlog``: what its consumer has to deliver.
+    ``pulls`` is None until the next consumer exists, and during a drain. ``again`` holds redeliveries of finished
+    messages that must be acknowledged. ``seen`` is the time of the last arrival, and ``confirm_at`` the time from which
+    an acknowledgement asks for a confirmation. ``backlog`` tracks the undelivered messages of the consumer.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -32,9 +32,9 @@ class PulledPartition(OwnedPartition):
         self.backlog = Backlog()
 
     def follow(self, pulls: ConsumerPulls) -> None:
-        """Take from the pulls of another consumer, which delivers again what is outstanding, and then what is new."""
+        """Take messages from a new consumer. It redelivers outstanding messages first, then delivers new ones."""
         self.begin()
-        # What they name was of the consumer before.
+        # These acknowledgements name deliveries of the previous consumer.
         self.again.clear()
         pulls.start()
         self.pulls = pulls
@@ -47,10 +47,10 @@ class PulledPartition(OwnedPartition):
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
-        """What has arrived. What came again although it is done is to be acknowledged ``again``.
+        """The messages that arrived. Redeliveries of finished messages go to ``again``.
 
-        Ends at the first sign that a delivery was lost on the way: the pulls are broken then. Raises ``SourceError``
-        when the consumer cannot be used any more, or a key is in two partitions.
+        Stops at the first sign of a lost delivery, and then interrupts the pulls. Raises ``SourceError`` if the
+        consumer is unusable for good, or a key occurs in two partitions.
         """
         pulls = self.pulls
         if pulls is None:
@@ -74,7 +74,7 @@ class PulledPartition(OwnedPartition):
             run.append(message)
             size += message.size
         if pulls.last_delivery >= self.expected and pulls.caught_up and pulls.interruption is None:
-            # Its last delivery never came, and there may be none behind it to show that.
+            # The last delivery never arrived, and no later one may come to reveal that.
             pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
             self.seen = monotonic()
@@ -86,19 +86,19 @@ class PulledPartition(OwnedPartition):
 
     @property
     def lag(self) -> int | None:
-        """How many messages are not finished, delivered or not; None while that is not known."""
+        """Number of unfinished messages, delivered or not; None = unknown."""
         if self.pulls is not None and self.pulls.caught_up:
-            # What has come and is not taken, of a partition that is paused, is in no ledger yet.
+            # Messages that arrived for a paused partition are in no ledger yet.
             return len(self.ledger) + len(self.pulls.arrived)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
 
 class Backlog:
-    """The backlog of one durable, as it says with each delivery, and when it is asked.
+    """The undelivered messages of one durable, as its deliveries and its answers report them.
 
-    ``left``: how many messages it had still to deliver when it was heard of last; None = not yet. ``missed``: how many
-    went without being delivered; ``reached``: the highest sequence that was read before the first of them. ``doubted``:
-    its last answer has fewer left than there should be, and has to be heard once more to count.
+    ``left``: number at the last report; None = no report yet. ``delivery``: delivery number of that report. ``missed``:
+    messages that were removed without a delivery. ``reached``: highest sequence read before the first of them.
+    ``doubted``: the last answer reports too few messages and needs a second answer.
     """
 
     __slots__ = ("_answer", "_base", "_highest", "delivery", "doubted", "left", "missed", "reached")
@@ -108,25 +108,24 @@ class Backlog:
         self._answer: tuple[int, int, int] | None = None
         self._highest = 0
         self.delivery = 0
-        """The number of the delivery when it was heard of last."""
         self.left: int | None = None
         self.missed = 0
         self.reached = 0
         self.doubted = False
 
     def __repr__(self) -> str:
-        return f"<Backlog: {self.left} left behind delivery {self.delivery}, {self.missed} missed>"
+        return f"<Backlog: {self.left} left after delivery {self.delivery}, {self.missed} missed>"
 
     def begin(self) -> None:
-        """Another durable: what it delivers is not known, and its deliveries count from 1."""
+        """Begin a new durable: its backlog is unknown, and its deliveries count from 1."""
         self._base = self._answer = None
         self.doubted = False
         self.delivery = 0
         self.left = None
 
     def delivered(self, delivery: int, left: int, highest: int) -> None:
-        """A delivery of this number came, and so many were left behind it. ``highest``: sequence read so far."""
-        # Of an equal or a lower one the durable has said more since, when it was asked.
+        """Note a delivery and the backlog after it. ``highest`` is the highest sequence read so far."""
+        # For an equal or lower number, an answer of the durable is newer.
         if self.left is None or delivery > self.delivery:
             self.delivery, self.left = delivery, left
         if self._base is None or delivery > self._base[0]:
@@ -134,10 +133,10 @@ class Backlog:
             self.doubted = False
 
     def asked(self, delivery: int, left: int, highest: int) -> None:
-        """It says that its last delivery has this number, and that so many are left. ``highest``: as above.
+        """Note the durable's answer: its last delivery number and its backlog. ``highest`` as in ``delivered``.
 
-        One with several copies says so before all of them know what it has just delivered: the number may be too low
-        then. A later answer with the same number shows that the one before had the right one: only that counts.
+        A durable with several copies may answer before all of them know the last delivery, with a number that is too
+        low. A second answer with the same number proves the first one right, and only then the first one counts.
         """
         if self.left is None or delivery >= self.delivery:
             self.delivery, self.left = delivery, left
@@ -150,7 +149,7 @@ class Backlog:
         if self._base is None:
             return 0
         known, before = self._base
-        # New messages make it more, deliveries make it less, and nothing else does but their removal.
+        # New messages add to the backlog and deliveries reduce it. Any further reduction is a removal.
         return before - left - (delivery - known)
 
     def _note(self, delivery: int, left: int, highest: int) -> None:

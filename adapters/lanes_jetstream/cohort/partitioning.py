@@ -1,8 +1,8 @@
-"""How a stream is divided into cohort partitions: by the server's own ``partition()`` over tokens of the subject.
+"""How a stream is divided into cohort partitions: by the server's own ``partition()`` over subject tokens.
 
-Three ways: the stream has a transform of its own, ``lanes`` creates the stream with one, or creates a stream that
-sources another through one (``cohort_stream``). A stream that is somebody else's never gets a transform from here.
-However it came about, it is read back from the stream: what counts is what the server does.
+There are three ways. The stream has a transform, ``lanes`` creates the stream with one, or ``lanes`` creates a stream
+that sources another through one. ``lanes`` never changes the transform of an existing stream. In all cases the division
+is read back from the stream, because the server's behaviour counts.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ MANAGED: Final = "lanes-cohort-stream"
 
 DEFAULT_PARTITIONS: Final = 64
 MOST_PARTITIONS: Final = 256
-"""More cost the server more than they bring: 256 consumers have half the throughput of 64."""
+"""The recommended limit: 256 consumers have half the throughput of 64."""
 
 KEYS_WATCHED: Final = 100_000
-"""Keys whose partition a ``KeyWatch`` remembers, in some 10 MB."""
+"""Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB."""
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
 _DOTS: Final = re.compile(r"\.(?![^{]*\}\})")
-"""The dots between tokens, not those within a function."""
+"""The dots between tokens, without the dots inside a function."""
 
 
 def partition_of(tokens: Iterable[str], partitions: int) -> int:
-    """Which of ``partitions`` the server's ``partition()`` puts these tokens into: FNV-1a, 32 bits, of them joined."""
+    """The partition that the server's ``partition()`` selects: FNV-1a with 32 bits over the joined tokens."""
     value = 0x811C9DC5
     for byte in "".join(tokens).encode():
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -59,11 +59,11 @@ def partition_of(tokens: Iterable[str], partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One transform with one ``partition()``: subjects of the pattern ``source`` are stored as ``destination``.
+    """One transform with one ``partition()``: subjects that match ``source`` are stored as ``destination``.
 
-    ``partitions``: their number. ``partition_token``: index of the stored subject's token that holds the partition.
-    ``hashed``: indices of the tokens that ``partition()`` hashes; None = the whole subject. ``length``: tokens;
-    None = any number.
+    ``partition_token`` is the index of the stored token that holds the partition. ``hashed`` holds the indices of the
+    stored tokens that ``partition()`` hashes; None = the whole subject. ``length`` is the number of stored tokens; None
+    = any.
     """
 
     source: str
@@ -74,7 +74,7 @@ class Rule:
     length: int | None
 
     def filter(self, partition: int) -> str:
-        """The subjects of one partition."""
+        """The stored subjects of one partition."""
         tokens = _DOTS.split(self.destination)
         before = ["*" if _reference(token) is not None else token for token in tokens[: self.partition_token]]
         return ".".join([*before, str(partition), *([">"] if len(tokens) > self.partition_token + 1 else [])])
@@ -82,25 +82,25 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How a stream is divided. ``partitions``: how many, all ``rules`` alike."""
+    """The division of a stream; all ``rules`` have the same number of partitions."""
 
     choice: Choice
     partitions: int
     rules: tuple[Rule, ...]
 
     def filters(self, partition: int) -> list[str]:
-        """The subjects of one partition; no two patterns are the same."""
+        """The stored subjects of one partition, without duplicates."""
         return list(dict.fromkeys(rule.filter(partition) for rule in self.rules))
 
     @property
     def detail(self) -> str:
-        """What has to stay as it is for as long as the cohort lives, as text."""
+        """The rules as text; they must not change while the cohort exists."""
         return "; ".join(f"{rule.source} -> {rule.destination}" for rule in self.rules)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
-        """Whether each key has to be watched, because nothing shows that it stays in its partition.
+        """Whether each key must be watched, because its partition is only promised.
 
-        ``refines``: the user says that it does. Raises ``ConfigError`` for a key that may be in two partitions.
+        ``refines`` is that promise of the user. Raises ``ConfigError`` for a key that may occur in two partitions.
         """
         if key is None or key is whole_subject:
             return False
@@ -110,63 +110,62 @@ class Partitioning:
                 return True
             name = getattr(key, "__name__", type(key).__name__)
             raise ConfigError(
-                f"key={name}: a cohort's partition is made of subject tokens by the server, and nothing shows that a "
-                "key of a header or a function is in one partition only: use subject_token(…) with every token given "
-                "to partition(), or pass key_refines_partition=True where each key has one value of them"
+                f"key={name}: the server partitions by subject tokens, so this key may occur in two partitions; use "
+                "subject_token(…) with every token of partition(), or key_refines_partition=True if each key has "
+                "one value of them"
             )
         for rule in self.rules:
             self._check_tokens(rule, tokens)
         return False
 
     def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` for the configuration of a stream that had this division, and this retention, and has
-        another one now."""
+        """Raise ``ConfigError`` if a stream no longer has this division and this retention."""
         changed = f"stream {stream!r} was changed while the cohort used it"
         remedy = (
-            "what is stored stays as it is, so a key may be in two partitions by now: change it back, and start again; "
-            'docs/reference/jetstream.md has the steps to another division ("The partition count has to change")'
+            "so a key may be in two partitions; change it back, and start again; docs/reference/jetstream.md has the "
+            'steps to another division ("The partition count has to change")'
         )
         try:
             now = read_partitioning(stream, config)
         except ConfigError as error:
-            raise ConfigError(f"{changed}: {error}. It was divided by {self.detail}; {remedy}") from None
+            raise ConfigError(f"{changed} and is no longer divided by {self.detail}, {remedy}; {error}") from None
         if set(now.rules) != set(self.rules):
-            raise ConfigError(f"{changed}: it was divided by {self.detail}, and is by {now.detail}; {remedy}")
+            raise ConfigError(f"{changed}, from {self.detail} to {now.detail}, {remedy}")
         if config.get("retention") != retention:
             raise ConfigError(
-                f"{changed}: its retention was {retention}, and is {config.get('retention')}: partitions change hands "
-                "in another way there; change it back, and start again"
+                f"{changed}, from retention {retention} to {config.get('retention')}, which moves partitions in "
+                "another way; change it back, and start again"
             )
 
     def _check_tokens(self, rule: Rule, tokens: Sequence[int]) -> None:
         if any(token < 0 for token in tokens) and rule.length is None:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: {rule.destination!r} has any number of tokens, so counting from "
-                "its end may mean others each time: count from the beginning"
+                f"key=subject_token{tuple(tokens)}: the length of {rule.destination!r} varies, so an index from its "
+                "end may mean different tokens; count from the beginning"
             )
         found = {token if token >= 0 else (rule.length or 0) + token for token in tokens}
         if rule.hashed is None:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: the stream's partition() is of the whole subject "
-                f"({rule.destination!r}), so one such key may be in two partitions: use key=whole_subject"
+                f"key=subject_token{tuple(tokens)}: the stream's partition() hashes the whole subject "
+                f"({rule.destination!r}), so one key may occur in two partitions; use key=whole_subject"
             )
         missing = sorted(set(rule.hashed) - found)
         if missing:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: the stream's partition() is also of the subject token(s) "
-                f"{', '.join(map(str, missing))} ({rule.destination!r}, counted from 0), so one such key may be in two "
-                "partitions: put them into the key"
+                f"key=subject_token{tuple(tokens)}: the stream's partition() also hashes the subject token(s) "
+                f"{', '.join(map(str, missing))} ({rule.destination!r}, counted from 0), so one key may occur in two "
+                "partitions; add these tokens to the key"
             )
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """How a stream with this configuration is divided. Raises ``ConfigError`` where it is not, with the remedy."""
+    """The division of a stream with this configuration. Raises ``ConfigError`` with the remedy if there is none."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:
         raise ConfigError(
-            f"stream {stream!r} has sources and a transform of its own: one of both has to make the partitions; use a "
-            "stream that only sources it"
+            f"stream {stream!r} has sources and its own transform, and only one may make the partitions; use a stream "
+            "that only sources it"
         )
     if origins:
         pairs = [pair for origin in origins for pair in origin.get("subject_transforms") or [{}]]
@@ -175,14 +174,14 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     rules = tuple(_read_rule(stream, pair.get("src") or ">", pair.get("dest") or "") for pair in pairs)
     if not rules:
         raise ConfigError(
-            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it: give it one such as "
+            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it; add one such as "
             f'"orders.*" -> "{{{{partition({DEFAULT_PARTITIONS},1)}}}}.orders.{{{{wildcard(1)}}}}" before its first '
-            "message, or pass create=CohortStream(…) to have lanes create a stream that sources it"
+            "message, or pass create=CohortStream(…) to create a stream that sources it"
         )
     if len({rule.partitions for rule in rules}) > 1:
         raise ConfigError(
             f"stream {stream!r}: its transforms make {' and '.join(sorted({str(r.partitions) for r in rules}))} "
-            "partitions: make them the same number"
+            "partitions; use one number"
         )
     uncovered = [
         subject
@@ -191,8 +190,8 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     ]
     if uncovered:
         raise ConfigError(
-            f"stream {stream!r} also takes {', '.join(uncovered)}, which its transform leaves without a partition: "
-            "nobody would get those messages; take these subjects out of the stream, or have the transform match them"
+            f"stream {stream!r} also takes {', '.join(uncovered)}, which its transform leaves without a partition, so "
+            "no member would get them; remove these subjects from the stream, or extend the transform to them"
         )
     made = (config.get("metadata") or {}).get(MANAGED)
     choice: Choice = "sourced" if origins else "created" if made else "transform"
@@ -211,27 +210,26 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
         reference = _reference(token)
         if reference is not None and fixed:
             references[reference] = place
-        # The others may make several tokens of one, or one of a part.
+        # Other functions may split a token, or use a part of one.
         fixed = fixed and (name in ("", "partition", "wildcard")) and token != ">"
     if len(found) != 1 or not found[0][1] or found[0][1][0] < 1:
         raise ConfigError(
-            f"stream {stream!r}: its transform {source!r} -> {destination!r} has {len(found) or 'no'} partition() that "
-            "is understood, not one: a cohort needs exactly one, with the number of partitions as its first argument"
+            f"stream {stream!r}: its transform {source!r} -> {destination!r} has {len(found) or 'no'} valid "
+            "partition(); use exactly one, with the number of partitions as its first argument"
         )
     (place, (partitions, *hashed)) = found[0]
     for token in tokens[:place]:
         if "{{" in token and _reference(token) is None:
             raise ConfigError(
-                f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(): no "
-                "filter finds a partition behind a token that is not literal or {{wildcard(n)}}; move it behind "
-                "partition(), or put partition() first"
+                f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(), and "
+                "filters need literal tokens or {{wildcard(n)}} there; put partition() first"
             )
     lost = [str(wildcard) for wildcard in hashed if wildcard not in references]
     if lost:
         raise ConfigError(
             f"stream {stream!r}: its transform {source!r} -> {destination!r} gives wildcard(s) {', '.join(lost)} to "
-            "partition() and does not keep them as tokens of their own: no key could include them; add "
-            f"{{{{wildcard({lost[0]})}}}} to what is stored"
+            "partition() without storing them, so no key could include them; add "
+            f"{{{{wildcard({lost[0]})}}}} to the destination"
         )
     return Rule(
         source,
@@ -244,7 +242,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
 
 
 def _function(token: str) -> tuple[str, list[int]]:
-    """The function that a token of a destination is, in lower case, with those arguments that are numbers."""
+    """The function in a destination token, in lower case, with its numeric arguments."""
     match = _FUNCTION.fullmatch(token)
     if match is None:
         return ("wildcard", [int(token[1:])]) if _DOLLAR.fullmatch(token) else ("", [])
@@ -253,13 +251,13 @@ def _function(token: str) -> tuple[str, list[int]]:
 
 
 def _reference(token: str) -> int | None:
-    """Which wildcard of the source a token of the destination repeats."""
+    """The source wildcard that a destination token repeats."""
     name, arguments = _function(token)
     return arguments[0] if name == "wildcard" and arguments else None
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Whether every subject that ``subject`` matches, ``pattern`` matches too."""
+    """Whether ``pattern`` matches every subject that ``subject`` matches."""
     wide, narrow = pattern.split("."), subject.split(".")
     for place, token in enumerate(wide):
         if token == ">":
@@ -270,33 +268,33 @@ def _covers(pattern: str, subject: str) -> bool:
 
 
 class KeyWatch:
-    """Sees that no key comes to this process in two partitions, for as many keys as ``limit``.
+    """Checks that no key arrives in two partitions of this process, for up to ``limit`` keys.
 
-    With one more it says so, once, and forgets those that came first. What other members get it does not see: a key
-    of theirs is compared once its partition has moved here.
+    At one more key it warns once and forgets the oldest ones. It does not see the keys of other members; they are
+    compared after their partition has moved here.
     """
 
     def __init__(self, limit: int = KEYS_WATCHED) -> None:
-        # By a hash of 64 bits: a key may be long, and two of so many with one hash are not to be expected.
+        # 64-bit hashes, because a key may be long. A collision among so few keys is not to be expected.
         self._partitions: dict[int, int] = {}
         self._limit = limit
         self._forgets = False
 
     def see(self, key: bytes, partition: int) -> None:
-        """A key came in this partition. Raises ``SourceError`` when it came in another one before."""
+        """Note the partition of a key. Raises ``SourceError`` if the key arrived in another one before."""
         known = self._partitions.setdefault(hash(key), partition)
         if known != partition:
             raise SourceError(
-                f"key {key_hash(key)} came in the cohort partitions {known} and {partition}: its order cannot be kept; "
-                "key_refines_partition=True does not hold for this key=…: use a key that includes every token given to "
+                f"key {key_hash(key)} arrived in cohort partitions {known} and {partition}, so its order cannot be "
+                "kept and key_refines_partition=True does not hold; use a key that includes every token given to "
                 "partition()"
             )
         if len(self._partitions) > self._limit:
             if not self._forgets:
                 self._forgets = True
                 log.warning(
-                    "key_refines_partition=True: more than %d keys have come; those that came first are forgotten from "
-                    "now on, and nobody sees any more when one of them comes in another cohort partition",
+                    "key_refines_partition=True: more than %d keys arrived; the oldest are forgotten from now on, so "
+                    "a key of theirs in another cohort partition is not detected",
                     self._limit,
                 )
             del self._partitions[next(iter(self._partitions))]

@@ -1,7 +1,7 @@
-"""The pull requests of many consumers over one inbox: one subscription, however many cohort partitions there are.
+"""The pull requests of many consumers over one inbox: one subscription for all cohort partitions.
 
-A status comes to the subject that its request named. A message comes with the stream's subject; which consumer it is
-of, the subject for its acknowledgement says.
+A status arrives at the subject that its request named. A message arrives with the stream's subject, and its reply
+subject names the consumer.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
 log = logging.getLogger("lanes.jetstream")
 
 EXPIRES: Final = 5.0
-"""Seconds until a request that was not filled gives back the room it holds, for a partition that has more to do."""
+"""Seconds until an unfilled request returns its room, so that a busy partition can use it."""
 
 BRIEF: Final = 0.02
-"""The same where there is less room than there are partitions."""
+"""The same if there is less room than there are partitions."""
 
 AGAIN: Final = 1.0
-"""Seconds until a partition that had nothing is asked again there."""
+"""Seconds until a partition that had nothing is asked again in that case."""
 
 _IDLE_SHARE: Final = 4
-"""An idle partition asks for a quarter of an even share, so that busy ones have room."""
+"""An idle partition requests a quarter of an even share, so that busy ones have room."""
 
 _CONFIRMATION: Final = "ack"
 
 
 class Inbox:
-    """One subscription, to all below ``subject``, for the pulls of many consumers.
+    """One subscription for all subjects below ``subject``, shared by the pulls of many consumers.
 
-    ``wake`` is set whenever something has arrived for any of them.
+    ``wake`` is set whenever something arrives for any of them.
     """
 
     def __init__(self, client: Client) -> None:
@@ -55,9 +55,9 @@ class Inbox:
         self._by_consumer: dict[str, ConsumerPulls] = {}
 
     async def open(self) -> None:
-        """Subscribe; the client does it again by itself after a reconnect. Idempotent."""
+        """Subscribe; the client subscribes again after a reconnect. Idempotent."""
         if self._subscription is None:
-            # No pending limits: with one the client drops messages silently. The room bounds what can arrive.
+            # No pending limits: a limit makes the client drop messages silently. The room bounds the arrivals.
             self._subscription = await self.client.subscribe(
                 f"{self.subject}.>", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
             )
@@ -69,7 +69,7 @@ class Inbox:
             await subscription.unsubscribe()
 
     def add(self, pulls: ConsumerPulls) -> str:
-        """The subject, without its last token, where statuses of these pulls come from now on."""
+        """Register pulls; returns the subject of their statuses, without its last token."""
         self._numbers += 1
         subject = f"{self.subject}.{self._numbers}"
         self._by_subject[subject] = pulls
@@ -77,20 +77,20 @@ class Inbox:
         return subject
 
     def remove(self, pulls: ConsumerPulls, subject: str) -> None:
-        """Pass over what still comes of these pulls. Idempotent."""
+        """Ignore further arrivals for these pulls. Idempotent."""
         self._by_subject.pop(subject, None)
         if self._by_consumer.get(pulls.consumer) is pulls:
             del self._by_consumer[pulls.consumer]
 
     async def _receive(self, message: Msg) -> None:
-        # For every message: what can be done once for many is done by ``OwnedPartition.take``.
+        # Runs for every message. Work that can be done once for many is in `PulledPartition.take`.
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:
                 pulls.on_status(message)
             return
         tokens = message.reply.split(".")
-        # Or behind a domain and an account, see ``transport.sequences``; any other is nobody's.
+        # The second form has a domain and an account in front, see `sequences`; other subjects match no consumer.
         place = 3 if len(tokens) == 9 else 5
         pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
         if pulls is not None:
@@ -98,11 +98,11 @@ class Inbox:
 
 
 class ConsumerPulls(PullRequests):
-    """The requests of one consumer over a shared inbox. asyncio only; one caller.
+    """The pull requests of one consumer over a shared inbox. Needs asyncio; one caller.
 
-    ``sent``: the number of its last delivery, as it says while it is idle. ``confirmation``: where it confirms an
-    acknowledgement, or says that nobody was there to read it. ``asked``: when something was requested last, minus
-    infinity = never.
+    ``last_delivery``: number of the last delivery, which the consumer reports while it is idle. ``confirmation``:
+    subject of its ack confirmations, and of reports that nothing read an acknowledgement. ``asked_at``: time of the
+    last request, minus infinity = never.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -126,15 +126,15 @@ class ConsumerPulls(PullRequests):
         self.restart(inbox)
 
     def end(self) -> None:
-        """Pass over whatever still comes. Idempotent."""
+        """Ignore further arrivals. Idempotent."""
         self._shared.remove(self, self._inbox)
 
     def delivered_by(self, token: str) -> bool:
-        """Whether a delivery is of this consumer, and not of one before it."""
+        """Whether a delivery came from this consumer, not from an earlier one."""
         return f".{self.consumer}." in token
 
     def on_status(self, message: Msg) -> None:
-        """A status, or the confirmation of an acknowledgement."""
+        """Take a status, or the confirmation of an acknowledgement."""
         headers = message.headers or {}
         if message.subject != self.confirmation:
             super().on_status(message)
@@ -148,7 +148,7 @@ class ConsumerPulls(PullRequests):
 
 
 class Turns:
-    """The turns of a member, ``name`` in logs, of a cohort of so many ``partitions``."""
+    """Distributes the room among a member's consumers. ``partitions``: number in the whole cohort."""
 
     def __init__(self, name: str, partitions: int) -> None:
         self._name = name
@@ -159,13 +159,13 @@ class Turns:
     async def pull(
         self, pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, now: float
     ) -> None:
-        """See ``pull_in_turns``; says so once where there is never room for a request of each."""
+        """See ``pull_in_turns``. Warns once if the room never suffices for a request of each consumer."""
         self._most = max(self._most, room.messages)
         if self._most < len(pulls) and not self._warned:
             self._warned = True
             log.warning(
-                "%s: max_in_flight=%d is less than the %d partitions this member has: they are asked in turns, and "
-                "what comes for one that was idle waits for a second or more; raise it",
+                "%s: max_in_flight=%d is less than the %d partitions of this member, so messages of an idle one wait "
+                "for a second or more; raise it",
                 self._name,
                 self._most,
                 len(pulls),
@@ -176,15 +176,15 @@ class Turns:
 async def pull_in_turns(
     pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int, now: float
 ) -> None:
-    """Request what there is room for: all of it together fits into ``room``.
+    """Request as many messages as fit: all requests together stay within ``room``.
 
-    ``partitions``: of the whole cohort. Each has an idle share set aside, those that are not pulled too, because they
-    may be on their way here, up to a quarter of the room; what is left goes to the ``busy`` ones evenly. ``now``:
+    Each of the cohort's ``partitions`` has an idle share reserved, up to a quarter of the room in total. This includes
+    partitions that are not pulled here, because they may move here. The rest goes to the ``busy`` ones evenly. ``now``:
     seconds of the monotonic clock.
 
-    Where not every partition can have a request, none waits at the server for long: all are asked in turn, an idle one
-    every ``AGAIN`` seconds. So a message is asked for that long after it came, and ``BRIEF`` seconds more for each time
-    that the idle ones are as many as the messages that there is room for.
+    If the room is too small for all partitions, no request waits at the server for long. All partitions take turns, and
+    an idle one is asked every ``AGAIN`` seconds. So a message may wait that long, and ``BRIEF`` seconds more for each
+    time that the idle partitions fill the room.
     """
     left = room.messages - sum(each.reserved for each in pulls)
     without = sum(not each.reserved for each in pulls)
@@ -216,7 +216,7 @@ async def pull_in_turns(
 
 
 async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
-    """Request what fits into the room, and say how many messages that was."""
+    """Request the free room; returns the number of messages requested."""
     taken = pulls.reserved
     pulls.expires = expires
     await pulls.pull(room)

@@ -16,21 +16,27 @@ from lanes_jetstream.cohort.partitioning import MANAGED
 __all__ = ["Cohort", "CohortStream"]
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Names of cohorts and their namespaces."""
+"""Valid names of cohorts and namespaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CohortStream:
-    """How to create the stream of a cohort, where there is none of its name.
+    """How to create the stream of a cohort if it does not exist.
 
-    ``subject``: the pattern that messages are published to, such as ``"orders.*.>"``. ``tokens``: which tokens of that,
-    counted from 0, make the partition; each must be a ``*``. None = the whole subject, which behind a ``>`` needs a
-    server of 2.12. ``origin``: the stream to source such messages from; None = the stream takes them itself.
-    ``retention``: ``"workqueue"`` = a message goes when it is finished. ``replicas``: 1 … 5. ``storage``: ``"file"`` or
-    ``"memory"``.
+    The stored subject has the partition as its first token; handlers and ``key=`` see it too. ``orders.42.paid``
+    becomes ``17.orders.42.paid``, so the customer is ``subject_token(2)``.
 
-    What is stored, and seen by handlers and by ``key=``, has the partition as its first token: ``orders.42.paid``
-    becomes ``17.orders.42.paid``, so its customer is ``subject_token(2)``.
+    Attributes:
+        subject: Pattern of the published subjects, such as ``"orders.*.>"``.
+        tokens: Indices of the tokens that select the partition, from 0; each must be a ``*``. The default is the whole
+            subject; with a ``>`` that needs a server of 2.12.
+        origin: Name of the stream to copy such messages from. By default clients publish to the new stream.
+        retention: Retention of the stream. ``"workqueue"`` removes a message when it is finished.
+        replicas: Number of copies, 1 to 5.
+        storage: Where the stream is stored, ``"file"`` or ``"memory"``.
+
+    Raises:
+        ConfigError: A value is invalid.
     """
 
     subject: str
@@ -44,10 +50,10 @@ class CohortStream:
         parts = self.subject.split(".")
         if not all(parts) or any(c.isspace() for c in self.subject) or ">" in parts[:-1]:
             raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): must be a subject; * and a last > are wildcards"
+                f"CohortStream(subject={self.subject!r}): not a subject; use tokens with dots, * and a last >"
             )
         if "*" not in parts and ">" not in parts:
-            raise ConfigError(f"CohortStream(subject={self.subject!r}): without a wildcard all of it is one partition")
+            raise ConfigError(f"CohortStream(subject={self.subject!r}): one partition for all messages; add a wildcard")
         if isinstance(self.tokens, str | int) or self.tokens == ():
             raise ConfigError(f"CohortStream(tokens={self.tokens!r}): pass a tuple of numbers such as (1,), or None")
         for token in self.tokens or ():
@@ -57,11 +63,18 @@ class CohortStream:
             raise ConfigError(f"CohortStream(replicas={self.replicas}): must be 1 … 5")
 
     def transform(self, partitions: int) -> dict[str, str]:
-        """The server's transform from what is published to what is stored."""
+        """Return the server's transform from published to stored subjects.
+
+        Args:
+            partitions: Number of cohort partitions, 1 or more.
+
+        Returns:
+            The fields ``src`` and ``dest`` of a stream's ``subject_transform``.
+        """
         parts = self.subject.split(".")
         stars = [place for place, part in enumerate(parts) if part == "*"]
         hashed = stars if self.tokens is None else list(self.tokens)
-        # Of the whole subject where it has no fixed length; else its wildcards say as much.
+        # Hash the whole subject if its length varies; otherwise its wildcards identify it.
         numbers = [] if self.tokens is None and parts[-1] == ">" else [stars.index(place) + 1 for place in hashed]
         stored = [
             f"{{{{wildcard({stars.index(place) + 1})}}}}" if place in stars else parts[place]
@@ -71,7 +84,15 @@ class CohortStream:
         return {"src": self.subject, "dest": ".".join([f"{{{{partition({arguments})}}}}", *stored])}
 
     def config(self, name: str, partitions: int) -> dict[str, Any]:
-        """What the server is asked to create."""
+        """Return the configuration to create.
+
+        Args:
+            name: Name of the stream.
+            partitions: Number of cohort partitions, 1 or more.
+
+        Returns:
+            The fields of a ``STREAM.CREATE`` request.
+        """
         config: dict[str, Any] = {
             "name": name,
             "retention": self.retention,
@@ -90,24 +111,28 @@ class CohortStream:
 class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
-    ``name``: the cohort; all members say the same. ``member``: this process, one id each; after a kill the same id
-    waits until its predecessor's lease has expired. None = host and process id. ``namespace``: a stream has one cohort
-    in each; a second one there is refused, in another namespace it reads everything by itself.
+    Attributes:
+        name: Name of the cohort, the same for all members.
+        member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
+            a kill with the same id waits until its earlier lease has expired.
+        namespace: A stream has one cohort in each namespace, and refuses a second one. Cohorts in different namespaces
+            each read all messages.
+        partitions: Number of cohort partitions. For a new stream the default is 64. For an existing stream use None or
+            its number. More than 256 need ``many_partitions=True``.
+        many_partitions: Permits more than 256 partitions.
+        create: How to create the stream if it does not exist; None = it must exist.
+        key_refines_partition: Promise that each key of a header or function ``key=`` occurs in one partition only. Each
+            process remembers 100,000 keys and stops if one of them arrives in another partition. After 100,000 it warns
+            once and forgets the oldest keys. A key in partitions of two members is not detected.
+        lease: Whole seconds, 3 or more, after which other members get the partitions of a dead member.
+        weight: Share of the partitions relative to the other members, 1 or more.
+        target: Number of members that share the partitions, further members are standbys; None = all members.
+        drain_within: Seconds to drain a partition that moves, more than 0.
+        overdue: Treatment of a drain that takes longer. ``"keep"`` warns, and the next owner waits. ``"force"`` cancels
+            the running handlers, writes down the finished messages, and moves the partition.
 
-    ``partitions``: how many the stream is divided into, where it is created (default 64); elsewhere None, or as many as
-    it has. More than 256 need ``many_partitions=True``. ``create``: how to create the stream where there is none.
-    ``key_refines_partition``: each key of a ``key=`` that is a header or a function comes in one partition only. That
-    is the caller's promise: each process remembers 100,000 keys, and stops at one that comes to it in another
-    partition; where there are more it says so once, and forgets those that came first. A key in partitions of two
-    members is not seen.
-
-    ``lease``: seconds, whole ones, 3 or more, after which the partitions of a member that has died are given to
-    others. ``weight``: its share of the partitions in proportion to the others', 1 or more. ``target``: how many
-    members should share them, the rest are standbys; None = all. ``drain_within``: seconds, more than 0, for one that
-    moves; ``overdue``: what becomes of one that takes longer: ``"keep"`` = it is kept and warned of, whoever is to get
-    it waits; ``"force"`` = what runs of it is cancelled, what is finished is written down, and it moves.
-
-    Raises ``ConfigError`` for anything else.
+    Raises:
+        ConfigError: A value is invalid.
     """
 
     name: str
@@ -140,7 +165,7 @@ class Cohort:
 
     @property
     def member_id(self) -> str:
-        """Who this process is."""
+        """Id of this process in the cohort."""
         if self.member is not None:
             return self.member
         host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())
@@ -148,7 +173,7 @@ class Cohort:
 
     @property
     def settings(self) -> CohortSettings:
-        """What of it the membership goes by."""
+        """The settings for the membership."""
         return CohortSettings(
             lease=self.lease,
             weight=self.weight,

@@ -1,4 +1,4 @@
-"""A cohort's stream and bucket: found or created, checked, and described by the facts that never change."""
+"""Finds or creates a cohort's stream and bucket, and checks the facts that must never change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ __all__ = ["CohortSetup", "find_cohort"]
 
 @dataclass(frozen=True, slots=True)
 class CohortSetup:
-    """What ``find_place`` has found. ``watched``: each key has to be seen in one partition. ``start``: a sequence."""
+    """A cohort that was found or created.
+
+    ``start`` is the first sequence for a new cohort; None = all messages. ``watch_keys``: each key must be watched.
+    """
 
     partitioning: Partitioning
     config: CohortConfig
@@ -41,9 +44,9 @@ class CohortSetup:
 async def find_cohort(
     connection: Connection, stream: str, cohort: Cohort, *, key: KeyFunction | None, start: Start
 ) -> CohortSetup:
-    """Find the stream and the bucket, or create them, and check that they fit.
+    """Find or create the stream and the bucket, and check that they fit.
 
-    Raises ``ConfigError`` for what does not, and ``SourceError`` where nothing answers.
+    Raises ``ConfigError`` for a misfit, and ``SourceError`` if the server does not answer.
     """
     try:
         partitioning, info = await ensure_stream(
@@ -81,10 +84,10 @@ async def find_cohort(
 async def ensure_stream(
     connection: Connection, stream: str, create: CohortStream | None, partitions: int
 ) -> tuple[Partitioning, Mapping[str, Any]]:
-    """Find the stream, or create it, and read how it is divided; with the server's own description of the stream.
+    """Find or create the stream; returns its division and the server's description.
 
-    ``partitions``: of a stream that is created. Raises ``ConfigError`` for a stream that does not fit, ``SourceError``
-    for what the server refuses, ``NoAnswer``.
+    ``partitions`` is the number for a new stream. Raises ``ConfigError`` for a misfit, ``SourceError`` for a refusal,
+    and ``NoAnswer``.
     """
     try:
         info = await _find_stream(connection, stream)
@@ -94,7 +97,7 @@ async def ensure_stream(
         raise connection.failed(f"stream {stream!r}", error) from None
     if info is None:
         raise ConfigError(
-            f"stream {stream!r} does not exist at {connection.servers}: create it, correct stream=…, or pass "
+            f"stream {stream!r} does not exist at {connection.servers}; create it, correct stream=…, or pass "
             "create=CohortStream(…)"
         )
     partitioning = read_partitioning(stream, info["config"])
@@ -102,8 +105,8 @@ async def ensure_stream(
         wanted = read_partitioning(stream, create.config(stream, partitioning.partitions))
         if wanted.rules != partitioning.rules:
             raise ConfigError(
-                f"stream {stream!r} exists and is divided by {partitioning.detail}, not by {wanted.detail} as "
-                "create=CohortStream(…) says: correct that, or name another stream"
+                f"stream {stream!r} exists and is divided by {partitioning.detail}, not by {wanted.detail}; correct "
+                "create=CohortStream(…), or name another stream"
             )
     return partitioning, info
 
@@ -126,7 +129,7 @@ async def _create_stream(connection: Connection, stream: str, config: Mapping[st
                 f"stream {stream!r} cannot be created: {error}; correct create=CohortStream(…), or create the stream "
                 "yourself"
             ) from None
-    # Another member was faster.
+    # Another member created it first.
     return await _find_stream(connection, stream)
 
 
@@ -135,33 +138,33 @@ def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config
     if cohort.partitions is not None and cohort.partitions != count:
         raise ConfigError(
             f"partitions={cohort.partitions}: stream {stream!r} is divided into {count} ({partitioning.detail}), "
-            "and what is stored stays so: leave the setting out, or use another stream"
+            "which cannot change; omit the setting, or use another stream"
         )
     if count > MOST_PARTITIONS and not cohort.many_partitions:
         raise ConfigError(
-            f"stream {stream!r} is divided into {count} partitions: more than {MOST_PARTITIONS} consumers cost "
-            "the server more than they bring; pass many_partitions=True where that is meant"
+            f"stream {stream!r} is divided into {count} partitions, and more than {MOST_PARTITIONS} consumers slow "
+            "the server down; pass many_partitions=True if this is intended"
         )
     most = int(config.get("max_consumers") or -1)
     if 0 < most <= count:
         raise ConfigError(
-            f"stream {stream!r} allows max_consumers={most}: a cohort of {count} partitions needs one for each, "
-            "and more while they move: raise it"
+            f"stream {stream!r} allows max_consumers={most}, and a cohort of {count} partitions needs one for each, "
+            "and more while they move; raise it"
         )
 
 
 def _check_start(stream: str, start: Start, config: Mapping[str, Any]) -> None:
     if config["retention"] == "workqueue" and start != "beginning":
         raise ConfigError(
-            f"start={start!r}: stream {stream!r} is a work queue, whose consumers begin with what is "
-            'there: use "beginning"'
+            f"start={start!r}: stream {stream!r} is a work queue, whose consumers begin at the first message; use "
+            '"beginning"'
         )
 
 
 async def _check_first_message(
     connection: Connection, stream: str, partitioning: Partitioning, info: Mapping[str, Any]
 ) -> None:
-    """Messages stored before there was a transform are in no partition, and would be handled by nobody."""
+    """Messages that were stored before the transform are in no partition, and no member would handle them."""
     state = info["state"]
     if not state["messages"]:
         return
@@ -170,14 +173,14 @@ async def _check_first_message(
     except ApiError as error:
         if error.err_code != MESSAGE_NOT_FOUND:
             raise
-        return  # It went meanwhile.
+        return  # It was removed in the meantime.
     tokens = str(answer["message"]["subject"]).split(".")
     places = {rule.partition_token for rule in partitioning.rules}
     if not any(_is_partition(tokens, place, partitioning.partitions) for place in places):
         raise ConfigError(
-            f"stream {stream!r}: the message at sequence {state['first_seq']} has no partition in its subject, so it "
-            "was stored before the transform; nobody would handle such messages: remove them, or pass "
-            "create=CohortStream(…) to have another stream source this one"
+            f"stream {stream!r}: the message at sequence {state['first_seq']} was stored before the transform, so no "
+            "member would handle it; remove such messages, or pass create=CohortStream(…) for another stream that "
+            "sources this one"
         )
 
 
@@ -187,14 +190,14 @@ def _is_partition(tokens: list[str], place: int, partitions: int) -> bool:
 
 
 async def _first_sequence(connection: Connection, stream: str, start: Start, info: Mapping[str, Any]) -> int | None:
-    """Where a cohort begins that is set up now; None = with everything."""
+    """The first sequence for a cohort that is new; None = all messages."""
     if start == "beginning":
         return None
     if start == "next":
         return int(info["state"]["last_seq"]) + 1
     if isinstance(start, int):
         return start
-    # A consumer that is asked for the time says where that is, and goes by itself.
+    # A temporary consumer finds the sequence for the time.
     config = {**start_fields(start), "ack_policy": "none", "inactive_threshold": 1_000_000_000, "mem_storage": True}
     answer = await connection.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
     await connection.api(f"CONSUMER.DELETE.{stream}.{answer['name']}")

@@ -1,8 +1,8 @@
-"""A member of an exclusive cohort as a source: the cohort partitions that the plan gives it, each on its own durable.
+"""A member of an exclusive cohort as a source: each owned cohort partition has its own durable.
 
-``lanes.cohort.membership`` owns and gives up, and ``lanes.cohort.owned`` says what that means for a source; this file
-pulls what is owned, and acknowledges it. Whatever shakes a delivery (a reconnect, a missing one, a pull that nobody
-answers) makes it take the partition over from itself: the next consumer delivers in order.
+``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` turns that into source events.
+This module pulls and acknowledges the messages of owned partitions. After each interruption (a reconnect, a missing
+delivery, an unanswered pull) it takes the partition over from itself: the next consumer delivers in order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.watch import CohortWatch
 from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
-from lanes_jetstream.wire.connection import Connection, Denials
+from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
 from lanes_jetstream.wire.stream import OutOfRange, Start
@@ -42,27 +42,26 @@ __all__ = ["CohortSource"]
 log = logging.getLogger("lanes.jetstream")
 
 _POLL_INTERVAL: Final = 0.25
-"""Seconds between two looks at the connection while nothing arrives."""
+"""Seconds between two checks of the connection while nothing arrives."""
 
 _BUSY: Final = 1.0
-"""Seconds since its last message for which a partition counts as busy."""
+"""Seconds after its last message for which a partition counts as busy."""
 
 _CONFIRM: Final = 0.5
-"""Seconds between two acknowledgements of a partition whose confirmation is asked for, so that one that nobody reads
-is noticed."""
+"""Seconds between two acknowledgements of a partition that ask for a confirmation, to detect that none is read."""
 
 _FLUSH: Final = 1.0
-"""Seconds a release waits for its acknowledgements to be read: what is not is in the ledger all the same."""
+"""Seconds that a release waits until its acknowledgements are read. The ledger records the rest."""
 
 _LEAVING: Final = 4.0
-"""Seconds the last requests of a member that leaves may take."""
+"""Seconds for the last requests of a member that leaves."""
 
 _JOINING: Final = 10.0
-"""Seconds beyond a lease in which a member has joined, or the bucket does not answer."""
+"""Seconds beyond a lease within which a member must have joined."""
 
 
 class CohortSource:
-    """See ``JetStreamSource``, which checks the arguments. asyncio only."""
+    """See ``JetStreamSource``, which checks the arguments. Needs asyncio."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class CohortSource:
         )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for messages and for what becomes of partitions; see ``lanes.source.Source.receive``."""
+        """Wait for messages and for partition events; see ``lanes.source.Source.receive``."""
         partitions = self._partitions
         partitions.in_flight = max(partitions.in_flight, room.messages)
         while True:
@@ -194,9 +193,10 @@ class CohortSource:
                     await self._inbox.wake.wait()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages of what is owned; see ``lanes.source.Source.settle``.
+        """Acknowledge messages of owned partitions; see ``lanes.source.Source.settle``.
 
-        Of what is not owned any more nothing is sent. What cannot be sent now is acknowledged when it comes again.
+        Nothing is sent for a partition that is no longer owned. A message that cannot be acknowledged now is
+        acknowledged when it is redelivered.
         """
         client, now = self._connection.client, monotonic()
         tokens: list[str] = []
@@ -217,22 +217,22 @@ class CohortSource:
                 await client.publish(token, ACK, reply=reply)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Tell the server that these are still in progress. Best effort."""
+        """Tell the server that these messages are still in progress. Best effort."""
         leased = self._partitions.leased
         tokens = [str(message.token) for message in messages if leased(message.partition) is not None]
         await keep_alive(self._connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
-        """Write down what is done of a drained partition, and give up its lease. Goes on when it is cancelled.
+        """Write down the finished messages of a drained partition, and give up its lease. Continues when cancelled.
 
-        Where something of it still runs, the lease is left to run out, and nobody waits for that here.
+        If a handler of the partition still runs, the lease expires by itself, and this call does not wait for it.
         """
         await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort and close what was opened here. Idempotent.
 
-        With messages that are neither settled nor released it does not leave: its leases run out, as after a crash.
+        If messages are neither settled nor released, the member does not leave: its leases expire, as after a crash.
         """
         try:
             await self._opened.aclose()
@@ -240,14 +240,14 @@ class CohortSource:
             await self._connection.close()
 
     def lag(self, partition: Partition) -> int | None:
-        """See ``lanes.source.Lagging``: what was delivered and not finished, and what was not delivered yet."""
+        """See ``lanes.source.Lagging``: unfinished and undelivered messages."""
         owned = self._partitions.of(partition)
         return None if owned is None else owned.lag
 
     # --- membership
 
     def _highest(self) -> int:
-        """What the consumers have to know before they ask the server: they are made first."""
+        """The highest sequence read; the consumers need it before each request."""
         return self._partitions.highest
 
     def _follow(self, owned: PulledPartition, event: LeaseOwned) -> None:
@@ -260,24 +260,24 @@ class CohortSource:
             await self._connection.flush(_FLUSH)
 
     async def _close(self, close: Callable[[], Awaitable[None]]) -> None:
-        # The user's own client may have been closed, or be away: there is nothing to end then.
+        # The caller's client may be closed or disconnected, and then there is nothing to end.
         with suppress(nats.errors.Error, OSError):
             await close()
 
     async def _stop_membership(self, running: asyncio.Task[None]) -> None:
-        """Leave, or be gone as after a crash."""
+        """Leave the cohort, or end as after a crash."""
         self._partitions.membership.stop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVING):
                     await self._leave(running)
         finally:
-            # However that ended: nobody else would ever end it, and its leases would be renewed for nobody.
+            # Always: otherwise the task would renew its leases for ever.
             running.cancel()
         await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
-        """Wait until everything is given up, unless something of it may still run."""
+        """Wait until all partitions are given up, unless a handler may still run."""
         while not running.done():
             self._inbox.wake.clear()
             if not self._partitions.leave():
@@ -294,9 +294,9 @@ class CohortSource:
         self._raise_failure()
         if not membership.joined.is_set():
             raise SourceError(
-                f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s: {self._connection.servers} "
-                f"does not answer for the bucket {self._bucket!r}; see that it has a leader, and that this "
-                f'client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
+                f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s, because "
+                f"{self._connection.servers} does not answer for the bucket {self._bucket!r}; check that it has a "
+                f'leader, and that this client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
                 retryable=True,
             )
 
@@ -313,7 +313,7 @@ class CohortSource:
         if denied is not None:
             raise SourceError(f"{self._name}: {denied}, then start again")
         if self._connection.client.is_closed:
-            raise SourceError(f"{self._name}: the connection is closed and does not come back: start again")
+            raise SourceError(f"{self._name}: {CLOSED}")
 
     def _is_needed(self, subject: str) -> bool:
         needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
@@ -322,7 +322,7 @@ class CohortSource:
     # --- messages
 
     def _check(self, owned: PulledPartition) -> None:
-        """Take a partition over from oneself when its deliveries were shaken; give it up when its durable is gone."""
+        """Take a partition over after an interruption; give it up if its durable was deleted."""
         pulls = owned.pulls
         if pulls is None:
             return
@@ -331,21 +331,21 @@ class CohortSource:
                 raise pulls.failure
             self._partitions.lose(owned, f"its consumer {pulls.consumer} was deleted")
             return
-        broken = pulls.check()
-        if broken is None or not self._connection.client.is_connected:
+        interruption = pulls.check()
+        if interruption is None or not self._connection.client.is_connected:
             return
-        if broken.kind == "unanswered":
-            # No leader now, or no consumer any more: the server knows.
+        if interruption.kind == "unanswered":
+            # The consumer has no leader now, or was deleted. Ask the server.
             owned.rest()
             self._cohort_watch.resolve(owned, pulls.consumer)
             return
-        log.info("%s: partition %d goes on with a new consumer: %s", self._name, owned.number, broken)
+        log.info("%s: partition %d continues with a new consumer (%s)", self._name, owned.number, interruption)
         self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """What has arrived and is not paused.
+        """Messages that arrived for partitions that are not paused.
 
-        Nothing is awaited before it is returned: a cancelled ``receive`` has taken nothing.
+        Nothing is awaited between taking and returning them, so a cancelled ``receive`` loses none.
         """
         events: list[SourceEvent] = []
         for owned in self._partitions.by_number.values():
@@ -356,16 +356,16 @@ class CohortSource:
         return events
 
     async def _acknowledge_again(self) -> None:
-        """Of what is owned, as ``settle`` does."""
+        """Acknowledge redelivered messages that are finished, for owned partitions only, like ``settle``."""
         client = self._connection.client
         for owned in list(self._partitions.by_number.values()):
-            # The one before may have taken its time.
+            # Check ownership each time: sending for the previous partition may have taken long.
             if owned.again and client.is_connected and self._partitions.leased(owned.partition) is not None:
                 tokens, owned.again = owned.again, []
                 await send_all(client, tokens, ACK)
 
     async def _pull(self, room: Room) -> None:
-        """Request what there is room for, in turns; a busy partition gets what idle ones leave."""
+        """Request the free room in turns; busy partitions get the room that idle ones leave."""
         now = monotonic()
         since = now - _BUSY
         pulling: list[ConsumerPulls] = []

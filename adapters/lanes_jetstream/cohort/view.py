@@ -1,4 +1,4 @@
-"""A cohort from outside: what its bucket and its durables say. Changes nothing, but for the wish of an operator."""
+"""A cohort from outside: reads its bucket and its durables. The only change it makes is an operator's drain request."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ _R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
 
 _ASKED: Final = 16
-"""Questions under way at once."""
+"""Concurrent requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableView:
-    """The newest durable of a cohort partition. ``pending``: not delivered yet; ``floor``: acknowledged up to there;
-    ``subject``: the first of those it gets."""
+    """The newest durable of a cohort partition.
+
+    ``pending``: undelivered messages. ``floor``: all messages up to this sequence are acknowledged. ``subject``: its
+    first filter subject.
+    """
 
     epoch: int
     sub: int
@@ -64,9 +67,11 @@ class DurableView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """One cohort partition. ``owner``: who holds its lease; ``planned``: who is to; ``epoch``: of its newest durable.
-    ``lag``: messages that are not finished. ``oldest``: seconds since the first of them was stored. None = there is
-    none, or nobody knows."""
+    """One cohort partition; None = none or unknown.
+
+    ``owner`` holds the lease, and ``planned`` is the owner in the plan. ``epoch`` is that of the newest durable.
+    ``lag`` is the number of unfinished messages, and ``oldest`` the age in seconds of the first one.
+    """
 
     number: int
     owner: str | None
@@ -78,8 +83,11 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
-    """One member. ``live``: it has a heartbeat. ``partitions``: how many leases it holds; ``planned``: how many it is
-    to have. ``since``: when it joined, seconds since 1970 by its own clock."""
+    """One member.
+
+    ``live``: it has a heartbeat. ``partitions``: number of leases. ``planned``: number of partitions in the plan.
+    ``since``: when it joined, in seconds since 1970 by its own clock.
+    """
 
     name: str
     live: bool
@@ -93,7 +101,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohortStatus:
-    """A cohort: who is in it, or is to be, and how far it is. ``generation``: 0 = there is no plan yet."""
+    """A cohort with its members, partitions and progress. ``generation``: 0 = no plan yet."""
 
     stream: str
     namespace: str
@@ -106,20 +114,20 @@ class CohortStatus:
 
     @property
     def lag(self) -> int:
-        """Messages that are not finished, as far as is known."""
+        """Number of unfinished messages, as far as known."""
         return sum(one.lag or 0 for one in self.partitions)
 
     @property
     def oldest(self) -> float | None:
-        """Seconds since the first of them was stored; None = there is none."""
+        """Age in seconds of the oldest unfinished message; None = none."""
         return max((one.oldest for one in self.partitions if one.oldest is not None), default=None)
 
 
 class CohortView:
-    """The cohort in ``namespace`` of ``stream``; asyncio only. Nothing here makes or changes a stream.
+    """The cohort in ``namespace`` of ``stream``. Creates and changes no stream. Needs asyncio.
 
-    Every call raises ``SourceError`` when the server does not answer, or the bucket holds what no member has written,
-    and ``ConfigError`` where there is no such cohort.
+    Every call raises ``SourceError`` if the server does not answer or the bucket has a malformed record, and
+    ``ConfigError`` if the cohort does not exist.
     """
 
     def __init__(self, connection: Connection, stream: str, namespace: str) -> None:
@@ -133,46 +141,46 @@ class CohortView:
         return f"<CohortView {self._stream}/{self._namespace}>"
 
     async def check(self) -> None:
-        """Whether there is a bucket: reading one that is gone would make it."""
+        """Raise ``ConfigError`` if the bucket does not exist; reading it would create it."""
         try:
             await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
         except (ApiError, NoAnswer) as error:
             if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
                 raise ConfigError(
                     f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
-                    f"{self._bucket!r}): name another one, or start a member"
+                    f"{self._bucket!r}); name another namespace, or start a member"
                 ) from None
             raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
 
     async def config(self) -> CohortConfig:
-        """What the cohort never changes."""
+        """The facts of the cohort that never change."""
         found = await self._one(CohortConfig, CONFIG_KEY)
         if found is None:
             raise ConfigError(
-                f"bucket {self._bucket!r} has no record of a cohort: its first member is only starting; look again"
+                f"bucket {self._bucket!r} has no record of a cohort, because its first member is starting; try again"
             )
         if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
             raise ConfigError(
-                f"bucket {self._bucket!r} is of the cohort {found.cohort!r} on stream {found.stream!r} in namespace "
-                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}: correct STREAM or --namespace"
+                f"bucket {self._bucket!r} belongs to cohort {found.cohort!r} on stream {found.stream!r} in namespace "
+                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}; correct STREAM or --namespace"
             )
         return found
 
     async def plan(self) -> PlanRecord | None:
-        """The plan in force; None before the first one."""
+        """The current plan; None before the first one."""
         return await self._one(PlanRecord, PLAN_KEY)
 
     async def heartbeats(self) -> dict[str, Heartbeat]:
-        """The members that live."""
+        """The live members."""
         return await self._all(Heartbeat, MEMBER_PREFIX)
 
     async def leases(self) -> dict[int, Lease]:
-        """The leases that somebody holds, by cohort partition."""
+        """The leases with a holder, by cohort partition."""
         found = await self._all(Lease, LEASE_PREFIX)
         return {int(number): lease for number, lease in found.items() if number.isdecimal() and not lease.released}
 
     async def drains(self) -> dict[str, DrainRequest]:
-        """The members that are to have nothing."""
+        """The members to drain."""
         return await self._all(DrainRequest, DRAIN_PREFIX)
 
     async def durables(self) -> dict[int, DurableView]:
@@ -192,7 +200,7 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """All of it. Not one snapshot: each part is as new as its own answer."""
+        """The whole status. Not one snapshot: each part is as new as its own answer."""
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -241,18 +249,18 @@ class CohortView:
         )
 
     async def drain(self, member: str) -> bool:
-        """Wish that a member gets nothing while another one lives; False = that was wished before.
+        """Request that a member gets no partition while another member lives; False = already requested.
 
-        Raises ``ConfigError`` for one that is not there.
+        Raises ``ConfigError`` if the member does not live.
         """
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
-            names = ", ".join(sorted(await self.heartbeats())) or "nobody"
-            raise ConfigError(f"{member!a} is no member that lives: name one that does, there is {names}")
+            names = ", ".join(sorted(await self.heartbeats())) or "none"
+            raise ConfigError(f"{member!a} is no live member; name one of {names}")
         return await self._wish(wish, encode(DrainRequest(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:
-        """Take such a wish back, also that for a member that is not there; False = there is none.
+        """Withdraw a drain request, also for a member that does not live; False = there is none.
 
         Raises ``ConfigError`` for a name that no member can have.
         """
@@ -261,7 +269,7 @@ class CohortView:
     # --- inside
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
-        """Have it so; False = it is so already, or somebody else has just changed it."""
+        """Write a drain request; False = no change is needed, or another client has just changed it."""
         with _answered():
             entry = await self._store.read(key)
             if bool(entry.value) == bool(value):
@@ -290,7 +298,7 @@ class CohortView:
             raise SourceError(f"bucket {self._bucket!r}: {error}") from None
 
     async def _age(self, subject: str, sequence: int) -> float | None:
-        """Seconds since the first message of a subject from a sequence on was stored; None = there is none any more."""
+        """Age in seconds of the first message of a subject from a sequence on; None = there is none."""
         try:
             answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         except ApiError:
@@ -298,7 +306,7 @@ class CohortView:
         return max(0.0, time.time() - unix_seconds((answer.get("message") or {}).get("time")))
 
     async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
-        """One request. Raises ``ApiError`` for a message that is not there, and for nothing else."""
+        """Send one request. Raises ``ApiError`` only for a message that does not exist."""
         try:
             return await self._connection.api(subject, request)
         except (ApiError, NoAnswer) as error:
@@ -307,15 +315,15 @@ class CohortView:
                 raise
             if code == STREAM_NOT_FOUND:
                 raise ConfigError(
-                    f"there is no stream {self._stream!r} on {self._connection.servers}: correct STREAM or --server"
+                    f"there is no stream {self._stream!r} on {self._connection.servers}; correct STREAM or --server"
                 ) from None
             raise self._connection.failed(f"stream {self._stream!r}", error) from None
 
 
 async def read_namespaces(connection: Connection, stream: str) -> list[str]:
-    """The namespaces of a stream that have a cohort, as its buckets are called.
+    """The namespaces of a stream that have a cohort, by the names of its buckets.
 
-    Raises ``SourceError`` when the server does not answer.
+    Raises ``SourceError`` if the server does not answer.
     """
 
     async def ask(offset: int) -> dict[str, Any]:
@@ -331,11 +339,11 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """What the bucket does not answer in the block has failed: nothing depends on what became of it."""
+    """Turn an unknown result into a retryable ``SourceError``."""
     try:
         yield
     except UnknownResult as error:
-        raise SourceError(f"{error}: see that the bucket has a leader, and ask again", retryable=True) from None
+        raise SourceError(f"{error}; check that the bucket has a leader, and try again", retryable=True) from None
 
 
 def _key_of(member: str, key: Callable[[str], str]) -> str:

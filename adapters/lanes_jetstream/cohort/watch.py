@@ -1,6 +1,6 @@
-"""A look at a member's durables every few seconds, beside the messages: what no message tells.
+"""Checks a member's durables every few seconds, for faults that no message shows.
 
-It finds messages that were dropped before they were delivered, and durables that are there no more.
+It finds messages that were dropped before their delivery, and durables that were deleted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["CohortWatch"]
 log = logging.getLogger("lanes.jetstream")
 
 CHECK_INTERVAL: Final = 2.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 _RETRY_DELAY: Final = 0.25
-"""Seconds until a durable is asked for again that has no leader."""
+"""Seconds before a durable without a leader is asked again."""
 
 
 class CohortWatch:
-    """The looks of one member, which has ``partitions``. asyncio only.
+    """The checks of one member over its owned ``partitions``. Needs asyncio.
 
-    ``out_of_range``: see ``JetStreamSource``. ``wake`` is called when there is a ``failure``: why the source cannot
-    go on.
+    ``out_of_range``: see ``JetStreamSource``. ``wake`` is called when ``failure`` is set, which says why the source
+    cannot continue.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CohortWatch:
         self._partitions = partitions
         self._out_of_range = out_of_range
         self._wake = wake
-        self._seen: dict[int, tuple[str, int]] = {}  # at which consumer, and how far it had delivered
+        self._seen: dict[int, tuple[str, int]] = {}  # consumer and last delivery at the previous check
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: SourceError | None = None
 
@@ -60,18 +60,18 @@ class CohortWatch:
         return f"<CohortWatch of {self._name}>"
 
     def start(self) -> None:
-        """Begin to look. Does not block."""
+        """Begin to check. Does not block."""
         self._spawn(self._run())
 
     async def stop(self) -> None:
-        """Look no more, and ask for nothing. Idempotent."""
+        """Stop all checks and requests. Idempotent."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Nobody answers for its consumer: give the partition up, or take it over. Does not block."""
+        """Nothing answers for its consumer: give the partition up, or take it over. Does not block."""
         self._spawn(self._resolve(owned, consumer))
 
     # --- what was dropped
@@ -82,28 +82,28 @@ class CohortWatch:
             try:
                 await self._check()
             except (LanesError, NoAnswer, nats.errors.Error, OSError, KeyError, TypeError, ValueError) as error:
-                # Whether the stream is there, may be asked, and answers as it should, the membership finds out.
-                log.debug("%s: not looked at: %s", self._name, error)
+                # The membership detects a missing stream, missing permissions and malformed answers.
+                log.debug("%s: not checked: %s", self._name, error)
 
     async def _check(self) -> None:
         for owned in list(self._partitions.by_number.values()):
             try:
                 await self._check_partition(owned)
             except ApiError as error:
-                # It has gone, or has no leader: the others have.
-                log.debug("%s: partition %d not looked at: %s", self._name, owned.number, error)
+                # This durable was deleted or has no leader; go on with the others.
+                log.debug("%s: partition %d not checked: %s", self._name, owned.number, error)
         missed = [owned for owned in self._partitions.by_number.values() if owned.backlog.missed]
         if missed:
             await self._check_dropped(missed)
 
     async def _check_partition(self, owned: PulledPartition) -> None:
-        """Ask a durable for its backlog that does not tell by what it delivers."""
+        """Ask a durable for its backlog if its deliveries do not report it."""
         pulls, backlog = owned.pulls, owned.backlog
         if pulls is None:
             return
         known = pulls.consumer, backlog.delivery
         before, self._seen[owned.number] = self._seen.get(owned.number), known
-        # One that had nothing left and has a request open would have delivered what came.
+        # A durable with an empty backlog and an open request would have delivered new messages.
         if before != known or (backlog.left == 0 and pulls.reserved and not backlog.doubted):
             return
         highest = owned.ledger.highest
@@ -112,7 +112,7 @@ class CohortWatch:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
     async def _check_dropped(self, missed_partitions: list[PulledPartition]) -> None:
-        """Whether what was not delivered was dropped from the stream's beginning, and what to do then."""
+        """Decide whether undelivered messages were dropped at the stream's beginning, and react."""
         state = await read_stream(self._connection, self._stream)
         for owned in missed_partitions:
             missed, owned.backlog.missed = owned.backlog.missed, 0
@@ -121,21 +121,22 @@ class CohortWatch:
             what = f"{missed} messages of cohort partition {owned.number} were"
             if state.first <= owned.backlog.reached + 1:
                 log.warning(
-                    "%s: %s deleted before they were delivered, by their subject or one by one; going on without them",
+                    "%s: %s deleted before they were delivered, by subject or one by one; continuing without them",
                     self._name,
                     what,
                 )
                 continue
-            begin = f"stream {self._stream!r} begins at sequence {state.first}"
-            where = f"{begin}: {what} dropped before they were delivered"
-            why = "it was purged, or its limits are below what is left to do"
+            fault = (
+                f"stream {self._stream!r} begins at sequence {state.first}, so {what} dropped before they were "
+                "delivered: it was purged, or its limits are below the backlog"
+            )
             if self._out_of_range == "fail" and self.failure is None:
                 self.failure = SourceError(
-                    f"{where}: {why}; raise its limits, and start again to go on with what there is, or set "
-                    'out_of_range="earliest" to go on always'
+                    f"{fault}; raise its limits, and start again with the remaining messages, or set "
+                    'out_of_range="earliest" to continue always'
                 )
                 self._wake()
-            log.warning("%s: %s: %s", self._name, where, why)
+            log.warning("%s: %s", self._name, fault)
 
     # --- nobody answers
 
@@ -155,7 +156,7 @@ class CohortWatch:
                     return
             except SourceError as error:
                 log.debug("%s: consumer %s: %s", self._name, consumer, error)
-            # Whatever else is wrong, the takeover meets it, and says so.
+            # The takeover meets and reports any other fault.
             self._partitions.take_over(owned)
             return
 
