@@ -1,0 +1,51 @@
+"""The index of all tests in ``tests/README.md``, made from the first sentence of each file.
+
+``python -m tests.project.index`` writes it, and ``test_index`` compares.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+from tests.project.public_api import ROOT
+
+PAGE: Final = ROOT / "tests" / "README.md"
+MARK: Final = "<!-- Written by python -m tests.project.index from the docstrings below. -->"
+
+
+def summary(path: Path) -> str:
+    """The first sentence of a module's docstring, on one line."""
+    said = ast.get_docstring(ast.parse(path.read_text())) or ""
+    first = " ".join(said.split("\n\n")[0].split())
+    return first.removesuffix(".").replace("|", r"\|")
+
+
+def folders() -> dict[str, list[Path]]:
+    """The test files of each folder."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        found.setdefault(str(path.parent.relative_to(ROOT / "tests")), []).append(path)
+    return found
+
+
+def index() -> str:
+    """The index: a table for each folder."""
+    lines = [MARK]
+    for folder, paths in folders().items():
+        lines += ["", f"### {folder}", "", "| file | behaviour |", "|---|---|"]
+        lines += [f"| [{path.stem.removeprefix('test_')}]({folder}/{path.name}) | {summary(path)} |" for path in paths]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole page, its index made anew."""
+    written, mark, _ = PAGE.read_text().partition(MARK)
+    assert mark, f"{PAGE} has no line {MARK!r}"
+    return written + index()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"{PAGE.relative_to(ROOT)}: written")

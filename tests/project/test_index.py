@@ -1,0 +1,18 @@
+"""``tests/README.md`` leads to every test file, with the behaviour that it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.project.index import PAGE, folders, page, summary
+
+
+def test_the_index_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.project.index`"
+
+
+@pytest.mark.parametrize("path", [path for paths in folders().values() for path in paths], ids=str)
+def test_a_test_file_says_its_behaviour(path: Path) -> None:
+    assert summary(path), f"{path} has no docstring"
