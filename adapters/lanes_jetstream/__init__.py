@@ -1,6 +1,7 @@
-"""NATS JetStream for ``lanes``: a pull consumer as a source, a subject as dead letters.
+"""Runs ``lanes`` on NATS JetStream: a source, dead letters, and the command ``lanes cohort``.
 
-Reading order: ``source``; then the rooms ``wire``, ``durable``, ``cohort``, ``dead_letters``, and ``cli``.
+Rooms in reading order: ``source`` (the public source), ``wire`` (requests to the server), ``durable`` (one consumer),
+``cohort`` (a member of a cohort), ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations

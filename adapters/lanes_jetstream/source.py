@@ -1,4 +1,4 @@
-"""A JetStream pull consumer as a source, on a connection of its own or the user's."""
+"""The public JetStream source: one durable consumer, or a member of a cohort."""
 
 from __future__ import annotations
 
@@ -31,51 +31,60 @@ _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
 
 class JetStreamSource:
-    """Wraps the durable pull consumer ``durable`` of ``stream``, or is a member of a ``cohort`` on it.
+    """A source of messages from one JetStream stream, through one durable pull consumer or as a member of a cohort.
 
-    ``cohort``: ``Cohort(name, …)``, or the name alone. Any number of processes share the stream then, and each key is
-    handled by one of them at a time; the durables are made by the cohort, one for each of its partitions, and
-    ``durable``, ``filter_subject``, ``takeover``, ``acks`` and ``shared`` are not for it. ``key``, ``start``,
-    ``ack_wait`` (None = 300 s), ``max_ack_pending`` (of each partition) and ``out_of_range`` are. It needs permission
-    to publish to ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``.
+    With ``durable``, one process reads the consumer. A missing consumer is created. An existing one is checked and
+    continues at its position; if it does not fit, the error names the fault and the remedy.
 
-    ``where``: the URL of a server (several with commas), a connected nats client, or its JetStream context. A
-    connection that is passed in is never closed. ``key``: where the partition key comes from: ``subject_token(n)``,
-    ``header(name)``, ``whole_subject``, or a function of the client's message; None = no keys, no order. A message that
-    it raises at, or returns no key for, is not handled: it goes to the poison policy at once, as a ``MessageError``.
+    With ``cohort``, any number of processes share the stream, and one of them at a time handles each key. The cohort
+    creates its own consumers, one for each partition. So ``filter_subject``, ``takeover``, ``acks``, ``shared`` and
+    ``start_timeout`` must keep their defaults.
 
-    A consumer that does not exist is made with ``filter_subject`` (None = everything), ``ack_wait`` (seconds, 1
-    or more; None = 30) and ``max_ack_pending``, and begins at ``start``: ``"beginning"``, ``"next"``, a stream
-    sequence, or an aware ``datetime``. One that exists is adopted as it is and goes on where it stands; it is checked,
-    and refused with the remedy when it does not fit.
+    Needs nats-server 2.11 or newer, asyncio, and permission to publish to these subjects:
 
-    ``takeover``: how messages that an earlier process left unacknowledged come back before anything new. Where
-    ``lanes`` made the consumer (``"auto"``), or whoever made it (``"modify"``), it is reset, or its ack_wait and
-    BackOff are shrunk for a moment and restored; else, and with ``"hold-back"``, nothing is taken for one ack_wait,
-    which needs no permission to change the consumer. The log names what was done.
+    - durable: ``$JS.API.STREAM.INFO.<stream>``, ``$JS.API.CONSUMER.INFO.<stream>.<durable>``,
+      ``$JS.API.CONSUMER.MSG.NEXT.<stream>.<durable>`` and ``$JS.ACK.<stream>.<durable>.>``
+    - durable that is created or modified: also ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and
+      ``$JS.API.CONSUMER.RESET.<stream>.<durable>``
+    - cohort: ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``
 
-    ``acks``: ``"fire-and-forget"``, ``"confirmed"`` (each settlement waits for the server) or ``"confirmed-at-drain"``:
-    a release waits until the server has acted on the last acknowledgement and, where the stream has one copy, has
-    written it down, 0.25 s later. What such a server was told in the 0.1 s before it is killed it forgets, in any mode.
+    Args:
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
+            is passed in is never closed.
+        stream: Name of the stream.
+        durable: Name of the durable consumer. Pass either ``durable`` or ``cohort``.
+        cohort: The cohort, or its name for a cohort with default settings.
+        key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
+            the client's message; None = no keys, so no order. A message for which the function raises or returns an
+            invalid key is not handled. It goes to the poison policy as a ``MessageError``.
+        filter_subject: Subject filter of a consumer that is created; None = all subjects.
+        ack_wait: Seconds until the server redelivers, 1 or more, for a consumer that is created. The default is 30, and
+            300 in a cohort.
+        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort it
+            applies to each partition.
+        start: Where a new consumer begins: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
+            ``datetime``.
+        takeover: How unacknowledged messages of an earlier process come before new ones. ``"auto"`` resets the
+            consumer, or shrinks its ack_wait and BackOff for a moment, if ``lanes`` created it. ``"modify"`` does so
+            for any consumer. Otherwise, and with ``"hold-back"``, the source requests nothing for one ack_wait, which
+            needs no permission to change the consumer. The log names the method.
+        acks: ``"fire-and-forget"`` sends acknowledgements without a confirmation. ``"confirmed"`` waits for the server
+            at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has acted on the last
+            acknowledgement. If the stream has one copy, it waits 0.25 s more until the server has written it. In all
+            modes a server that is killed loses the acknowledgements of the last 0.1 s.
+        out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
+            stops the source, and ``"earliest"`` continues with the remaining messages. Streams that drop single
+            messages by design (one a subject, rollups, per-message TTL) are not checked. For a filtered consumer and
+            for a cohort, only drops during the run are detected. A cohort warns of messages that were deleted between
+            others, and continues.
+        shared: Whether other processes pull the same durable. Then no order can be kept, ``Settings(order="none")`` is
+            required, and nothing is taken over. Without it, another puller is waited for at the start for 31 s and then
+            refused. Another puller during the run stops the source.
+        start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
+            the run they are waited for without limit.
 
-    ``out_of_range``: when the stream has dropped messages before they were delivered, because it was purged or by its
-    limits: ``"fail"``, or go on with the ``"earliest"`` there is. Streams that thin themselves out by design (one
-    message a subject, rollups, a time to live for each) are not judged; of a filtered consumer, and of a cohort, only
-    what happens while it is read. A cohort warns of messages that were deleted behind others that are still there, and
-    goes on.
-
-    ``shared``: other processes pull the same durable. No order can be kept, so only ``Settings(order="none")`` is let
-    pass, and nothing is taken over. Otherwise another process that pulls is waited for at the start, 31 s, and then
-    refused; one that comes later stops the source.
-
-    ``start_timeout``: seconds, 0 or more, in which the stream's and the consumer's leader have to answer at the start;
-    while it runs they are waited for without limit.
-
-    Needs nats-server 2.11 or newer, and permission to publish to ``$JS.API.STREAM.INFO.<stream>``,
-    ``$JS.API.CONSUMER.INFO.<stream>.<durable>``, ``$JS.API.CONSUMER.MSG.NEXT.<stream>.<durable>`` and
-    ``$JS.ACK.<stream>.<durable>.>``; for a consumer that is made or modified also to
-    ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and ``$JS.API.CONSUMER.RESET.<stream>.<durable>``. asyncio only.
-    Raises ``ConfigError`` for arguments that cannot be kept.
+    Raises:
+        ConfigError: An argument is invalid, or the arguments exclude each other.
     """
 
     def __init__(
@@ -99,11 +108,11 @@ class JetStreamSource:
         _check_name("stream", stream)
         if (durable is None) == (cohort is None):
             raise ConfigError(
-                f"durable={durable!r}, cohort={cohort!r}: pass durable=… for one process on a consumer of its own, or "
-                "cohort=… for any number of them"
+                f"durable={durable!r}, cohort={cohort!r}: pass durable=… for one process on its own consumer, or "
+                "cohort=… for any number of processes"
             )
         if key is not None and not callable(key):
-            raise ConfigError(f"key={key!r}: pass subject_token(n), header(name), whole_subject, a function, or None")
+            raise ConfigError(f"key={key!r}: use subject_token(n), header(name), whole_subject, a function, or None")
         if ack_wait is not None:
             check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
         check_whole("max_ack_pending", max_ack_pending, 1)
@@ -123,7 +132,7 @@ class JetStreamSource:
                 ("start_timeout", start_timeout != DEFAULT_START_TIMEOUT),
             ):
                 if given:
-                    raise ConfigError(f"{setting}=… is of a durable, and a cohort makes its own: leave it out")
+                    raise ConfigError(f"{setting}=… applies to durable=… only, not to a cohort; omit it")
             self._source = CohortSource(
                 connection,
                 stream,
@@ -135,7 +144,7 @@ class JetStreamSource:
                 out_of_range=out_of_range,
             )
             return
-        assert durable is not None, "one of both is given"
+        assert durable is not None, "durable or cohort is given"
         _check_name("durable", durable)
         consumer = DurableConsumer(
             connection,
@@ -166,23 +175,59 @@ class JetStreamSource:
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
-        """Connect, find or make the consumer, and check it; see ``lanes.source.Source.open``."""
+        """Connect, find or create the consumer or join the cohort, and check the setup.
+
+        Returns:
+            The traits of the source.
+
+        Raises:
+            ConfigError: The stream, the consumer or the server does not fit.
+            SourceError: No server answers, or a permission is missing.
+        """
         return await self._source.open()
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for messages; see ``lanes.source.Source.receive``."""
+        """Wait for messages and partition events; see ``lanes.source.Source.receive``. Cancel-safe.
+
+        Args:
+            room: Number and bytes of messages that may come, and the paused partitions.
+
+        Returns:
+            At least one event.
+
+        Raises:
+            SourceError: The source cannot continue.
+        """
         return await self._source.receive(room)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages; see ``lanes.source.Source.settle``."""
+        """Acknowledge messages; see ``lanes.source.Source.settle``.
+
+        Args:
+            settlements: Messages to acknowledge, by partition.
+
+        Raises:
+            SourceError: The acknowledgements could not be sent or confirmed.
+        """
         await self._source.settle(settlements)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Tell the server that these are still in progress. Best effort."""
+        """Tell the server that these messages are still in progress. Best effort.
+
+        Args:
+            messages: Messages to keep alive.
+        """
         await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        """Stop pulling and wait for what ``acks`` asks for; a retryable ``SourceError`` says that it did not come."""
+        """Stop pulling a partition and wait for the acknowledgements, as ``acks`` asks for.
+
+        Args:
+            partition: The drained partition.
+
+        Raises:
+            SourceError: A confirmation did not come (retryable), or the partition was lost.
+        """
         await self._source.release(partition)
 
     async def aclose(self) -> None:
@@ -190,10 +235,17 @@ class JetStreamSource:
         await self._source.aclose()
 
     def lag(self, partition: Partition) -> int | None:
-        """See ``lanes.source.Lagging``: what was delivered and not acknowledged, and what was not delivered yet."""
+        """Return the lag of a partition; see ``lanes.source.Lagging``.
+
+        Args:
+            partition: The partition.
+
+        Returns:
+            Number of unacknowledged and undelivered messages; None = unknown.
+        """
         return self._source.lag(partition)
 
 
 def _check_name(setting: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")
+        raise ConfigError(f"{setting}={name!r}: use a name without blanks, dots, slashes and wildcards")

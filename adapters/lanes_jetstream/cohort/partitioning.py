@@ -111,8 +111,7 @@ class Partitioning:
             name = getattr(key, "__name__", type(key).__name__)
             raise ConfigError(
                 f"key={name}: the server partitions by subject tokens, so this key may occur in two partitions; use "
-                "subject_token(…) with every token of partition(), or key_refines_partition=True if each key has "
-                "one value of them"
+                "subject_token(…) with every token of partition(), or key_refines_partition=True"
             )
         for rule in self.rules:
             self._check_tokens(rule, tokens)
