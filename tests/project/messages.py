@@ -59,7 +59,7 @@ CLEANING: Final = ("printable", "printable_lines", "redacted", "error_text", "er
 
 ALSO: Final = (
     ("lanes_kafka.partitioners", "Census", "report"),
-    ("lanes_spark.tables.journal_positions", "", "doubts_of"),
+    ("lanes_spark.tables.journal", "", "doubts_of"),
 )
 """Functions whose texts are printed far from where they are called: (module, class or "", function)."""
 

@@ -13,7 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from lanes.history.columns import row_tables
-from lanes_spark.audits.verdicts import AuditVerdict, judge
+from lanes_spark.audits.judge import judge
+from lanes_spark.audits.verdicts import AuditVerdict
 from memsource import check
 from memsource.checkers import (
     AtLeastOnce,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lanes_spark.audits import verdicts as audit_verdicts
+from lanes_spark.audits import judge as audit_judge
 from lanes_spark.audits.verdicts import AUDITED
 from tests.memsource.checkers.commit_faults import COMMIT_FAULTS
 from tests.memsource.checkers.commit_world import segments_of as commit_segments_of
@@ -115,7 +115,7 @@ def unused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         raise AssertionError("there is no need of it")
 
     for name in names:
-        monkeypatch.setattr(audit_verdicts, name, called)
+        monkeypatch.setattr(audit_judge, name, called)
 
 
 @pytest.mark.parametrize("name", GROUPS)

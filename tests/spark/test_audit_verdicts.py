@@ -12,8 +12,9 @@ import pytest
 from lanes.errors import ConfigError
 from lanes.history.columns import row_tables
 from lanes_spark.audits.audit import Audit
+from lanes_spark.audits.judge import Judged
 from lanes_spark.audits.rows import COLUMNS, check_columns
-from lanes_spark.audits.verdicts import AUDITED, AuditStatus, AuditVerdict, Judged
+from lanes_spark.audits.verdicts import AUDITED, AuditStatus, AuditVerdict
 from memsource import CHECKERS
 
 ARROW = {"bigint": "int64"}

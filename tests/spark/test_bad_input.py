@@ -29,8 +29,8 @@ from lanes_spark.driver.batch import _loaded
 from lanes_spark.driver.ranges import BatchRanges, ranges_options
 from lanes_spark.failures import as_ours, mapped_errors
 from lanes_spark.plan import CHECKED, check_conf, settings_of
-from lanes_spark.tables.watermarks import read_watermarks
-from lanes_spark.task import loop_watch as task_watch
+from lanes_spark.tables.kafka_topic import read_offset_ranges
+from lanes_spark.task import task as spark_task
 from tests.spark.rows import Seen, batches, expected, job, rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,7 +244,7 @@ def test_what_the_context_schedules_by_counts(session: Any, context: Any, found:
 
 @pytest.mark.parametrize("lacks", ["commons-pool2", "spark-token-provider-kafka-0-10", "kafka-clients"])
 def test_a_jar_of_the_connector_that_is_missing_is_named(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lanes_spark.tables import watermarks
+    from lanes_spark.tables import kafka_topic
 
     class Name:
         def __init__(self, name: str) -> None:
@@ -252,15 +252,15 @@ def test_a_jar_of_the_connector_that_is_missing_is_named(lacks: str, monkeypatch
 
         def __getattr__(self, part: str) -> Any:
             name = f"{self._name}.{part}".lstrip(".")
-            if name in watermarks._CLASSES.values():
-                missing = watermarks._CLASSES[lacks] == name
+            if name in kafka_topic._CLASSES.values():
+                missing = kafka_topic._CLASSES[lacks] == name
                 return object.__new__(JavaPackage if missing else JavaClass)
             return Name(name)
 
     spark: Any = FakeSpark()
     spark._jvm = Name("")
     with pytest.raises(lanes.ConfigError, match=f"it lacks {lacks}; begin the session with spark.jars.packages=org."):
-        read_watermarks(spark, "orders", {})
+        read_offset_ranges(spark, "orders", {})
 
 
 # --- the handler
@@ -286,7 +286,7 @@ def test_a_handler_that_the_workers_cannot_load_is_told_with_the_remedy(tmp_path
 def test_a_handler_that_blocks_the_event_loop_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(task_watch, "STANDS_AFTER", 0.02)
+    monkeypatch.setattr(spark_task, "STANDS_AFTER", 0.02)
     seen = Seen()
 
     def told() -> list[str]:
@@ -331,7 +331,7 @@ def test_a_loop_that_stands_still_is_told_of_once(answers: bool, told: int, capl
         if answers:
             answer()
 
-    watch = task_watch.LoopWatch("orders", threading.current_thread(), call)
+    watch = spark_task.LoopWatch("orders", threading.current_thread(), call)
     for standstill in (1, 2):
         inbox: Any = Inbox(5)
         assert watch.get(inbox) == "event"

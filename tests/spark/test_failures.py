@@ -12,7 +12,7 @@ from py4j import protocol  # type: ignore[import-untyped]
 
 import lanes
 from lanes_spark.failures import as_ours, crossing, mapped_errors
-from lanes_spark.tables.watermarks import _mapped
+from lanes_spark.tables.kafka_topic import _broker_errors
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -142,7 +142,7 @@ def test_what_brokers_say_may_pass(names: tuple[str, ...], passes: bool) -> None
     client = {"bootstrap.servers": "h:1", "sasl.password": "s3cret"}
     with (
         pytest.raises(lanes.SourceError, match=f"orders: Kafka at h:1: {names[0]}: … no") as said,
-        _mapped("orders", client),
+        _broker_errors("orders", client),
     ):
         raise FromBroker(*names)
     assert said.value.retryable is passes

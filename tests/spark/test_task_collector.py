@@ -9,7 +9,7 @@ import pytest
 
 import lanes
 from lanes_spark import run_task
-from lanes_spark.task.collector import YOUNG_OBJECTS, collecting_seldom
+from lanes_spark.task.task import YOUNG_OBJECTS, collecting_seldom
 from tests.spark.rows import ONCE, batches, job, rows
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lanes.errors import ConfigError
-from lanes_spark.audits.rows import COLUMNS, check_columns, without_copies
-from lanes_spark.audits.verdicts import AUDITED, CAUSES, WITNESSES, AuditStatus, AuditVerdict, judge
+from lanes_spark.audits.verdicts import AUDITED, CAUSES, WITNESSES, AuditStatus, AuditVerdict
 from lanes_spark.failures import mapped_errors
-from lanes_spark.tables.journal_files import read_journal, unfinished_files
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
@@ -87,7 +85,9 @@ def audit(
 
     Raises ``ConfigError`` for what is no journal, and ``SourceError`` for what Spark cannot read or write.
     """
-    from pyspark.sql import functions as F  # noqa: N812
+    from lanes_spark.audits.judge import judge
+    from lanes_spark.audits.rows import check_columns, due_positions, journal_rows
+    from lanes_spark.tables.journal import read_journal, unfinished_files
 
     paths = [journal] if isinstance(journal, str) else list(journal)
     if not paths:
@@ -96,8 +96,7 @@ def audit(
         unfinished = unfinished_files(spark, paths)
         table = read_journal(spark, paths, unfinished)
         check_columns(table)
-        rows = without_copies(table).select(F.lit("").alias("history"), *COLUMNS)
-        judged = judge(rows, None if source is None else _due(spark, source))
+        judged = judge(journal_rows(table), None if source is None else due_positions(spark, source))
         told = judged.told()
         if not told:
             raise ConfigError(f"journal {', '.join(paths)}: no row is in it; give the folder of a run that has begun")
@@ -113,25 +112,3 @@ def audit(
             unfinished=unfinished,
             findings=findings,
         )
-
-
-def _due(spark: SparkSession, source: ParquetTable | KafkaTopic | DataFrame) -> DataFrame:
-    """The positions of a source, once each."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if isinstance(source, ParquetTable | KafkaTopic):
-        rows = source.rows(spark, source.spans(spark).by_partition)
-        partition = F.concat(F.lit(f"{source.topic}/"), F.col("partition"))
-        named = rows.select(partition.alias("partition"), F.col("offset").alias("position"))
-    else:
-        kinds = {field.name: field.dataType.simpleString() for field in source.schema}
-        for name, kind in (("partition", "string"), ("position", "bigint")):
-            if kinds.get(name) != kind:
-                found = f"of type {kinds[name]}" if name in kinds else "missing"
-                raise ConfigError(
-                    f"source: its column {name}, of type {kind}, is {found}; positions are as orders/3, 120"
-                )
-        named = source.select("partition", "position")
-    nowhere = F.raise_error(F.lit("source: a row has no partition or no position; leave it out"))
-    partition, position = F.coalesce("partition", nowhere), F.coalesce("position", nowhere).cast("bigint")
-    return named.distinct().select(F.lit("").alias("history"), partition.alias("partition"), position.alias("position"))

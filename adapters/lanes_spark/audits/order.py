@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known, computed, never
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 __all__ = ["behind_leases", "finding", "intervals", "no_overlap", "passing", "per_key_order"]
 
@@ -19,8 +19,6 @@ _PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "po
 
 def finding(rows: DataFrame, checker: str, what: str) -> DataFrame:
     """These rows as findings: one violation each."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return rows.select(*_PLACE, F.lit(checker).alias("checker"), F.lit(what).alias("what"))
 
 
@@ -35,9 +33,6 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
 
 def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
     """Each position from one mark to the next: ``begin``, ``close``, and ``opened``, the first row that ``opens``."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     in_time = Window.partitionBy(*within).orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     turned = rows.withColumns({"mark": mark, "opens": opens})
@@ -52,8 +47,6 @@ def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) 
 
 
 def _unfinished(turns: DataFrame, within: Sequence[str]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     open_ = F.when(F.col("mark") == "N", F.col("begin")).when(F.col("mark") == "F", None).otherwise(F.col("opened"))
     return turns.select(*within, open_.alias("open"), "close").where(F.col("open").isNotNull())
 
@@ -64,9 +57,6 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
     ``points`` has ``position``, ``ts`` and ``name``; ``unfinished`` has ``position``, ``open`` and ``close``. Two
     windows leave out whatever can be in no pair, so that only what is wrong, or nearly so, is joined.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     both = points.select(*within, "position", "ts", "name").unionByName(
         unfinished.select(*within, "position", "open", "close"), allowMissingColumns=True
     )
@@ -91,9 +81,6 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 def _keyed(rows: DataFrame) -> DataFrame:
     """Those that say something of the order of a key: with ``finished_at``, when their message first was, anywhere;
     ``repeats``, whether that was before; and ``mark``, what they make of it in their assignment."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
     late = (event == "redelivered") & (F.col("cause") == "late")
@@ -116,8 +103,6 @@ def _keyed(rows: DataFrame) -> DataFrame:
 
 
 def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     here = keyed.where((F.col("event") != "produced") & ~F.col("gappy"))
     return _turns(here, (*_LANE, "position"), (F.col("event") == "delivered") | F.col("begins"), F.col("mark"))
 
@@ -128,9 +113,6 @@ def _queued_again(turns: DataFrame) -> DataFrame:
     It is from its delivery on where nothing of its lane was unfinished then. Else what was delivered before it starts
     before it, and it is unfinished from its start on.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     repeats = turns.where(F.col("mark") == "R").withColumn("open", F.col("begin"))
     known = _unfinished(turns, (*_LANE, "position"))
     both = repeats.select(*_LANE, "position", "open", F.col("close").alias("until")).unionByName(
@@ -154,9 +136,6 @@ def _queued_again(turns: DataFrame) -> DataFrame:
 
 def per_key_order(rows: DataFrame) -> DataFrame:
     """The findings among these rows."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     ts, position = F.col("ts"), F.col("position")
     keyed = computed(_keyed(rows))
     turns = computed(_turns_of_lanes(keyed))
@@ -208,9 +187,6 @@ def per_key_order(rows: DataFrame) -> DataFrame:
 
 def no_overlap(rows: DataFrame) -> DataFrame:
     """The findings among these rows."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, ts = F.col("event"), F.col("ts")
     used = rows.where(event.isin("started", "ended", "zombie"))
     following = (
@@ -264,9 +240,6 @@ def no_overlap(rows: DataFrame) -> DataFrame:
 
 def behind_leases(known: Known) -> DataFrame:
     """The findings about assignments under leases: what started, or was acknowledged, when its own was over."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     whole = known.segments.where(F.col("gap").isNull()).select(*SEGMENT)
     leased = known.assignments.where(F.col("leased")).select(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lanes_spark.audits.order import finding
 from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 __all__ = ["exclusive_owner"]
 
@@ -18,9 +18,6 @@ _TENURE: Final = (*ASSIGNMENT, "since")
 
 def exclusive_owner(known: Known) -> DataFrame:
     """The findings. Where nobody had a partition at the same time as somebody else, only few rows are looked at."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     events = _events(known)
     tenures = _tenures(events)
     same = Window.partitionBy(*SEGMENT, "partition").orderBy("since").rowsBetween(Window.unboundedPreceding, -1)
@@ -32,8 +29,6 @@ def exclusive_owner(known: Known) -> DataFrame:
 
 def _events(known: Known) -> DataFrame:
     """The rows about ownership of whole processes, in one order: ``ts``."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -56,9 +51,6 @@ def _events(known: Known) -> DataFrame:
 
 def _tenures(events: DataFrame) -> DataFrame:
     """From ``since`` to ``until``, when it was given up, or its process gone; ``revoked``: when it was handed over."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, ts = F.col("event"), F.col("ts")
     backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
     gone = F.struct(F.col("gone_at").alias("time"), "process", F.lit(2**62).alias("n"))
@@ -79,9 +71,6 @@ def _tenures(events: DataFrame) -> DataFrame:
 
 def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
     """Who acted while another process had it, and then handed it over as if it had been its own."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     # Of a tenure that another one of its assignment follows, only the latter is known then.
     revoked = F.col("revoked")
     own = tenures.where(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lanes_spark.tables.journal_columns import check_kinds
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from lanes_spark.tables.journal import check_kinds
+from lanes_spark.tables.kafka_topic import KafkaTopic
+from lanes_spark.tables.table import ParquetTable
 
 __all__ = [
     "ASSIGNMENT",
@@ -25,10 +27,11 @@ __all__ = [
     "assignment_number",
     "check_columns",
     "computed",
+    "due_positions",
+    "journal_rows",
     "know",
     "never",
     "partition_number",
-    "without_copies",
 ]
 
 SEGMENT: Final = ("history", "run")
@@ -108,30 +111,39 @@ def check_columns(table: DataFrame) -> None:
     check_kinds(table, COLUMNS, "no journal")
 
 
-def without_copies(table: DataFrame) -> DataFrame:
-    """The rows of the files of a journal; those of a copy of a file are left out. Blocks: it reads two columns."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
+def journal_rows(table: DataFrame) -> DataFrame:
+    """Return the columns that are judged, without the rows of copied files. Blocks: reads two columns."""
     file = F.col("_metadata.file_path")
     files = table.groupBy("run", file.alias("file")).agg(F.min("n").alias("first"), F.count("*").alias("rows"))
     same = Window.partitionBy("run", "first", "rows").orderBy("file")
     copies = files.withColumn("which", F.row_number().over(same)).where(F.col("which") > 1).select("file")
     found = [row["file"] for row in copies.collect()]
-    return table.where(~file.isin(found)) if found else table
+    rows = table.where(~file.isin(found)) if found else table
+    return rows.select(F.lit("").alias("history"), *COLUMNS)
+
+
+def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataFrame) -> DataFrame:
+    """Return each position of a source once."""
+    if isinstance(source, ParquetTable | KafkaTopic):
+        rows = source.rows(spark, source.spans(spark).by_partition)
+        partition = F.concat(F.lit(f"{source.topic}/"), F.col("partition"))
+        named = rows.select(partition.alias("partition"), F.col("offset").alias("position"))
+    else:
+        kinds = {"partition": "string", "position": "bigint"}
+        check_kinds(source, kinds, "source", "positions are as orders/3, 120")
+        named = source.select("partition", "position")
+    nowhere = F.raise_error(F.lit("source: a row has no partition or no position; leave it out"))
+    partition, position = F.coalesce("partition", nowhere), F.coalesce("position", nowhere).cast("bigint")
+    return named.distinct().select(F.lit("").alias("history"), partition.alias("partition"), position.alias("position"))
 
 
 def any_of(condition: Column) -> Column:
     """An aggregate: whether it holds for any row."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.coalesce(F.max(condition), F.lit(False))
 
 
 def never() -> Column:
     """A ``ts`` behind all others."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     end = F.lit(float("inf")), F.lit(0), F.lit(0).cast("bigint")
     return F.struct(*(value.alias(name) for value, name in zip(end, ("time", "process", "n"), strict=True)))
 
@@ -143,23 +155,17 @@ def computed(frame: DataFrame) -> DataFrame:
 
 def partition_number() -> Column:
     """A number for the partition of a row, in its history."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.xxhash64("history", "partition")
 
 
 def assignment_number() -> Column:
     """A number for the assignment of a row that has ``process``. Those of two may be the same, which is allowed for:
     whatever is of both is then looked at closely."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.xxhash64("process", "partition_number", "assignment")
 
 
 def know(raw: DataFrame) -> Known:
     """``raw``: the columns ``COLUMNS``, and ``history``. Blocks: two passes over the rows, which move none of them."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
     stretches = _stretches(rows)
     segments = computed(_ordered(_segments(rows, stretches)))
@@ -186,8 +192,6 @@ def know(raw: DataFrame) -> Known:
 
 def _stretches(rows: DataFrame) -> DataFrame:
     """What is in each stretch of each process: little, whatever the number of rows, and without moving them."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, n = F.col("event"), F.col("n")
     places = event.isin(*MESSAGES) & (
         F.col("assignment").isNull() | F.col("position").isNull() | F.col("partition").isNull()
@@ -216,9 +220,6 @@ def _stretches(rows: DataFrame) -> DataFrame:
 
 def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
     """One row for each process."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     so_far = Window.partitionBy(*SEGMENT).orderBy("stretch").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     facts = (
         stretches.withColumn("slack", F.max("mono_most").over(so_far) - F.col("mono_least"))
@@ -262,9 +263,6 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
 
 def _ordered(segments: DataFrame) -> DataFrame:
     """With ``shift``, ``process``, ``whole``: nothing is missing in the history, and ``several`` boots."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     all_of = Window.partitionBy("history")
     first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
     way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)
@@ -283,8 +281,6 @@ def _ordered(segments: DataFrame) -> DataFrame:
 
 
 def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, n, floor = F.col("event"), F.col("n"), F.col("floor")
     told = event.isin("leased", "lost") & (F.col("deadline") != 0)
     facts = owned.groupBy(*ASSIGNMENT).agg(
@@ -302,8 +298,6 @@ def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
 
 def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, several: bool) -> DataFrame:
     """Partitions in overlapping processes of different boots, and those whose positions began anew."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     assigned = owned.where(F.col("event") == "assigned")
     names = F.count_distinct(F.coalesce("incarnation", F.lit("")))
     recreated = (
@@ -320,8 +314,6 @@ def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, sev
 
 
 def _overlapping(rows: DataFrame, segments: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     # What a producer notes holds whenever it was noted, so it needs no order.
     seen = rows.where((F.col("event") != "produced") & (F.col("partition") != ""))
     held = seen.select("history", "partition", "run").distinct()

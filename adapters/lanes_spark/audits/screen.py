@@ -8,7 +8,10 @@ is not so: whatever is doubtful is kept, and two keys that are taken for one are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lanes_spark.audits.rows import (
     ASSIGNMENT,
@@ -19,9 +22,6 @@ from lanes_spark.audits.rows import (
     computed,
     partition_number,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 __all__ = ["MESSAGE", "Screened", "committed", "screen", "suspects"]
 
@@ -52,9 +52,6 @@ class Screened:
 
 def screen(known: Known) -> Screened:
     """Blocks: one pass over the rows, which are brought together by key."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     fences = (
         known.assignments.where(F.col("fence_n").isNotNull()).groupBy("number").agg(F.min("fence_n").alias("fence_n"))
     )
@@ -119,8 +116,6 @@ def screen(known: Known) -> Screened:
 
 def _grouped(known: Known) -> DataFrame:
     """One row for each message and assignment."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, n, mono = F.col("event"), F.col("n"), F.col("mono")
     ended = (event == "ended") & (F.col("result") == "ok")
     settled = (event == "redelivered") & (F.col("cause") == "settled")
@@ -168,9 +163,6 @@ def _grouped(known: Known) -> DataFrame:
 
 def _passed(known: Known, messages: DataFrame) -> DataFrame:
     """The assignments in which a commit came before the last row of a message below it."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     numbers = known.assignments.where(F.col("committing")).select(*ASSIGNMENT, "number")
     commits = known.owned.where(F.col("event") == "commit_sent").join(F.broadcast(numbers), list(ASSIGNMENT))
     both = (
@@ -195,9 +187,6 @@ def suspects(known: Known, screened: Screened) -> DataFrame:
     ``ts`` orders those of a key, and ``gone`` is that of the end of their process; what ended behind a fence is a
     ``zombie``.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
     rows = known.rows.where(F.col("event").isin(*MESSAGES, "produced")).withColumn(
         "partition_number", partition_number()
@@ -210,16 +199,12 @@ def suspects(known: Known, screened: Screened) -> DataFrame:
 
 def committed(known: Known, assignments: DataFrame) -> DataFrame:
     """The same of these assignments; ``ts`` orders those of a process. Blocks."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     used = ("delivered", "redelivered", "ended", "dlq_sent", "dlq_confirmed", "archived", "commit_sent")
     rows = known.rows.where(F.col("event").isin(*used)).join(assignments, list(ASSIGNMENT), "left_semi")
     return computed(_known_of(known, rows.withColumn("time", F.lit(0.0))))
 
 
 def _known_of(known: Known, rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     processes = known.segments.select(
         *SEGMENT, *("shift", "process", "ordered", "gappy", "whole", "last", F.col("last_n").alias("process_last_n"))
     )
@@ -249,6 +234,4 @@ def _known_of(known: Known, rows: DataFrame) -> DataFrame:
 
 
 def _ts(time: Column, n: Column) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.struct(time.alias("time"), F.col("process"), n.alias("n"))

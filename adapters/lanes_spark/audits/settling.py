@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lanes_spark.audits.order import finding, intervals, passing
 from lanes_spark.audits.rows import ASSIGNMENT, Known, any_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["LEFT", "at_least_once", "dead_letter_before_settle", "duplicates", "no_commit_past_unfinished", "passed"]
 
@@ -25,9 +25,6 @@ def passed(committed: DataFrame) -> DataFrame:
     A commit passes what was delivered when it is the first one of the assignment that is above it, and above whatever
     was delivered there before it, because a source that commits goes only onwards.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     rows = committed.where(F.col("committing") & ~F.col("gappy"))
     ends = F.col("final") | (event == "redelivered") & (F.col("cause") == "settled")
@@ -89,17 +86,12 @@ def passed(committed: DataFrame) -> DataFrame:
 
 def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
     """The findings."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     what = "a position above it was committed before it had finished"
     return finding(passes.where(F.col("what") == "unfinished"), "NoCommitPastUnfinished", what)
 
 
 def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> DataFrame:
     """The findings among these rows, and those that ``passed`` has found."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     used = rows.where(event.isin("dlq_sent", "dlq_confirmed", "archived", "ack") & ~F.col("gappy"))
     before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
@@ -115,8 +107,6 @@ def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> Data
 
 def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:
     """The findings among these rows, and the messages that are neither settled nor handled."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     acked = (event == "ack") | (event == "redelivered") & (F.col("cause") == "settled") & F.col("committing")
     used = rows.where(event.isin("produced", "delivered", "started") | F.col("final") | acked)
@@ -146,8 +136,6 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
 
     A commit settles what its assignment never saw, too: then ``passed`` has found nothing of it.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
     if passes is None:
         marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))
     else:
@@ -194,9 +182,6 @@ def duplicates(rows: DataFrame) -> DataFrame:
     ``held``, ``settled`` and ``late``: as the source said. Of starts: ``retry`` in the same assignment; in another one
     ``takeover`` of what nobody had finished before, and ``repeat`` of what somebody had.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     in_time = Window.partitionBy("history", "partition", "position").orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, -1)

@@ -1,5 +1,4 @@
-"""The tables that a replay reads: topics, files, and selections by a journal.
+"""Sources of a replay: topics, files, and positions that a journal selects.
 
-Reading order: ``table``, ``kafka_topic``, ``watermarks``, ``journal_selection``, ``journal_positions``,
-``journal_columns``, ``journal_files``.
+Reading order: ``table``, ``kafka_topic``, ``journal_selection``, ``journal``.
 """

@@ -17,8 +17,6 @@ from blake3 import blake3
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.checkpoint import literal, query_of
 from lanes_spark.positions import Islands, Span, clipped, islands_of, wanted_count
-from lanes_spark.tables.journal_files import unfinished_files
-from lanes_spark.tables.journal_positions import check_journal, doubts_of, selected_positions
 from lanes_spark.tables.table import within
 
 if TYPE_CHECKING:
@@ -122,6 +120,8 @@ class JournalSelection:
         return Chosen(positions=positions, islands=islands, facts=facts, digest=digest)
 
     def _read(self, spark: SparkSession, topic: str, incarnation: str) -> tuple[JournalFacts, DataFrame]:
+        from lanes_spark.tables.journal import check_journal, doubts_of, selected_positions, unfinished_files
+
         hidden = unfinished_files(spark, self.paths)
         table = check_journal(spark, self.paths, hidden)
         runs, doubts = doubts_of(table, topic, self.paths, hidden, incarnation)

@@ -1,27 +1,29 @@
-"""A Kafka topic, as a replay reads it: by the connector of Spark's JVM.
+"""A Kafka topic as a replay reads it, through the connector in Spark's JVM.
 
-Which positions there are is asked of the brokers before the first batch, and again before each: what the topic has
-lost meanwhile stops the replay. Consumer groups have no part in it: nothing is joined and nothing is committed.
+The brokers are asked for offset ranges before the first batch and before each later one, by the Java client that the
+connector brings: the replay stops at positions that the topic has lost. No consumer group is joined and nothing is
+committed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, SourceError
 from lanes_spark.plan import Eras, check_eras
 from lanes_spark.positions import Span, check_incarnation, check_start
 from lanes_spark.tables.table import Spans, known_rows
-from lanes_spark.tables.watermarks import first_since, read_watermarks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["KafkaTopic"]
+__all__ = ["KafkaTopic", "read_offset_ranges"]
 
 _OURS: Final = frozenset(
     name.lower()
@@ -45,6 +47,30 @@ _SPLITTING: Final = ("minpartitions", "maxrecordsperpartition")
 """Options under which several tasks read one partition."""
 
 _ISOLATION: Final = "kafka.isolation.level"
+
+_TIMEOUT: Final = 30
+"""Seconds that the brokers have for each answer."""
+
+_LIMIT: Final = 300
+"""Characters of what the client says that are kept."""
+
+_CLASSES: Final[Mapping[str, str]] = {
+    "spark-sql-kafka-0-10": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+    "spark-token-provider-kafka-0-10": "org.apache.spark.kafka010.KafkaConfigUpdater",
+    "kafka-clients": "org.apache.kafka.clients.admin.AdminClient",
+    "commons-pool2": "org.apache.commons.pool2.PooledObject",
+}
+"""The jars of the connector, and what each of them holds: without one of them a batch would fail, in its tasks."""
+
+_UNKNOWN: Final = "UnknownTopicOrPartitionException"
+
+_REMEDIES: Final[Mapping[str, str]] = {
+    "TimeoutException": "; see that the brokers are up, and that this machine reaches them there",
+    _UNKNOWN: "; see that the topic is called so, and that this user may describe it",
+}
+"""What to do about some of what the client says."""
+
+_SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +128,7 @@ class KafkaTopic:
 
         Raises ``ConfigError`` when the connector's jars are missing, ``SourceError`` for what the brokers say.
         """
-        spans, incarnation = read_watermarks(spark, self.topic, self._client())
+        spans, incarnation = read_offset_ranges(spark, self.topic, self._client())
         return Spans(
             by_partition=spans,
             rows=sum(end - first for first, end in spans.values()),
@@ -114,7 +140,7 @@ class KafkaTopic:
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
         """The messages of these positions. Reads nothing yet. Raises as ``spans``, and ``SourceError`` for positions
         that are gone by now, naming them, and for another topic than that ``incarnation``."""
-        spans, now = read_watermarks(spark, self.topic, self._client())
+        spans, now = read_offset_ranges(spark, self.topic, self._client())
         # First: what positions mean, is of one topic alone.
         check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
@@ -134,7 +160,7 @@ class KafkaTopic:
         is in front of it is earlier, in whatever order the times are. Blocks, and raises as ``spans``."""
         # Whole milliseconds, rounded down: Kafka has no others.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-        found = first_since(
+        found = first_offsets_since(
             spark, self.topic, self._client(), max(0, milliseconds), {number: end for number, (_, end) in spans.items()}
         )
         return {number: max(spans[number][0], at) for number, at in found.items()}
@@ -150,3 +176,145 @@ class KafkaTopic:
 
     def _offsets(self, positions: Mapping[int, int]) -> str:
         return json.dumps({self.topic: {str(number): position for number, position in sorted(positions.items())}})
+
+
+def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
+    """By partition the first position, and the one behind the last that may be read at this isolation level; and the id
+    of the topic, which it has as long as it is not made anew, "" where the brokers know of none. All of one topic.
+
+    ``client``: settings of the Java client. Blocks, about a minute at most unless its timeouts say otherwise.
+
+    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say, retryable
+    where they may answer a moment later, and for a topic that is made anew meanwhile; values of secret settings are
+    left out.
+    """
+    committed = client.get("isolation.level") == "read_committed"
+    with _topic_admin(spark, topic, client) as admin:
+        specs = admin.specs
+        partitions, incarnation = admin.described()
+        # The ends last: what came meanwhile is in them.
+        first, end = (
+            admin.offsets(dict.fromkeys(partitions, spec), committed) for spec in (specs.earliest(), specs.latest())
+        )
+        # Positions are asked for by name: only between two answers of one id they are of that topic.
+        check_incarnation(topic, incarnation, admin.described()[1])
+    return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
+
+
+def first_offsets_since(
+    spark: SparkSession, topic: str, client: Mapping[str, str], milliseconds: int, ends: Mapping[int, int]
+) -> dict[int, int]:
+    """By partition the first position with a timestamp of that or later; where there is none, its end of ``ends``,
+    which were asked for before. Blocks and raises as ``read_offset_ranges``."""
+    committed = client.get("isolation.level") == "read_committed"
+    with _topic_admin(spark, topic, client) as admin:
+        spec = admin.specs.forTimestamp(milliseconds)
+        found = admin.offsets(dict.fromkeys(ends, spec), committed) if ends else {}
+    return {number: ends[number] if at < 0 else min(at, ends[number]) for number, at in found.items()}
+
+
+class _TopicAdmin:
+    """A client of the brokers, for one topic."""
+
+    def __init__(self, jvm: Any, admin: Any, topic: str) -> None:
+        self._jvm = jvm
+        self._admin = admin
+        self._topic = topic
+        self._seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+        self.specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+
+    def described(self) -> tuple[list[int], str]:
+        names = self._jvm.java.util.ArrayList()
+        names.add(self._topic)
+        described = self._admin.describeTopics(names).allTopicNames().get(_TIMEOUT, self._seconds).get(self._topic)
+        number = described.topicId()
+        # Brokers before 2.8 give them none.
+        incarnation = "" if number.equals(self._jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else number.toString()
+        return [described.partitions().get(at).partition() for at in range(described.partitions().size())], incarnation
+
+    def offsets(self, specs: Mapping[int, Any], committed: bool) -> dict[int, int]:
+        kafka = self._jvm.org.apache.kafka
+        places = {number: kafka.common.TopicPartition(self._topic, number) for number in specs}
+        asked = self._jvm.java.util.HashMap()
+        for number, place in places.items():
+            asked.put(place, specs[number])
+        level = getattr(kafka.common.IsolationLevel, "READ_COMMITTED" if committed else "READ_UNCOMMITTED")
+        found = self._admin.listOffsets(asked, kafka.clients.admin.ListOffsetsOptions(level))
+        answer = found.all().get(_TIMEOUT, self._seconds)
+        return {number: answer.get(place).offset() for number, place in places.items()}
+
+
+@contextmanager
+def _topic_admin(spark: SparkSession, topic: str, client: Mapping[str, str]) -> Iterator[_TopicAdmin]:
+    jvm = _jvm(spark)
+    settings = jvm.java.util.Properties()
+    if "request.timeout.ms" not in client:
+        # The client refuses a shorter one than that of a request.
+        settings.setProperty("default.api.timeout.ms", str(_TIMEOUT * 1_000))
+    for name, value in client.items():
+        if name != "isolation.level":
+            settings.setProperty(name, value)
+    with _broker_errors(topic, client):
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        try:
+            yield _TopicAdmin(jvm, admin, topic)
+        finally:
+            admin.close()
+
+
+def _jvm(spark: SparkSession) -> Any:
+    from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]
+    from pyspark import __version__
+
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise ConfigError(
+            "KafkaTopic on Spark Connect: positions are asked by the driver's JVM; use a session with one"
+        )
+    missing = []
+    for jar, name in _CLASSES.items():
+        found = jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, JavaClass):
+            missing.append(jar)
+    if missing:
+        raise ConfigError(
+            f"Spark has no connector to Kafka, or not all of it: it lacks {', '.join(missing)}; begin the session with "
+            f"spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}, or with its jars in "
+            "spark.jars; `lanes doctor spark --kafka` shows where it looks"
+        )
+    return jvm
+
+
+@contextmanager
+def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        cause = error.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        kind = cause.getClass().getSimpleName()
+        said = f"{kind}: {cause.getMessage()}"
+        for name, value in client.items():
+            if value and _SECRET.search(name):
+                said = said.replace(value, "…")
+        # Not the exception itself: its text is all that the client was made with.
+        remedy = _REMEDIES.get(kind, "")
+        raise SourceError(
+            f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}", retryable=_passes(cause)
+        ) from None
+
+
+def _passes(cause: Any) -> bool:
+    """Whether the brokers may answer a moment later, as the client says of its own exceptions. A topic that is not
+    there is told at once, though it calls that passing, too."""
+    kinds = []
+    kind = cause.getClass()
+    while kind is not None:
+        kinds.append(kind.getSimpleName())
+        kind = kind.getSuperclass()
+    return kinds[0] != _UNKNOWN and not {"RetriableException", "TimeoutException"}.isdisjoint(kinds)

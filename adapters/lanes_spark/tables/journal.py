@@ -1,18 +1,21 @@
-"""The questions that a selection asks of a journal. DataFrames only: nothing is done by Python for a row."""
+"""Reading a journal with Spark: its files, its columns, and the positions that a selection asks for.
+
+All questions are DataFrames: no Python code runs per row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.tables.journal_columns import check_kinds
-from lanes_spark.tables.journal_files import read_journal
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = ["check_journal", "doubts_of", "selected_positions"]
+__all__ = ["check_journal", "check_kinds", "doubts_of", "read_journal", "selected_positions", "unfinished_files"]
 
 COLUMNS: Final = {
     "run": "string",
@@ -38,6 +41,81 @@ _TOPICS: Final = 5
 """Names of other topics that an error has, at most."""
 
 
+def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
+    """How many files are being written there, or were when their process was killed. 0 where nobody can look: they are
+    hidden, and Spark Connect lists none.
+
+    Ask before ``read_journal``: a file that gets its name in between is counted then, and not overlooked.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return 0
+    found = 0
+    for path in paths:
+        pattern = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/.*.tmp")
+        try:
+            files = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).globStatus(pattern)
+        except Py4JJavaError:
+            # Reading the folder comes next, and says what is wrong with it.
+            continue
+        found += 0 if files is None else len(files)
+    return found
+
+
+def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> DataFrame:
+    """The rows of the files that are whole, with whatever columns they have. Blocks while Spark lists the folders.
+
+    ``unfinished``: as ``unfinished_files`` says. Raises ``ConfigError`` where there is no file that is whole, and where
+    one was written by an earlier ``lanes``.
+    """
+    reader = spark.read.option("pathGlobFilter", "*.parquet")
+    try:
+        table = reader.parquet(*paths)
+    except AnalysisException as error:
+        if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+            raise
+        more = f", only {unfinished} that are not written to the end" if unfinished else ""
+        raise ConfigError(
+            f"journal {', '.join(paths)}: there is no file of a journal{more}; give the folder that "
+            "lanes.run(journal=…) has written to, after its first file"
+        ) from None
+    kinds = dict(table.dtypes)
+    if kinds.get("epoch") == "bigint" == kinds.get("assignment", "bigint"):
+        _check_written(reader, paths, old="assignment" not in kinds)
+    return table
+
+
+def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) -> None:
+    """Raise ``ConfigError`` where rows count assignments in the column that has the epoch now, as an earlier ``lanes``
+    wrote them. ``old``: the table is without the column that they are counted in.
+
+    Spark takes the columns of one of the files for those of all, and fills up what another one lacks: so both are named
+    here. Of most parts of a journal the statistics say that there is no epoch, and they are not read.
+    """
+    rows = reader.schema("epoch bigint, assignment bigint").parquet(*paths)
+    earlier = rows.where(F.col("epoch").isNotNull() & F.col("assignment").isNull())
+    found = earlier.select(F.col("_metadata.file_path")).first()
+    if found is not None or old:
+        raise ConfigError(
+            f"journal {', '.join(paths)}: {found[0] if found else 'a file'} was written by an earlier lanes, which "
+            "cannot be judged: take the files of its run out, or give only those of this version"
+        )
+
+
+def check_kinds(
+    table: DataFrame,
+    wanted: Mapping[str, str],
+    named: str,
+    remedy: str = "pass what lanes.run(journal=…) has written, unchanged",
+) -> None:
+    """Raise ``ConfigError`` for a column that is missing or of another type; the error begins with ``named``."""
+    kinds = {field.name: field.dataType.simpleString() for field in table.schema}
+    for name, kind in wanted.items():
+        if kinds.get(name) != kind:
+            found = f"of type {kinds[name]}" if name in kinds else "missing"
+            raise ConfigError(f"{named}: its column {name}, of type {kind}, is {found}; {remedy}")
+
+
 def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
     """The rows. Raises ``ConfigError`` where that is no journal."""
     table = read_journal(spark, paths, hidden)
@@ -53,8 +131,6 @@ def doubts_of(
     ``incarnation``: of the source, "" = any. Raises ``ConfigError`` where no run does, ``SourceError`` where positions
     of the topic began anew.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
     event, n = F.col("event"), F.col("n")
     dropped = event == "dropped"
     facts = table.groupBy("run").agg(
@@ -101,8 +177,6 @@ def doubts_of(
 
 def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
     """The columns partition and offset, each position once. Reads nothing yet."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     event = F.col("event")
     number = F.substring_index("partition", "/", -1).cast("int").alias("partition")
     mine = table.where(_of_topic(topic))
@@ -129,8 +203,6 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
 
 
 def _of_topic(topic: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     name = F.col("partition")
     # The number is what follows the last stroke, of which a topic may have more.
     mine = name.startswith(f"{topic}/") & F.substring(name, len(topic) + 2, 10).rlike("^[0-9]{1,9}$")
@@ -138,8 +210,6 @@ def _of_topic(topic: str) -> Column:
 
 
 def _others(table: DataFrame) -> str:
-    from pyspark.sql import functions as F  # noqa: N812
-
     name = F.regexp_replace("partition", "/[0-9]+$", "").alias("topic")
     rows = table.where(F.col("partition").contains("/")).select(name).distinct().orderBy("topic").limit(_TOPICS)
     topics = [repr(row["topic"]) for row in rows.collect()]
@@ -149,8 +219,6 @@ def _others(table: DataFrame) -> str:
 
 
 def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: str) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     assigned = table.where(_of_topic(topic) & (F.col("event") == "assigned") & (F.col("incarnation") != ""))
     names = (
         assigned.groupBy("partition")

@@ -1,0 +1,210 @@
+"""What the findings of an audit come to, for each promise. What is collected here is bounded by their number."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from lanes_spark.audits.order import behind_leases, finding, no_overlap, per_key_order
+from lanes_spark.audits.owners import exclusive_owner
+from lanes_spark.audits.rows import computed, know, partition_number
+from lanes_spark.audits.screen import MESSAGE, Screened, committed, screen, suspects
+from lanes_spark.audits.settling import (
+    LEFT,
+    at_least_once,
+    dead_letter_before_settle,
+    duplicates,
+    no_commit_past_unfinished,
+    passed,
+)
+from lanes_spark.audits.verdicts import AUDITED, WITNESSES, AuditStatus, AuditVerdict
+
+__all__ = ["Judged", "judge"]
+
+_ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
+_NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
+_UNSEEN: Final = "messages of the source were handled at most where rows are missing"
+_RECREATED: Final = "partitions were recreated, so positions do not tell messages apart"
+
+_SHOWN: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """``findings``: a row for each violation; ``tallies``: what was counted. Both tell histories apart. ``sourced``:
+    whether a source said what had to be handled."""
+
+    findings: DataFrame
+    tallies: DataFrame
+    sourced: bool
+
+    def told(self) -> dict[str, tuple[tuple[AuditVerdict, ...], Counter[str]]]:
+        """Verdicts and figures of each history. Blocks while Spark works."""
+        counts: dict[tuple[str, str], int] = {
+            (row["history"], row["checker"]): row["count"]
+            for row in self.findings.groupBy("history", "checker").count().collect()
+        }
+        witnesses = defaultdict(list)
+        if counts:
+            first = Window.partitionBy("history", "checker").orderBy("partition", "position", "run", "n")
+            named = self.findings.withColumn("rank", F.row_number().over(first)).where(F.col("rank") <= WITNESSES)
+            for row in named.orderBy("rank").collect():
+                place = f"{_shown(row['partition'])} position {row['position']} key {_shown(row['key'] or 'none')}"
+                at = "no row" if row["member"] is None else f"{_shown(row['member'])} row {row['n']}"
+                witnesses[row["history"], row["checker"]].append(f"{place}, {at}: {row['what']}")
+        figures: dict[str, Counter[str]] = defaultdict(Counter)
+        checked: Counter[tuple[str, str]] = Counter()
+        doubts = defaultdict(list)
+        for row in self.tallies.collect():
+            history, checker, what, count = row["history"], row["checker"], row["what"], row["count"]
+            if row["kind"] == "figure":
+                figures[history][what] += count
+            elif row["kind"] == "checked":
+                checked[history, checker] += count
+            else:
+                doubts[history].append((row["kind"], checker, what, count))
+        told = {}
+        for history, figure in figures.items():
+            verdicts = []
+            if self.sourced and not checked[history, "AtLeastOnce"]:
+                doubts[history].append(("doubt", "AtLeastOnce", _NOTHING_DUE, 0))
+            for name in AUDITED:
+                reasons = _reasons(name, sorted(doubts[history]))
+                violations = counts.get((history, name), 0)
+                status: AuditStatus = "violated" if violations else "unproven" if reasons else "held"
+                verdicts.append(
+                    AuditVerdict(
+                        name=name,
+                        status=status,
+                        checked=checked[history, name],
+                        violations=violations,
+                        witnesses=tuple(witnesses[history, name]),
+                        reasons=reasons,
+                    )
+                )
+            told[history] = tuple(verdicts), figure
+        return told
+
+
+def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
+    """Judge rows with the columns ``COLUMNS``, and ``history``. Blocks.
+
+    ``due``: what had to be handled: ``history``, ``partition`` and ``position``, once each.
+    """
+    known = know(raw)
+    screened = screen(known)
+    told = screened.messages.agg(F.count_if("suspect").alias("suspects")).first()
+    assert told is not None
+    rows = suspects(known, screened) if told["suspects"] else None
+    passes = None
+    if screened.assignments is not None and not screened.assignments.isEmpty():
+        passes = computed(passed(committed(known, screened.assignments)))
+    findings = [exclusive_owner(known)]
+    tallies = [
+        *_figures(screened),
+        _tally(known.owned.where(F.col("event") == "assigned"), "checked", "ExclusiveOwner", F.lit("")),
+        _tally(known.owned.where(F.col("event") == "commit_sent"), "checked", "NoCommitPastUnfinished", F.lit("")),
+        _tally(known.partitions.where("recreated"), "doubt", "AtLeastOnce", F.lit(_RECREATED)),
+        _tally(
+            known.segments.where(F.col("gap").isNotNull()), "gap", "", F.concat("member", F.lit(": "), F.col("gap"))
+        ),
+        _tally(known.partitions, "apart", "", F.concat("partition", F.lit(" across processes: "), "why")),
+        _tally(known.segments, "figure", "", F.lit("processes")),
+        known.segments.groupBy("history")
+        .agg(F.sum("rows").alias("count"))
+        .select(
+            "history", F.lit("figure").alias("kind"), F.lit("").alias("checker"), F.lit("rows").alias("what"), "count"
+        ),
+    ]
+    if known.leased:
+        findings.append(behind_leases(known))
+    if rows is not None:
+        lost, left = at_least_once(known, rows, passes)
+        findings += [per_key_order(rows), no_overlap(rows), dead_letter_before_settle(rows, passes)]
+        again = duplicates(rows)
+        tallies += [
+            again.select("history", F.lit("figure").alias("kind"), F.lit("").alias("checker"), "what", "count"),
+            _tally(
+                rows.where(F.col("event").isin("dlq_confirmed", "archived")),
+                "checked",
+                "DeadLetterBeforeSettle",
+                F.lit(""),
+            ),
+        ]
+        if due is not None:
+            place = ["history", "partition", "position"]
+            left = left.join(due, place, "left_anti")
+        findings.append(lost)
+        tallies.append(_tally(left, "doubt", "AtLeastOnce", F.lit(LEFT)))
+    if passes is not None:
+        findings.append(no_commit_past_unfinished(passes))
+    found = _all(findings)
+    if due is not None:
+        found = computed(found)
+        whole = known.segments.select("history", "whole").distinct()
+        missing = _missing(due, screened, rows, found).join(F.broadcast(whole), "history")
+        tallies += [
+            _tally(due, "checked", "AtLeastOnce", F.lit("")),
+            _tally(missing.where(~F.col("whole")), "doubt", "AtLeastOnce", F.lit(_UNSEEN)),
+        ]
+        found = found.unionByName(finding(missing.where("whole"), "AtLeastOnce", "in the source, and never handled"))
+    else:
+        tallies.append(_tally(screened.messages.where("first"), "checked", "AtLeastOnce", F.lit("")))
+    return Judged(findings=computed(found), tallies=_all(tallies), sourced=due is not None)
+
+
+def _figures(screened: Screened) -> list[DataFrame]:
+    counted = screened.messages.groupBy("history").agg(
+        F.sum("in_order").alias("PerKeyOrder"), F.sum("starts").alias("NoOverlap")
+    )
+    told = counted.unpivot("history", ["PerKeyOrder", "NoOverlap"], "checker", "count")
+    return [told.select("history", F.lit("checked").alias("kind"), "checker", F.lit("").alias("what"), "count")]
+
+
+def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: DataFrame) -> DataFrame:
+    """What had to be handled, and was not, and is not among the findings."""
+    numbered = due.withColumn("partition_number", partition_number())
+    handled = screened.messages.where("plain").select(*MESSAGE)
+    if rows is not None:
+        closely = rows.where("final").select(partition_number().alias("partition_number"), "position")
+        handled = handled.unionByName(closely)
+    lost = found.where(F.col("checker") == "AtLeastOnce").select("history", "partition", "position")
+    return (
+        numbered.join(handled, list(MESSAGE), "left_anti")
+        .join(lost, ["history", "partition", "position"], "left_anti")
+        .select(
+            *("history", "partition", "position"),
+            *(F.lit(None).cast("string").alias(name) for name in ("member", "run", "key")),
+            *(F.lit(None).cast("bigint").alias(name) for name in ("n", "assignment")),
+        )
+    )
+
+
+def _tally(rows: DataFrame, kind: str, checker: str, what: Column) -> DataFrame:
+    counted = rows.groupBy("history", what.alias("what")).count()
+    return counted.select("history", F.lit(kind).alias("kind"), F.lit(checker).alias("checker"), "what", "count")
+
+
+def _all(frames: list[DataFrame]) -> DataFrame:
+    return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _reasons(name: str, doubts: list[tuple[str, str, str, int]]) -> tuple[str, ...]:
+    reasons = [f"{count} {what}" for kind, checker, what, count in doubts if kind == "doubt" and checker == name]
+    for kind, wanted in (("gap", True), ("apart", name in _ACROSS)):
+        said = [_shown(what) for found, _, what, _ in doubts if found == kind and wanted]
+        reasons += said[:WITNESSES]
+        if len(said) > WITNESSES:
+            reasons.append(f"and {len(said) - WITNESSES} more of these")
+    return tuple(reasons)
+
+
+def _shown(text: str) -> str:
+    """One line that a terminal shows as it is."""
+    shown = text if text.isprintable() else text.encode("unicode_escape").decode()
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
