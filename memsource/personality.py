@@ -81,7 +81,7 @@ class Personality(Protocol):
     def next_at(self) -> float:
         """When the next timer is due; infinity = there is none."""
 
-    def write_letter(self, letter: DeadLetter) -> None:
+    def write_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Keep a dead letter; one whose id is known already is dropped."""
 
     @property

@@ -4,7 +4,7 @@ This package gives the suite for sources. The other suites are modules: ``dead_l
 ``epochs`` and, for sources that commit positions, ``commits``.
 
 Reading order: ``harness``, ``source``, ``room``, ``commits``, ``dead_letter_harness``, ``dead_letters``,
-``dead_letter_box``, ``attempts``, ``leases``, ``epochs``.
+``attempts``, ``leases``, ``epochs``.
 """
 
 from memsource.contract.source import NOT_CHECKED, Ability, Check, ContractBroken, Harness, Sample, checks

@@ -1,4 +1,4 @@
-"""What a check of dead letters works with: a harness that the author of a backend writes, and letters of it."""
+"""The tools of a check of dead letters: the harness that the author of a backend writes, and dead letters for it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from memsource.contract.harness import ContractBroken, expect
 
 __all__ = [
     "NAMES",
-    "LetterAbility",
-    "LetterCheck",
-    "LetterHarness",
+    "DeadLetterAbility",
+    "DeadLetterCheck",
+    "DeadLetterHarness",
     "Origin",
     "Published",
-    "letter_from",
+    "dead_letter_from",
     "opened",
-    "parked_in",
     "put",
+    "stored_in",
 ]
 
-LetterAbility = Literal["box", "place", "headers", "limit", "outage"]
-"""``box``: there is a ``DeadLetterBox``. ``place``: letters need a topic, a stream, that has to be there. ``headers``:
-they are kept whatever they are, repeated names and none of a value included. ``limit``: a letter has at most so many
-bytes.
-``outage``: the broker can be away."""
+DeadLetterAbility = Literal["box", "place", "headers", "limit", "outage"]
+"""``box``: the backend has a ``DeadLetterBox``. ``place``: dead letters need an existing topic or stream. ``headers``:
+the backend keeps all headers, also repeated names and those without a value. ``limit``: a dead letter has a maximum
+size in bytes. ``outage``: the harness can take the broker away."""
 
 TIMEOUT: Final = 30.0
-"""Seconds within which a broker does what is expected of it."""
+"""Seconds within which a broker has to confirm a dead letter."""
 
 _PAUSE: Final = 0.05
-"""Seconds before a letter is written again."""
+"""Seconds before a dead letter is written again."""
 
 
 class Origin(NamedTuple):
-    """Where a message comes from, as its letter says it."""
+    """The place that a message came from, as its dead letter states it.
+
+    Attributes:
+        source: Name of the source: a topic or a stream.
+        partition: Number of the partition, 0 or more.
+        subject: Subject of the message.
+    """
 
     source: str
     partition: int
@@ -49,78 +54,102 @@ class Origin(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A message where messages come from."""
+    """A message at the origin.
+
+    Attributes:
+        value: The payload.
+        headers: All headers, in order.
+    """
 
     value: bytes
     headers: Sequence[tuple[str, bytes]]
 
 
-class LetterHarness(Protocol):
-    """One place of dead letters with nothing in it, and one with nothing in it where messages come from. Used for one
-    check; what it asks for is closed by the check."""
+class DeadLetterHarness(Protocol):
+    """An empty place for dead letters, and an empty origin of messages. Each check gets a harness of its own.
+
+    The check closes everything that it asks for.
+    """
 
     @property
-    def can(self) -> Collection[LetterAbility]:
-        """What the backend is able to: see ``LetterAbility``. What is left out is not checked."""
+    def can(self) -> Collection[DeadLetterAbility]:
+        """The abilities of the backend. Checks of other abilities do not run."""
 
     @property
     def origin(self) -> Origin:
-        """Where messages come from."""
+        """The origin of messages."""
 
     @property
     def limit(self) -> int:
-        """Bytes that the broker takes at once, 4,000 or more. Asked for only with ``limit``."""
+        """Bytes that the broker accepts in one message, 4,000 or more. Needed with ``limit`` only."""
 
-    def letters(self) -> DeadLetters:
-        """What writes to the place, not open."""
+    def dead_letters(self) -> DeadLetters:
+        """A writer to the place, not open."""
 
     async def stored(self) -> Sequence[DeadLetter]:
-        """What lies there, as the backend reads it: every copy."""
+        """All dead letters in the place as the backend reads them, every copy included."""
 
     # --- with "box"
 
     def box(self) -> DeadLetterBox:
-        """What reads the place, not open."""
+        """A box over the place, not open."""
 
-    async def copy(self, letter: DeadLetter) -> None:
-        """Write it once more, also where the broker would know that it has it."""
+    async def copy(self, dead_letter: DeadLetter) -> None:
+        """Write one more copy, past any deduplication of the broker.
 
-    async def lose(self, letter_id: str) -> None:
-        """Take away the first copy of a letter that lies there, as compaction and other people do."""
+        Args:
+            dead_letter: The dead letter to write again.
+        """
+
+    async def lose(self, dead_letter_id: str) -> None:
+        """Delete the first copy of a dead letter, as compaction does.
+
+        Args:
+            dead_letter_id: Its ``DeadLetter.id``.
+        """
 
     async def stranger(self) -> None:
-        """Write something to the place that is no letter."""
+        """Write a message to the place that is no dead letter."""
 
     async def published(self) -> Sequence[Published]:
-        """What lies where messages come from."""
+        """All messages at the origin."""
 
     def acted_on(self, name: str) -> bool:
-        """Whether the broker acts on a header of this name: it is not sent a second time."""
+        """Whether the broker interprets a header. Such a header is not sent a second time.
+
+        Args:
+            name: Name of the header.
+        """
 
     def forged(self) -> Sequence[Origin]:
-        """Where nothing may be published to: what is no name, what is not there, what would command the broker. A
-        letter is anybody's text."""
+        """Origins that ``publish`` must refuse: invalid names, missing topics, and commands to the broker.
+
+        Anybody can write any text into a dead letter.
+        """
 
     # --- with "place"
 
     def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
-        """The same of a place that is not there."""
+        """A writer and a box of a place that does not exist."""
 
     def own(self) -> Origin:
-        """Where a message comes from that is read from the place itself."""
+        """The origin of a message that was read from the place itself."""
 
     # --- with "outage"
 
     def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """The broker is away within it, and back with all it had behind it."""
+        """A context in which the broker is away. After it the broker is back with all its data."""
 
-    async def hang_up(self, letters: DeadLetters) -> None:
-        """End the client of these letters for good, as a broker does that hangs up on it. Nothing to do where a client
-        always comes back by itself."""
+    async def hang_up(self, dead_letters: DeadLetters) -> None:
+        """Close the client of a writer for good, as a broker does that hangs up on it.
+
+        Args:
+            dead_letters: The writer. Nothing is to be done if its client reconnects by itself.
+        """
 
 
-LetterCheck = Callable[[LetterHarness], Awaitable[None]]
-"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
+DeadLetterCheck = Callable[[DeadLetterHarness], Awaitable[None]]
+"""One promise of the contract, as a function that raises ``ContractBroken`` if the backend breaks it."""
 
 NAMES: Final = (
     "color",
@@ -142,7 +171,7 @@ NAMES: Final = (
     "a\r\nLanes-Error: b",
     "\ud800",
 )
-"""What anybody may have called a header, and a broker or its client takes for its own, or cannot send."""
+"""Header names of users that a broker or its client interprets, or cannot send."""
 
 
 class _Opens(Protocol):
@@ -155,13 +184,14 @@ _Opened = TypeVar("_Opened", bound=_Opens)
 
 
 @contextlib.asynccontextmanager
-async def opened(what: _Opened) -> AsyncIterator[_Opened]:
+async def opened(one: _Opened) -> AsyncIterator[_Opened]:
+    """Open a writer or a box, and close it at the end."""
     try:
-        await what.open()
-        yield what
+        await one.open()
+        yield one
     finally:
         with anyio.CancelScope(shield=True):
-            await what.aclose()
+            await one.aclose()
 
 
 class _Place(Protocol):
@@ -169,8 +199,8 @@ class _Place(Protocol):
     def origin(self) -> Origin: ...
 
 
-def letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
-    """A letter of the message at a position of where messages come from."""
+def dead_letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
+    """The dead letter of the message at a position of the origin, with some fields changed."""
     origin = harness.origin
     whole: dict[str, Any] = {
         **origin._asdict(),
@@ -191,22 +221,23 @@ def letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
     return DeadLetter(**whole)
 
 
-async def put(letters: DeadLetters, letter: DeadLetter) -> None:
-    """Write a letter as a consumer does: again and again, until it is confirmed."""
+async def put(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
+    """Write a dead letter as a consumer does: again after each retryable error, until it is confirmed."""
     with anyio.move_on_after(TIMEOUT):
         while True:
             try:
-                await letters.put(letter)
+                await dead_letters.put(dead_letter)
                 return
             except Exception as error:
                 again = isinstance(error, SourceError) and error.retryable
-                expect(again, f"put of {letter!r} raised {error!r}, no retryable SourceError")
+                expect(again, f"put({dead_letter!r}) raised {error!r}, not a retryable SourceError")
             await anyio.sleep(_PAUSE)
-    raise ContractBroken(f"{letter!r} was not confirmed within {TIMEOUT:g} s")
+    raise ContractBroken(f"{dead_letter!r} was not confirmed within {TIMEOUT:g} s")
 
 
-async def parked_in(box: DeadLetterBox, letter: DeadLetter) -> StoredDeadLetter:
-    found = (await box.find([letter.id])).get(letter.id)
-    expect(isinstance(found, StoredDeadLetter), f"{letter!r} is parked, and {found!r} was found")
+async def stored_in(box: DeadLetterBox, dead_letter: DeadLetter) -> StoredDeadLetter:
+    """The stored form of a dead letter that the box has to find."""
+    found = (await box.find([dead_letter.id])).get(dead_letter.id)
+    expect(isinstance(found, StoredDeadLetter), f"find() returned {found!r} for {dead_letter!r}, which is stored")
     assert isinstance(found, StoredDeadLetter)
     return found

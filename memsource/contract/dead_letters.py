@@ -1,13 +1,13 @@
-"""The contract suite of dead letters: what ``lanes.source.DeadLetters`` and ``lanes.dead_letters.box.DeadLetterBox``
-promise.
+"""The contract suite of dead letters: the promises of ``lanes.source.DeadLetters`` and of their ``DeadLetterBox``.
 
-Whoever writes a backend's dead letters writes a ``LetterHarness`` for them and runs every check of
-``letter_checks(harness.can)``, each with a harness of its own, under any test runner. A check that fails raises
-``ContractBroken``. One backend writes the letters and reads them: what the one does the other has to understand.
+The author of a backend writes a ``DeadLetterHarness`` and runs every check of ``dead_letter_checks(harness.can)``, each
+with a harness of its own, under any test runner. A failed check raises ``ContractBroken``. One backend both writes and
+reads dead letters, so a check compares what was written with what is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Final, get_args
@@ -16,200 +16,347 @@ import anyio
 import anyio.lowlevel
 
 from lanes.dead_letter import DeadLetter, dead_letter_id
+from lanes.dead_letters.box import StoredDeadLetter
+from lanes.dead_letters.wire import REPLAYED
 from lanes.errors import ConfigError, SourceError
 from lanes.source import DeadLetters
-from memsource.contract.dead_letter_box import BOX_CHECKS
 from memsource.contract.dead_letter_harness import (
     NAMES,
-    LetterAbility,
-    LetterCheck,
-    LetterHarness,
+    DeadLetterAbility,
+    DeadLetterCheck,
+    DeadLetterHarness,
     Origin,
     Published,
-    letter_from,
+    dead_letter_from,
     opened,
-    parked_in,
     put,
+    stored_in,
 )
 from memsource.contract.harness import ContractBroken, expect
 
 __all__ = [
-    "LETTER_CONTRACT_VERSION",
-    "LetterAbility",
-    "LetterCheck",
-    "LetterHarness",
+    "DEAD_LETTER_CONTRACT_VERSION",
+    "DeadLetterAbility",
+    "DeadLetterCheck",
+    "DeadLetterHarness",
     "Origin",
     "Published",
-    "letter_checks",
+    "dead_letter_checks",
 ]
 
-LETTER_CONTRACT_VERSION: Final = 1
-"""Rises when dead letters that kept the contract may not keep it any more; see ``lanes.source.CONTRACT_VERSION``."""
+DEAD_LETTER_CONTRACT_VERSION: Final = 1
+"""Rises when a backend that kept the contract may break it now; see ``lanes.source.CONTRACT_VERSION``."""
 
-_CHECKS: Final[list[tuple[LetterCheck, tuple[LetterAbility, ...]]]] = []
+_CHECKS: Final[list[tuple[DeadLetterCheck, tuple[DeadLetterAbility, ...]]]] = []
 
 
-def letter_checks(can: Collection[LetterAbility]) -> list[LetterCheck]:
-    """The checks for dead letters that are able to do this, in order. Raises ``ValueError`` for what is no ability."""
-    known = get_args(LetterAbility)
+def dead_letter_checks(can: Collection[DeadLetterAbility]) -> list[DeadLetterCheck]:
+    """Return the checks for a backend with some abilities, in order.
+
+    Args:
+        can: The abilities, as in ``DeadLetterHarness.can``.
+
+    Raises:
+        ValueError: A name in ``can`` is not an ability.
+    """
+    known = get_args(DeadLetterAbility)
     for each in can:
         if each not in known:
             raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
     return [check for check, needs in _CHECKS if all(each in can for each in needs)]
 
 
-def _check(*needs: LetterAbility) -> Callable[[LetterCheck], LetterCheck]:
-    def register(check: LetterCheck) -> LetterCheck:
+def _check(*needs: DeadLetterAbility) -> Callable[[DeadLetterCheck], DeadLetterCheck]:
+    def register(check: DeadLetterCheck) -> DeadLetterCheck:
         _CHECKS.append((check, needs))
         return check
 
     return register
 
 
-# --- what is written
+# --- writing
 
 
 @_check()
-async def check_a_letter_lies_there_whole(harness: LetterHarness) -> None:
-    """When ``put`` returns it is there, with all that it says: keys of its own, none, and empty ones; no value."""
+async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> None:
+    """When ``put`` returns, the dead letter is stored with all its fields: also without a key, a value or a time."""
     sent = [
-        letter_from(harness, 1),
-        letter_from(harness, 2, key=None, value=b"", tombstone=True),
-        letter_from(harness, 3, key=None, value=b""),
-        letter_from(harness, 4, key=b"", value=bytes(range(256))),
-        letter_from(harness, 5, key=b"lane", record_key=b"\xffrecord"),
-        letter_from(
+        dead_letter_from(harness, 1),
+        dead_letter_from(harness, 2, key=None, value=b"", tombstone=True),
+        dead_letter_from(harness, 3, key=None, value=b""),
+        dead_letter_from(harness, 4, key=b"", value=bytes(range(256))),
+        dead_letter_from(harness, 5, key=b"lane", record_key=b"\xffrecord"),
+        dead_letter_from(
             harness, 6, key=b"lane", record_key=None, error_text="no\r\nLanes-Epoch: 9\0 é %41", timestamp=None
         ),
     ]
-    async with opened(harness.letters()) as letters:
+    async with opened(harness.dead_letters()) as writer:
         for one in sent:
-            await letters.put(one)
-            expect(one in await harness.stored(), f"{one!r} is not there as it was put: {await harness.stored()}")
+            await writer.put(one)
+            expect(one in await harness.stored(), f"{one!r} is not stored as it was put: {await harness.stored()}")
 
 
 @_check()
-async def check_a_letter_put_again_is_one(harness: LetterHarness) -> None:
-    """Its id says which it is: after an answer that was lost it is put again."""
-    one = letter_from(harness, 1)
-    async with opened(harness.letters()) as letters:
-        await letters.put(one)
-        await letters.put(one)
+async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> None:
+    """A dead letter that is put again after a lost answer stays one dead letter, by its id."""
+    one = dead_letter_from(harness, 1)
+    async with opened(harness.dead_letters()) as writer:
+        await writer.put(one)
+        await writer.put(one)
     found = await harness.stored()
-    expect(all(each == one for each in found), f"{found} lie there, {one!r} was put")
+    expect(all(each == one for each in found), f"{found} are stored, only {one!r} was put")
     if "box" in harness.can:
         async with opened(harness.box()) as box:
-            expect(list(await box.ids()) == [one.id], f"{await box.ids()} are listed of {one.id}, which was put twice")
+            expect(list(await box.ids()) == [one.id], f"ids() lists {await box.ids()} after two puts of {one.id}")
 
 
 @_check()
-async def check_any_name_of_a_header_comes_back(harness: LetterHarness) -> None:
-    """Also one that the broker or the letter itself would understand, and one that no client can send."""
-    one = letter_from(harness, 1, headers=tuple((name, b"%d" % number) for number, name in enumerate(NAMES)))
-    async with opened(harness.letters()) as letters:
-        await put(letters, one)
+async def check_any_header_name_comes_back(harness: DeadLetterHarness) -> None:
+    """Every header name comes back, also one that the broker interprets and one that no client can send."""
+    one = dead_letter_from(harness, 1, headers=tuple((name, b"%d" % number) for number, name in enumerate(NAMES)))
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, one)
     (found,) = await harness.stored()
     lost = dict(one.headers).items() ^ dict(found.headers).items()
-    expect(not lost, f"headers came back otherwise: {sorted(lost)!a}")
+    expect(not lost, f"these headers were changed: {sorted(lost)!a}")
     same = dataclasses.replace(found, headers=one.headers) == one
-    expect(same, "a header of the original message changed what its letter says")
+    expect(same, "a header of the original message changed a field of its dead letter")
 
 
 @_check("headers")
-async def check_headers_come_back_as_they_were(harness: LetterHarness) -> None:
-    """In order, repeated names, any bytes, and those without a value."""
+async def check_headers_come_back_as_they_were(harness: DeadLetterHarness) -> None:
+    """Headers keep their order, repeated names, any bytes, and missing values."""
     headers = (("a", b"1"), ("b", b""), ("a", b"\0\xff\r\n"), ("a", b""), ("c", b" "))
-    one = letter_from(harness, 1, headers=headers, null_headers=(3,))
-    async with opened(harness.letters()) as letters:
-        await put(letters, one)
-    expect(list(await harness.stored()) == [one], f"{await harness.stored()} is not what was put")
+    one = dead_letter_from(harness, 1, headers=headers, null_headers=(3,))
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, one)
+    expect(list(await harness.stored()) == [one], f"{await harness.stored()} is stored, {one!r} was put")
 
 
 @_check("limit")
-async def check_what_does_not_fit_is_cut(harness: LetterHarness) -> None:
-    """The headers go first, then the end of the value; the letter says so, and those beside it are whole."""
-    # What does not compress, so that its size is its size.
+async def check_an_oversized_dead_letter_is_cut(harness: DeadLetterHarness) -> None:
+    """An oversized dead letter loses its headers first, then the end of its value, and says so. Others stay whole."""
+    # Bytes that do not compress, so that their size is the size on the wire.
     noise = b"".join(dead_letter_id("noise", "", 0, number).encode() for number in range(harness.limit // 16))
-    large = letter_from(harness, 1, value=noise[: 2 * harness.limit])
-    bare = letter_from(harness, 2, value=noise[: harness.limit // 2], headers=(("x", noise[: harness.limit]),))
-    small = letter_from(harness, 3)
-    async with opened(harness.letters()) as letters, anyio.create_task_group() as tasks:
+    large = dead_letter_from(harness, 1, value=noise[: 2 * harness.limit])
+    bare = dead_letter_from(harness, 2, value=noise[: harness.limit // 2], headers=(("x", noise[: harness.limit]),))
+    small = dead_letter_from(harness, 3)
+    async with opened(harness.dead_letters()) as writer, anyio.create_task_group() as tasks:
         for one in (large, bare, small):
-            tasks.start_soon(put, letters, one)
+            tasks.start_soon(put, writer, one)
     found = {one.id: one for one in await harness.stored()}
-    expect(found.get(small.id) == small, "a letter that fits was cut beside one that does not")
+    expect(found.get(small.id) == small, "a dead letter within the limit was cut beside one above it")
     expect(found.get(bare.id) == dataclasses.replace(bare, headers=()), "a value was cut that fits without its headers")
     cut = found[large.id].value
-    expect(cut == large.value[: len(cut)] and len(cut) > 0, "what was kept of a value is not its beginning")
+    expect(cut == large.value[: len(cut)] and len(cut) > 0, "a cut value is not the beginning of the whole one")
     expect(found[large.id] == dataclasses.replace(large, headers=(), value=cut), "more was cut than headers and value")
     if "box" in harness.can:
         async with opened(harness.box()) as box:
             for one, whole in ((large, len(large.value)), (bare, len(bare.value)), (small, None)):
-                parked = await parked_in(box, one)
-                expect(parked.whole_size == whole, f"whole_size of {one!r} is {parked.whole_size}, not {whole}")
+                stored = await stored_in(box, one)
+                expect(stored.whole_size == whole, f"whole_size of {one!r} is {stored.whole_size}, not {whole}")
 
 
 @_check()
-async def check_many_at_once_are_all_there(harness: LetterHarness) -> None:
-    """Calls of ``put`` beside each other, some of which are cancelled: that is of no matter to the others."""
-    sent = [letter_from(harness, number) for number in range(40)]
-    async with opened(harness.letters()) as letters, anyio.create_task_group() as tasks:
+async def check_concurrent_puts_are_all_stored(harness: DeadLetterHarness) -> None:
+    """Concurrent calls of ``put`` are independent: a cancelled one does not affect the others."""
+    sent = [dead_letter_from(harness, number) for number in range(40)]
+    async with opened(harness.dead_letters()) as writer, anyio.create_task_group() as tasks:
         for number, one in enumerate(sent):
-            tasks.start_soon(_cancelled if number % 4 == 1 else put, letters, one)
+            tasks.start_soon(_cancelled if number % 4 == 1 else put, writer, one)
     there = {one.id for one in await harness.stored()}
     lost = [one for number, one in enumerate(sent) if number % 4 != 1 and one.id not in there]
-    expect(not lost, f"{lost} were confirmed, and are not there")
+    expect(not lost, f"{lost} were confirmed, and are not stored")
 
 
 @_check("place")
-async def check_its_own_letters_are_refused(harness: LetterHarness) -> None:
-    """A source that reads the place would make another letter of every one: that is said, and for good."""
-    one = letter_from(harness, 1, **harness.own()._asdict())
-    async with opened(harness.letters()) as letters:
+async def check_its_own_dead_letters_are_refused(harness: DeadLetterHarness) -> None:
+    """``put`` refuses for good the dead letter of a message from the place itself, which would repeat for ever."""
+    one = dead_letter_from(harness, 1, **harness.own()._asdict())
+    async with opened(harness.dead_letters()) as writer:
         try:
-            await letters.put(one)
+            await writer.put(one)
         except SourceError as error:
-            expect(not error.retryable, "a letter of the letters themselves is put again and again")
+            expect(not error.retryable, "the refusal of a dead letter of a dead letter is retryable")
         else:
-            raise ContractBroken("a letter of a message that was read from the dead letters was written to them")
-    expect(not await harness.stored(), "a letter of the letters themselves was refused, and is there")
+            raise ContractBroken("put() accepted the dead letter of a message from the place of dead letters")
+    expect(not await harness.stored(), "a dead letter was refused, and is stored")
 
 
 @_check("outage")
-async def check_an_outage_is_waited_for(harness: LetterHarness) -> None:
-    """While the broker is away ``put`` fails so that it is put again; also where the client has to be made anew for
-    it. When the broker is back it is written."""
-    first, second = letter_from(harness, 1), letter_from(harness, 2)
-    async with opened(harness.letters()) as letters:
-        await put(letters, first)
-        await harness.hang_up(letters)
+async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
+    """While the broker is away, ``put`` raises a retryable error; after that it writes, if need be by a new client."""
+    first, second = dead_letter_from(harness, 1), dead_letter_from(harness, 2)
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, first)
+        await harness.hang_up(writer)
         async with harness.outage():
             for _ in range(2):
                 try:
-                    await letters.put(second)
+                    await writer.put(second)
                 except Exception as error:
                     again = isinstance(error, SourceError) and error.retryable
-                    expect(again, f"while the broker is away put raises {error!r}, no retryable SourceError")
+                    expect(again, f"put() raised {error!r} in an outage, not a retryable SourceError")
                 else:
-                    raise ContractBroken("a letter was confirmed while the broker was away")
-        await put(letters, second)
-    expect(first in await harness.stored(), "a letter that was confirmed is gone behind an outage")
-    expect(second in await harness.stored(), "a letter was confirmed behind an outage, and is not there")
+                    raise ContractBroken("put() confirmed a dead letter while the broker was away")
+        await put(writer, second)
+    expect(first in await harness.stored(), "a dead letter that was confirmed is lost after an outage")
+    expect(second in await harness.stored(), "a dead letter was confirmed after an outage, and is not stored")
 
 
 # --- the box
 
 
-for box_check in BOX_CHECKS:
-    _check("box")(box_check)
+@_check("box")
+async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) -> None:
+    """A box lists ids in the order of writing and finds whole dead letters, later ones too. It finds no unknown id."""
+    sent = [dead_letter_from(harness, number, key=b"same") for number in range(6)]
+    async with opened(harness.dead_letters()) as writer, opened(harness.box()) as box:
+        expect(not await box.ids(), f"ids() lists {await box.ids()} of an empty place")
+        for one in sent:
+            await put(writer, one)
+            # Those of one millisecond may be in any order.
+            await anyio.sleep(0.003)
+        expect(len(await box.ids(2)) == 2, "ids(2) returned another number of ids")
+        listed = list(await box.ids())
+        expect(listed == [one.id for one in sent], f"ids() lists {listed}, {[one.id for one in sent]} were put")
+        found = await box.find([*listed, "f" * 32])
+        expect(list(found) == listed, f"find() returned {sorted(found)} of {listed}")
+        for one in sent:
+            stored = found[one.id]
+            expect(
+                isinstance(stored, StoredDeadLetter) and stored.dead_letter == one,
+                f"find() returned {stored!r}, {one!r} was put",
+            )
+
+
+@_check("box")
+async def check_a_disposed_dead_letter_is_gone(harness: DeadLetterHarness) -> None:
+    """No box lists a disposed dead letter, and a second disposal changes nothing.
+
+    A box that remembers reports the disposition. Another one reports nothing of it.
+    """
+    first, second, third = [dead_letter_from(harness, number) for number in range(3)]
+    async with opened(harness.dead_letters()) as writer:
+        for one in (first, second, third):
+            await put(writer, one)
+    async with opened(harness.box()) as box, opened(harness.box()) as other:
+        expect(len(await other.ids()) == 3, "ids() lists another number of dead letters than was put")
+        stored = await stored_in(box, first)
+        await box.dispose(stored, "replayed")
+        await box.dispose(stored, "replayed")
+        await box.dispose(await stored_in(box, second), "dropped")
+        async with opened(harness.box()) as late:
+            for each in (box, other, late):
+                found = dict(await each.find([first.id, second.id, third.id]))
+                expect(isinstance(found.pop(third.id, None), StoredDeadLetter), "another dead letter was disposed of")
+                became = {first.id: "replayed", second.id: "dropped"} if each.remembers else {}
+                expect(found == became, f"find() reports {found} of a replayed and a dropped dead letter")
+                expect(list(await late.ids()) == [third.id], f"ids() lists {await late.ids()} after two disposals")
+
+
+@_check("box")
+async def check_any_copy_is_the_dead_letter(harness: DeadLetterHarness) -> None:
+    """Copies are listed as one dead letter, found while one copy is left, and disposed of together."""
+    one, other = dead_letter_from(harness, 1), dead_letter_from(harness, 2)
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, one)
+        await put(writer, other)
+    await harness.copy(one)
+    async with opened(harness.box()) as box:
+        expect(
+            sorted(await box.ids()) == sorted([one.id, other.id]), f"ids() lists {await box.ids()} of two dead letters"
+        )
+        await harness.copy(one)
+        expect(len(await box.ids()) == 2, "ids() lists a later copy as another dead letter")
+        await harness.lose(one.id)
+        stored = await stored_in(box, one)
+        # The box is not called between this copy and the disposal.
+        await harness.copy(one)
+        await box.dispose(stored, "dropped")
+    async with opened(harness.box()) as box:
+        expect(
+            list(await box.ids()) == [other.id], f"ids() lists {await box.ids()}, {one!r} was dropped with its copies"
+        )
+
+
+@_check("box")
+async def check_other_messages_are_counted(harness: DeadLetterHarness) -> None:
+    """A message in the place that is no dead letter is counted, left alone, and hinders nothing."""
+    one = dead_letter_from(harness, 1)
+    await harness.stranger()
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, one)
+    await harness.stranger()
+    async with opened(harness.box()) as box:
+        expect(list(await box.ids()) == [one.id], f"ids() lists {await box.ids()} of one dead letter among others")
+        expect(box.other_messages == 2, f"other_messages is {box.other_messages}, two messages are no dead letters")
+
+
+@_check("box")
+async def check_a_dead_letter_is_published_to_its_origin(harness: DeadLetterHarness) -> None:
+    """``publish`` sends value and headers to the origin, with the id in one header; it disposes of nothing."""
+    headers = (("color", b"red"), (REPLAYED, b"of before"), ("Lanes-Custom", b"mine"))
+    one = dead_letter_from(harness, 1, headers=headers)
+    async with opened(harness.dead_letters()) as writer:
+        await put(writer, one)
+    async with opened(harness.box()) as box:
+        place = await box.publish(await stored_in(box, one))
+        expect(bool(place), "publish() does not return the place of the message")
+        expect(list(await box.ids()) == [one.id], "publish() has disposed of the dead letter")
+    (found,) = await harness.published()
+    expect(found.value == one.value, f"{found.value!r} was published of {one!r}")
+    came = [header for header in found.headers if not harness.acted_on(header[0])]
+    wanted = [("color", b"red"), ("Lanes-Custom", b"mine"), (REPLAYED, one.id.encode())]
+    expect(sorted(came) == sorted(wanted), f"{came} are the headers of a message that was published again")
+
+
+@_check("box")
+async def check_an_unsendable_header_is_refused(harness: DeadLetterHarness) -> None:
+    """``publish`` sends every header or refuses the dead letter. It leaves out only those of the broker itself."""
+    sent = [dead_letter_from(harness, number, headers=((name, b"x"),)) for number, name in enumerate(NAMES)]
+    wanted: set[str] = set()
+    async with opened(harness.dead_letters()) as writer:
+        for one in sent:
+            await put(writer, one)
+    async with opened(harness.box()) as box:
+        for one in sent:
+            stored = await stored_in(box, one)
+            with contextlib.suppress(SourceError):
+                await box.publish(stored)
+                wanted.update(name for name, _ in one.headers)
+    came = {name for found in await harness.published() for name, _ in found.headers}
+    lost = {name for name in wanted - came if not harness.acted_on(name)}
+    expect(not lost, f"publish() left out the headers {sorted(lost)!a}")
+
+
+@_check("box")
+async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
+    """``publish`` writes only to an existing place that may be written to, whatever origin a dead letter states."""
+    forged = harness.forged()
+    sent = [dead_letter_from(harness, number, **origin._asdict()) for number, origin in enumerate(forged)]
+    async with opened(harness.dead_letters()) as writer:
+        for one in sent:
+            await put(writer, one)
+    async with opened(harness.box()) as box:
+        for one, origin in zip(sent, forged, strict=True):
+            stored = (await box.find([one.id])).get(one.id)
+            if not isinstance(stored, StoredDeadLetter):
+                continue  # It cannot even be read as a dead letter.
+            try:
+                place = await box.publish(stored)
+            except SourceError:
+                continue
+            raise ContractBroken(f"publish() accepted a dead letter with the origin {origin}: it is {place}")
+    expect(not await harness.published(), f"publish() wrote {await harness.published()} for the origins {forged}")
 
 
 # --- opening and closing
 
 
 @_check("place")
-async def check_a_place_that_is_not_there_is_refused(harness: LetterHarness) -> None:
-    """``open`` raises ``ConfigError``: letters would be lost. ``aclose`` may follow."""
+async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
+    """``open`` raises ``ConfigError`` for a place that does not exist. ``aclose`` may follow."""
     for each in harness.nowhere():
         try:
             await each.open()
@@ -217,21 +364,21 @@ async def check_a_place_that_is_not_there_is_refused(harness: LetterHarness) -> 
             await each.aclose()
         else:
             await each.aclose()
-            raise ContractBroken(f"{each!r} was opened, which is not there")
+            raise ContractBroken(f"open() of {each!r} accepted a place that does not exist")
 
 
 @_check()
-async def check_aclose_is_idempotent(harness: LetterHarness) -> None:
-    """It may be called again, and without ``open``."""
-    for make in (harness.letters, harness.box) if "box" in harness.can else (harness.letters,):
+async def check_aclose_is_idempotent(harness: DeadLetterHarness) -> None:
+    """``aclose`` may be called again, and without ``open``."""
+    for make in (harness.dead_letters, harness.box) if "box" in harness.can else (harness.dead_letters,):
         await make().aclose()
         async with opened(make()) as each:
             await each.aclose()
 
 
-async def _cancelled(letters: DeadLetters, letter: DeadLetter) -> None:
+async def _cancelled(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(letters.put, letter)
-        for _ in range(letter.position % 7):
+        tasks.start_soon(dead_letters.put, dead_letter)
+        for _ in range(dead_letter.position % 7):
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()

@@ -14,7 +14,7 @@ from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionKey
 from memsource.jetstream.cohort import Cohort
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.dead_letters import KeepsDeadLetters
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 from memsource.personality import PersonalityName
@@ -38,7 +38,7 @@ class Member(Protocol):
         """Its process is gone. Idempotent."""
 
 
-class JetStreamBroker(Watched, KeepsLetters):
+class JetStreamBroker(Watched, KeepsDeadLetters):
     """``partitions`` numbered from 0 of one stream called ``topic``, each with a durable of its own.
 
     Positions are sequences of the stream: from 1 on, and those of a partition have gaps where other partitions have

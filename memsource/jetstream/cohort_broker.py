@@ -20,7 +20,7 @@ from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
 from memsource.jetstream.link import Fate, Way
 from memsource.jetstream.pull_consumer import ConsumerSettings
-from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.dead_letters import KeepsDeadLetters
 from memsource.memory.topic import Record
 from memsource.personality import PersonalityName
 
@@ -51,7 +51,7 @@ class CohortMember(Protocol):
 M = TypeVar("M", bound=CohortMember)
 
 
-class CohortBroker(KeepsLetters, Generic[M]):
+class CohortBroker(KeepsDeadLetters, Generic[M]):
     """``partitions`` numbered from 0, a stream of this ``retention``, and a cohort on it.
 
     ``cohort``: the settings of its members. ``drift``: by how much a member's clock is too fast, for each that comes,

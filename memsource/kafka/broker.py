@@ -29,7 +29,7 @@ from lanes.core.offset_map import decode
 from lanes.core.types import NEVER, Partition, PartitionKey
 from memsource.kafka.client import Callback, Client, Commit, Held, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
-from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.dead_letters import KeepsDeadLetters
 from memsource.memory.group import Group
 from memsource.memory.topic import Record
 from memsource.memory.watchers import Watched
@@ -40,7 +40,7 @@ __all__ = ["Commit", "KafkaBroker", "KafkaSettings"]
 _ALL: Final = 1 << 62
 
 
-class KafkaBroker(Watched, KeepsLetters):
+class KafkaBroker(Watched, KeepsDeadLetters):
     """``partitions`` numbered from 0 of one ``topic``; ``KafkaPersonality`` adds the sources of its members.
 
     ``settings``: see ``KafkaSettings``. ``hands_over``: whether its sources commit what is completed above the

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lanes.core.types import PartitionKey
-from memsource.memory.dead_letters import KeepsLetters
+from memsource.memory.dead_letters import KeepsDeadLetters
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 
@@ -48,7 +48,7 @@ class _Log:
         self.counts: Counter[int] = Counter()
 
 
-class MemoryBroker(Watched, KeepsLetters):
+class MemoryBroker(Watched, KeepsDeadLetters):
     """``partitions`` numbered from 0 of one topic called ``name``.
 
     ``ack_wait``: seconds a delivery may stay unacknowledged. ``max_unacked``: how many messages of all partitions

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from lanes.dead_letter import DeadLetter
 
-__all__ = ["KeepsLetters"]
+__all__ = ["KeepsDeadLetters"]
 
 
-class KeepsLetters:
-    """Dead letters by their id, in order."""
+class KeepsDeadLetters:
+    """A broker that keeps dead letters by their id, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._letters: dict[str, DeadLetter] = {}
+        self._dead_letters: dict[str, DeadLetter] = {}
 
-    def write_letter(self, letter: DeadLetter) -> None:
+    def write_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Keep a dead letter; one whose id is known already is dropped."""
-        self._letters.setdefault(letter.id, letter)
+        self._dead_letters.setdefault(dead_letter.id, dead_letter)
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
         """The dead letters, in order."""
-        return list(self._letters.values())
+        return list(self._dead_letters.values())

@@ -200,7 +200,7 @@ class MemoryDeadLetters(Scripted):
         """Write a letter, once however often it is put; see ``lanes.source.DeadLetters.put``."""
         self.calls.append(Call("put", letter=letter))
         async with self._faults.meet("put"):
-            self.broker.write_letter(letter)
+            self.broker.write_dead_letter(letter)
 
     async def aclose(self) -> None:
         """See ``lanes.source.DeadLetters.aclose``."""

@@ -15,7 +15,14 @@ from lanes.source import DeadLetters
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
-from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from memsource.contract.dead_letters import (
+    DeadLetterAbility,
+    DeadLetterCheck,
+    DeadLetterHarness,
+    Origin,
+    Published,
+    dead_letter_checks,
+)
 from tests.components import NatsServer
 from tests.jetstream.conftest import connect
 from tests.jetstream.workload import Stream
@@ -31,20 +38,20 @@ class JetStreamHarness:
 
     limit = LIMIT
 
-    def __init__(self, stream: Stream, can: Collection[LetterAbility], server: NatsServer | None = None) -> None:
+    def __init__(self, stream: Stream, can: Collection[DeadLetterAbility], server: NatsServer | None = None) -> None:
         self.can = can
         self.origin = Origin(stream.name, 0, f"{stream.name}.a")
         self._stream, self._dead, self._server = stream, f"{stream.name}dead", server
 
     @contextlib.asynccontextmanager
     async def made(self) -> AsyncIterator[None]:
-        """While the stream of the letters is there."""
+        """While the stream of the dead letters is there."""
         jetstream = self._stream.client.jetstream()
         await jetstream.add_stream(name=self._dead, subjects=[f"{self._dead}.x"], duplicate_window=0.1)
         yield
         await jetstream.delete_stream(self._dead)
 
-    def letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetters:
         return JetStreamDeadLetters(self._stream.url, f"{self._dead}.x")
 
     async def stored(self) -> Sequence[DeadLetter]:
@@ -56,20 +63,20 @@ class JetStreamHarness:
     def box(self) -> DeadLetterBox:
         return JetStreamDeadLetterBox(self._stream.url, f"{self._dead}.x")
 
-    async def copy(self, letter: DeadLetter) -> None:
+    async def copy(self, dead_letter: DeadLetter) -> None:
         jetstream = self._stream.client.jetstream()
         with anyio.fail_after(10):
             while (
-                await jetstream.publish(f"{self._dead}.x", letter.value, headers=dead_letter_headers(letter))
+                await jetstream.publish(f"{self._dead}.x", dead_letter.value, headers=dead_letter_headers(dead_letter))
             ).duplicate:
                 await anyio.sleep(0.01)
 
-    async def lose(self, letter_id: str) -> None:
+    async def lose(self, dead_letter_id: str) -> None:
         jetstream = self._stream.client.jetstream()
         state = (await jetstream.stream_info(self._dead)).state
         for sequence in range(state.first_seq, state.last_seq + 1):
             message = await jetstream.get_msg(self._dead, sequence)
-            if (message.headers or {}).get("Nats-Msg-Id") == letter_id:
+            if (message.headers or {}).get("Nats-Msg-Id") == dead_letter_id:
                 await jetstream.delete_msg(self._dead, sequence)
                 return
 
@@ -104,31 +111,31 @@ class JetStreamHarness:
     def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
         return killed(self._server)
 
-    async def hang_up(self, letters: DeadLetters) -> None:
-        assert isinstance(letters, JetStreamDeadLetters)
+    async def hang_up(self, dead_letters: DeadLetters) -> None:
+        assert isinstance(dead_letters, JetStreamDeadLetters)
         # As behind a message that is above the server's limit.
-        await letters._connection.client.close()
+        await dead_letters._connection.client.close()
 
 
-ON_THE_SHARED: tuple[LetterAbility, ...] = ("box", "place")
-ON_ITS_OWN: tuple[LetterAbility, ...] = ("box", "limit", "outage")
+ON_THE_SHARED: tuple[DeadLetterAbility, ...] = ("box", "place")
+ON_ITS_OWN: tuple[DeadLetterAbility, ...] = ("box", "limit", "outage")
 
 
-@pytest.mark.parametrize("check", letter_checks(ON_THE_SHARED), ids=lambda check: check.__name__)
-async def test_on_a_server(check: LetterCheck, stream: Stream) -> None:
+@pytest.mark.parametrize("check", dead_letter_checks(ON_THE_SHARED), ids=lambda check: check.__name__)
+async def test_on_a_server(check: DeadLetterCheck, stream: Stream) -> None:
     harness = JetStreamHarness(stream, ON_THE_SHARED)
-    kept: LetterHarness = harness
+    kept: DeadLetterHarness = harness
     async with harness.made():
         await check(kept)
 
 
 @pytest.mark.parametrize(
     "check",
-    [check for check in letter_checks(ON_ITS_OWN) if check not in letter_checks(ON_THE_SHARED)],
+    [check for check in dead_letter_checks(ON_ITS_OWN) if check not in dead_letter_checks(ON_THE_SHARED)],
     ids=lambda check: check.__name__,
 )
 async def test_on_a_server_with_a_limit_that_is_killed(
-    check: LetterCheck, fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+    check: DeadLetterCheck, fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     server = fresh_nats(config=f"max_payload: {LIMIT}")

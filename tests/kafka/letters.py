@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 import lanes
-from memsource.contract.dead_letter_harness import Origin, letter_from
+from memsource.contract.dead_letter_harness import Origin, dead_letter_from
 from tests.kafka.workload import Topic
 
 _positions = itertools.count(1)
@@ -19,14 +19,14 @@ class _Orders:
 
 
 def letter(**changes: Any) -> lanes.DeadLetter:
-    """A letter of a position of its own."""
+    """A dead letter of a new position."""
     ours: dict[str, Any] = {
         "key": b"customer-42",
         "value": b"payload",
         "headers": (("color", b"red"), ("color", b"blue"), ("Lanes-Error", b"spoofed")),
         "attempts": 5,
     }
-    return letter_from(_Orders(), next(_positions), **(ours | changes))
+    return dead_letter_from(_Orders(), next(_positions), **(ours | changes))
 
 
 def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]:

@@ -18,7 +18,14 @@ from lanes_kafka import KafkaDeadLetters, read_dead_letter
 from lanes_kafka.client.records import READER
 from lanes_kafka.dead_letters.box import KafkaDeadLetterBox, message_at
 from lanes_kafka.dead_letters.wire import dead_letter_record
-from memsource.contract.dead_letters import LetterAbility, LetterCheck, LetterHarness, Origin, Published, letter_checks
+from memsource.contract.dead_letters import (
+    DeadLetterAbility,
+    DeadLetterCheck,
+    DeadLetterHarness,
+    Origin,
+    Published,
+    dead_letter_checks,
+)
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.letters import records
@@ -37,14 +44,14 @@ class KafkaHarness:
     limit = LIMIT
 
     def __init__(
-        self, orders: Topic, dead: Topic, can: Collection[LetterAbility], server: KafkaServer | None = None
+        self, orders: Topic, dead: Topic, can: Collection[DeadLetterAbility], server: KafkaServer | None = None
     ) -> None:
         self.can = can
         self.origin = Origin(orders.name, 0, orders.name)
         self._orders, self._dead, self._server = orders, dead, server
         self._config = {"bootstrap.servers": dead.url, "message.timeout.ms": 2_000}
 
-    def letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetters:
         return KafkaDeadLetters(self._config, self._dead.name)
 
     async def stored(self) -> Sequence[DeadLetter]:
@@ -57,12 +64,12 @@ class KafkaHarness:
     def box(self) -> DeadLetterBox:
         return KafkaDeadLetterBox(self._config, self._dead.name)
 
-    async def copy(self, letter: DeadLetter) -> None:
-        key, value, headers = dead_letter_record(letter)
+    async def copy(self, dead_letter: DeadLetter) -> None:
+        key, value, headers = dead_letter_record(dead_letter)
         await run_sync(partial(self._write, value, key=key, headers=headers))
 
-    async def lose(self, letter_id: str) -> None:
-        await run_sync(self._lose, letter_id)
+    async def lose(self, dead_letter_id: str) -> None:
+        await run_sync(self._lose, dead_letter_id)
 
     async def stranger(self) -> None:
         await run_sync(self._write, b"anything")
@@ -89,7 +96,7 @@ class KafkaHarness:
     def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
         return killed(self._server)
 
-    async def hang_up(self, letters: DeadLetters) -> None:
+    async def hang_up(self, dead_letters: DeadLetters) -> None:
         """The client comes back by itself."""
 
     def _write(self, value: bytes | None, **more: object) -> None:
@@ -97,9 +104,9 @@ class KafkaHarness:
         producer.produce(self._dead.name, value, **more)  # type: ignore[arg-type]
         assert producer.flush(20) == 0
 
-    def _lose(self, letter_id: str) -> None:
+    def _lose(self, dead_letter_id: str) -> None:
         first = next(
-            raw for raw in records(self._dead) if dict(raw.headers() or []).get("Lanes-Id") == letter_id.encode()
+            raw for raw in records(self._dead) if dict(raw.headers() or []).get("Lanes-Id") == dead_letter_id.encode()
         )
         offset = first.offset()
         assert offset is not None
@@ -108,17 +115,17 @@ class KafkaHarness:
             done.result(20)
 
 
-ON_THE_MOCK: tuple[LetterAbility, ...] = ("place", "headers")
-ON_A_BROKER: tuple[LetterAbility, ...] = ("place", "headers", "box", "limit")
+ON_THE_MOCK: tuple[DeadLetterAbility, ...] = ("place", "headers")
+ON_A_BROKER: tuple[DeadLetterAbility, ...] = ("place", "headers", "box", "limit")
 """It can lose copies, and has a limit."""
 
 
-@pytest.mark.parametrize("check", letter_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
-async def test_on_the_mock_cluster(check: LetterCheck, cluster: MockCluster, name: str) -> None:
+@pytest.mark.parametrize("check", dead_letter_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
+async def test_on_the_mock_cluster(check: DeadLetterCheck, cluster: MockCluster, name: str) -> None:
     orders, dead = (Topic(cluster.url, f"{name}-{which}", 1) for which in ("orders", "dead"))
     for one in (orders, dead):
         cluster.create(one.name, 1)
-    harness: LetterHarness = KafkaHarness(orders, dead, ON_THE_MOCK)
+    harness: DeadLetterHarness = KafkaHarness(orders, dead, ON_THE_MOCK)
     await check(harness)
 
 
@@ -126,12 +133,12 @@ async def test_on_the_mock_cluster(check: LetterCheck, cluster: MockCluster, nam
     "check",
     [
         # What the mock cluster has shown already is slow here.
-        pytest.param(check, marks=pytest.mark.slow if check in letter_checks(ON_THE_MOCK) else ())
-        for check in letter_checks(ON_A_BROKER)
+        pytest.param(check, marks=pytest.mark.slow if check in dead_letter_checks(ON_THE_MOCK) else ())
+        for check in dead_letter_checks(ON_A_BROKER)
     ],
     ids=lambda check: check.__name__,
 )
-async def test_on_a_broker(check: LetterCheck, topic: MakeTopic) -> None:
+async def test_on_a_broker(check: DeadLetterCheck, topic: MakeTopic) -> None:
     await check(KafkaHarness(topic(), topic(config={"max.message.bytes": str(LIMIT)}), ON_A_BROKER))
 
 
@@ -145,8 +152,8 @@ def private(kafka_prepared: None) -> Iterator[KafkaServer]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
-    [check for check in letter_checks(["outage"]) if check not in letter_checks([])],
+    [check for check in dead_letter_checks(["outage"]) if check not in dead_letter_checks([])],
     ids=lambda check: check.__name__,
 )
-async def test_on_a_broker_that_is_killed(check: LetterCheck, private: KafkaServer, topic: MakeTopic) -> None:
+async def test_on_a_broker_that_is_killed(check: DeadLetterCheck, private: KafkaServer, topic: MakeTopic) -> None:
     await check(KafkaHarness(topic(on=private), topic(on=private), ["outage"], private))

@@ -261,7 +261,7 @@ class _Letters:
         await anyio.lowlevel.checkpoint()
         if world.strikes("letter_fails", self._worker.name):
             raise OSError("injected: the dead letter was not confirmed")
-        world.broker.write_letter(letter)
+        world.broker.write_dead_letter(letter)
         await self._worker.reach()
 
     async def aclose(self) -> None:

@@ -390,5 +390,5 @@ def test_a_dead_letter_is_kept_once() -> None:
     fields |= {"headers": (), "attempts": 1, "error_type": "", "error_text": "", "epoch": 1, "time": 0.0}
     letters = [DeadLetter(id=name, value=value, **fields) for name, value in (("1", b"a"), ("2", b"b"), ("1", b"c"))]
     for letter in letters:
-        broker.write_letter(letter)
+        broker.write_dead_letter(letter)
     assert broker.dead_letters == letters[:2]

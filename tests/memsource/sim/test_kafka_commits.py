@@ -87,8 +87,8 @@ def test_a_dead_letter_is_kept_once() -> None:
         error_type="E", error_text="", epoch=1, time=0.0,
     )  # fmt: skip
     broker = KafkaBroker()
-    broker.write_letter(letter)
-    broker.write_letter(letter)
+    broker.write_dead_letter(letter)
+    broker.write_dead_letter(letter)
     assert broker.dead_letters == [letter]
     assert not broker.redeliver(0, 0.0)
 

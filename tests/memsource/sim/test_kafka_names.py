@@ -364,14 +364,14 @@ def test_lost_commits_nothing_and_zombie_result_is_fenced(protocol: RebalancePro
 @every_protocol
 def test_dead_letter_outage_parks_only_its_lane(protocol: RebalanceProtocol, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
-        write = world.broker.write_letter
+        write = world.broker.write_dead_letter
 
         def refused(letter: DeadLetter) -> None:
             if world.now < 20.0:
                 raise OSError("not confirmed")
             write(letter)
 
-        monkeypatch.setattr(world.broker, "write_letter", refused)
+        monkeypatch.setattr(world.broker, "write_dead_letter", refused)
         desk = Desk(bad="c")
         worker = poisoned(world, "skip", desk)
         await anyio.sleep(10.0)
