@@ -1,9 +1,10 @@
-"""The promises, each as a checker over a history. ``docs/checkers.md`` maps each invariant to its checker.
+"""The promises of a run, each with a checker that judges it by a history.
 
-Reading order: ``verdict``, ``report``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
-``outcomes``, ``delivery``; ``settlement``, ``commits``, ``commit_times``, ``redelivery``, ``repeats``, ``crashes``;
-``retries``, ``progress``, ``ahead``, ``flow``, ``pauses``, ``drains``.
-"""
+``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings are the numbers of that page.
+
+Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
+``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``; ``retries``, ``progress``, ``bounds``,
+``drains``; ``report``."""
 
 from __future__ import annotations
 
@@ -12,25 +13,28 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
-from memsource.checkers.ahead import MaxAhead, StallNamed
-from memsource.checkers.commit_times import CommitsInTime, UnknownCommitRepeated
-from memsource.checkers.commits import CommitsRise, NoCommitAfterRevoke, NoCommitPastUnfinished, OneCommitAtATime
-from memsource.checkers.crashes import BoundedRepeats
+from memsource.checkers.bounds import BoundedBytes, BoundedInFlight, MaxAhead, PauseAtBounds, StallNamed
+from memsource.checkers.checker import Checker, Handler
+from memsource.checkers.commits import (
+    CommitsInTime,
+    CommitsRise,
+    NoCommitAfterRevoke,
+    NoCommitPastUnfinished,
+    OneCommitAtATime,
+    UnknownCommitRepeated,
+)
 from memsource.checkers.deadlines import MARGIN
-from memsource.checkers.delivery import AtLeastOnce
 from memsource.checkers.drains import DrainInTime, DrainStartsNothing, DrainWaitsForRunning, HandedOverAfterDrain
-from memsource.checkers.flow import BoundedBytes, BoundedInFlight
 from memsource.checkers.order import PerKeyOrder
 from memsource.checkers.outcomes import DeliveredThenStarted, OneTerminalOutcome, ZombiesDoNotCount
 from memsource.checkers.overlap import NoOverlap
 from memsource.checkers.owners import ExclusiveOwner, KeptWorkGoesOn
-from memsource.checkers.pauses import PauseAtBounds
 from memsource.checkers.progress import LaneProgress
 from memsource.checkers.redelivery import KeptAlive, RedeliveryNotRun
-from memsource.checkers.repeats import NoDuplicateCleanly, OrderAcrossAssignments
+from memsource.checkers.repeats import BoundedRepeats, NoDuplicateCleanly, OrderAcrossAssignments
 from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
-from memsource.checkers.settlement import DeadLetterBeforeSettle, NoSettleBeforeEnd
-from memsource.checkers.verdict import Checker, Handler, Status, Verdict
+from memsource.checkers.settlement import AtLeastOnce, DeadLetterBeforeSettle, NoSettleBeforeEnd
+from memsource.checkers.verdict import Status, Verdict
 from memsource.history.reader import Segment
 from memsource.history.timeline import Timeline
 
@@ -136,7 +140,11 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
 
 
 def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
-    """All of them, where nothing may be late by more than ``margin`` seconds, 0 or more: for virtual time."""
+    """All checkers, with another margin for deadlines. Virtual time allows a small one.
+
+    Args:
+        margin: Seconds by which something may be late, 0 or more.
+    """
     return tuple(partial(make, margin=margin) if make in TIMED else make for make in CHECKERS)
 
 
@@ -146,8 +154,16 @@ def check(
     *,
     taken: Collection[tuple[str, str, int]] = (),
 ) -> list[Verdict]:
-    """One verdict of each checker on these segments; ``taken``: see ``Timeline``. Pure; one pass over the rows for all
-    checkers."""
+    """Judge a history by some checkers, in one pass over its rows. Pure.
+
+    Args:
+        segments: Segments of the history, in any order.
+        checkers: Checkers to run; all by default.
+        taken: Assignments that the broker took away, as (member, partition, number). See ``Timeline``.
+
+    Returns:
+        One verdict for each checker, in the order of ``checkers``.
+    """
     timeline = Timeline(segments, taken=taken)
     made = [make(timeline) for make in checkers]
     feed(timeline, made)
@@ -155,7 +171,12 @@ def check(
 
 
 def feed(timeline: Timeline, checkers: Sequence[Checker]) -> None:
-    """Show every row to the checkers that ask for its event."""
+    """Show each row to the checkers that ask for its event.
+
+    Args:
+        timeline: Rows of the history, in order.
+        checkers: Checkers that have seen no row yet.
+    """
     takers: dict[str, list[Handler]] = defaultdict(list)
     for checker in checkers:
         for event, handler in checker.handlers().items():

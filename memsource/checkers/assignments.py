@@ -1,4 +1,4 @@
-"""What checkers know of each assignment of a partition."""
+"""The state that a checker keeps for each assignment of a partition."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from lanes.history.rules import Rules
+from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.verdict import Findings
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
-from memsource.history.timeline import Assignment
+from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["Assignments", "LatestRun", "begin_committing", "closes_prefix", "lane_of"]
+__all__ = ["AssignmentChecker", "Assignments", "LatestRun", "State", "begin_committing", "closes_prefix", "lane_of"]
 
 State = TypeVar("State")
 
 
 class Assignments(Generic[State]):
-    """A state for each assignment about which everything is known, made by ``make`` when its first row comes.
+    """A state for each assignment whose rows are all known, made by ``make`` when its first row comes.
 
-    About an assignment that began in or before a gap nothing is known until the process is assigned another one.
-    """
+    Nothing is known about an assignment that began before or in a gap, until the process gets another assignment."""
 
     def __init__(self, make: Callable[[], State]) -> None:
         self._make = make
@@ -29,12 +29,12 @@ class Assignments(Generic[State]):
         self.states: dict[Assignment, State] = {}
 
     def begin(self, segment: Segment, row: Row) -> State:
-        """It is assigned."""
+        """Begin a new assignment."""
         state = self.states[segment, row.partition, row.assignment] = self._make()
         return state
 
     def of(self, segment: Segment, row: Row) -> State | None:
-        """Its state; None when not everything is known of it, or it is over."""
+        """The state of an assignment; None when rows of it may be missing, or when it is over."""
         assignment = segment, row.partition, row.assignment
         state = self.states.get(assignment)
         if state is not None:
@@ -44,36 +44,54 @@ class Assignments(Generic[State]):
         return state
 
     def known(self, segment: Segment, row: Row) -> State | None:
-        """Its state, None when it has none yet."""
+        """The state of an assignment; None when it has none yet."""
         return self.states.get((segment, row.partition, row.assignment))
 
     def end(self, segment: Segment, row: Row) -> State | None:
-        """It is over: nothing more is kept of it."""
+        """End an assignment and forget its state, which is returned."""
         assignment = segment, row.partition, row.assignment
         self._over.add(assignment)
         return self.states.pop(assignment, None)
 
     def ending(self, segment: Segment, row: Row) -> Iterator[tuple[Row, State]]:
-        """The states of this segment, each with ``row`` as one of its assignment."""
+        """The states of a segment, each with ``row`` as a row of its assignment."""
         for (one, partition, assignment), state in self.states.items():
             if one is segment:
                 yield row._replace(partition=partition, assignment=assignment), state
 
     def gap(self, segment: Segment) -> None:
-        """Anything may have happened to those of this segment."""
+        """Note a gap of a segment: anything may have happened to its assignments."""
         self._gaps.add(segment)
         self.drop(segment)
 
     def drop(self, segment: Segment) -> list[State]:
-        """Forget those of this segment; returns their states."""
+        """Forget the states of a segment, and return them."""
         mine = [assignment for assignment in self.states if assignment[0] is segment]
         return [self.states.pop(assignment) for assignment in mine]
+
+
+class AssignmentChecker(PromiseChecker, Generic[State]):
+    """A checker that keeps a state for each assignment. Losing the assignment ends it."""
+
+    _state_class: type[State]
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        self._assignments: Assignments[State] = Assignments(self._state_class)
+
+    @on("lost")
+    def _lost(self, segment: Segment, row: Row) -> None:
+        self._assignments.end(segment, row)
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        self._assignments.gap(segment)
 
 
 def begin_committing(
     assignments: Assignments[State], findings: Findings, segment: Segment, row: Row, setting: str, value: float | None
 ) -> None:
-    """Begin an assignment of a source that commits, where the history says the ``setting`` that it is judged by."""
+    """Begin an assignment whose source commits, where the history has the ``setting`` that judges it."""
     if row.floor < 0:
         return
     if value is None:
@@ -83,8 +101,9 @@ def begin_committing(
 
 
 class LatestRun:
-    """What the latest runs of an assignment brought that was not held before: the rows that say which of a run was not
-    new follow it."""
+    """The messages of the latest runs of deliveries that were not held before.
+
+    The rows that tell which deliveries were repeats follow the whole run."""
 
     __slots__ = ("_n", "_new")
 
@@ -93,7 +112,7 @@ class LatestRun:
         self._new: dict[int, int] = {}  # position -> deliveries of it that may have been new
 
     def delivered(self, row: Row, *, new: bool) -> None:
-        """The next row of a run, or the first of another one."""
+        """Note a delivery: the next one of a run, or the first one of another run."""
         if row.n != self._n + 1:
             self._new.clear()
         self._n = row.n
@@ -103,8 +122,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Take a ``redelivered`` row; whether it says that its message, which seemed to be new, is not held: it was
-        settled, or is being settled."""
+        """Whether a ``redelivered`` row shows that a message of the run is not held, because it was settled before."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1
@@ -112,8 +130,9 @@ class LatestRun:
 
 
 def lane_of(rules: Rules, row: Row) -> str | None:
-    """What names the lane of a message within its partition, None where it has none. Keys that are folded onto one lane
-    are told apart: a history does not say which they are."""
+    """The name of a message's lane within its partition, None where it has none.
+
+    Keys that are folded onto one lane get a name each, because a history does not tell which keys share a lane."""
     if rules.order == "none":
         return None
     if rules.order in ("partition", "serial"):
@@ -124,7 +143,7 @@ def lane_of(rules: Rules, row: Row) -> str | None:
 
 
 def closes_prefix(rules: Rules) -> bool | None:
-    """Whether a drain also runs what is queued below the highest message that has started; None = unknown."""
+    """Whether a drain still runs messages that are queued below the highest started one; None = unknown."""
     if rules.settles is None or rules.hands_over is None:
         return None
     return rules.settles == "cumulative" and not rules.hands_over

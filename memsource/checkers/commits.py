@@ -1,100 +1,101 @@
-"""What a committed position must not say, and when nothing may be committed."""
+"""Committed positions: what they may pass, when they are due, and when nothing may be committed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from lanes.runtime.settle import SETTLE_RETRY
+from memsource.checkers.assignments import begin_committing
+from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.deadlines import TimedChecker
+from memsource.checkers.verdict import Findings
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["CommitsRise", "NoCommitAfterRevoke", "NoCommitPastUnfinished", "OneCommitAtATime"]
+__all__ = [
+    "CommitsInTime",
+    "CommitsRise",
+    "NoCommitAfterRevoke",
+    "NoCommitPastUnfinished",
+    "OneCommitAtATime",
+    "UnknownCommitRepeated",
+]
 
 
-class NoCommitPastUnfinished:
-    """No floor is committed above a message of its assignment that has not finished (8).
+class NoCommitPastUnfinished(PromiseChecker):
+    """No floor is committed above an unfinished message of its assignment (8).
 
-    Finished is: its handler returned, its dead letter was confirmed, or a predecessor had completed it. A commit counts
-    when it is sent, whatever became of it.
+    A message is finished when its handler returned, its dead letter was confirmed, or a predecessor had completed it. A
+    commit counts when it is sent, before its result is known.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "NoCommitPastUnfinished"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._committing = timeline.committing
         self._unfinished: dict[Assignment, set[int]] = defaultdict(set)
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "ended": self._ended,
-            "dlq_confirmed": self._finished,
-            "passed": self._passed,
-            "commit_sent": self._sent,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         if assignment in self._committing:
             self._unfinished[assignment].add(row.position)
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "settled":
             self._finished(segment, row)
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":
             self._finished(segment, row)
 
+    @on("dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         unfinished = self._unfinished.get((segment, row.partition, row.assignment))
         if unfinished is not None:
             unfinished.discard(row.position)
 
+    @on("passed")
     def _passed(self, segment: Segment, row: Row) -> None:
         if row.position in self._unfinished[segment, row.partition, row.assignment]:
             self._findings.violation(segment, row, "a position above it was committed before it had finished")
 
+    @on("commit_sent")
     def _sent(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         for assignment, unfinished in self._unfinished.items():
             if assignment[0] is segment:
-                # They may have finished unseen.
+                # They may have finished in the gap.
                 unfinished.clear()
 
 
-class CommitsRise:
-    """Within an assignment the floors that are committed never fall, nor below the one it began with (9).
+class CommitsRise(PromiseChecker):
+    """The committed floors of an assignment never fall, and never below its first position (9).
 
-    One that stays may be committed again: what is completed above it has changed, or the last commit is unknown.
+    A floor may be committed again: the completed set above it has changed, or the result of the last commit is unknown.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "CommitsRise"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._floors: dict[Assignment, int] = {}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"assigned": self._assigned, "commit_sent": self._sent}
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor >= 0:
             self._floors[segment, row.partition, row.assignment] = row.floor
 
+    @on("commit_sent")
     def _sent(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         assignment = segment, row.partition, row.assignment
@@ -104,74 +105,61 @@ class CommitsRise:
         self._floors[assignment] = row.floor
 
 
-class OneCommitAtATime:
-    """No commit of an assignment is sent while another one of it is on its way: they could cross (10).
+class OneCommitAtATime(PromiseChecker):
+    """An assignment sends no commit while another one of it is under way: they could overtake each other (10).
 
-    A commit is on its way until the broker has confirmed it, or it has failed, was cancelled, or nobody waits for it
-    any longer.
+    A commit is under way until the broker confirms it, it fails, it is cancelled, or its sender stops waiting.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "OneCommitAtATime"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._sent: dict[Assignment, Row] = {}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "commit_sent": self._send,
-            "commit_ok": self._answered,
-            "commit_failed": self._answered,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("commit_sent")
     def _send(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         assignment = segment, row.partition, row.assignment
         other = self._sent.get(assignment)
         if other is not None:
-            what = f"committed while the commit of {other.floor} (row {other.n}) was on its way"
+            what = f"committed while the commit of {other.floor} (row {other.n}) was under way"
             _violation(self._findings, segment, row, what)
         self._sent[assignment] = row
 
+    @on("commit_ok", "commit_failed")
     def _answered(self, segment: Segment, row: Row) -> None:
         self._sent.pop((segment, row.partition, row.assignment), None)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._sent = {assignment: sent for assignment, sent in self._sent.items() if assignment[0] is not segment}
 
 
-class NoCommitAfterRevoke:
-    """A commit is of the assignment that the process has: after it was lost, handed over or followed by another one of
-    its partition nothing more of it is committed (11, 12)."""
+class NoCommitAfterRevoke(PromiseChecker):
+    """A commit belongs to the current assignment of the process (11, 12).
 
-    name = "NoCommitAfterRevoke"
+    No commit follows when the assignment was lost or handed over, or when the process got another assignment.
+
+    Args:
+        timeline: History to judge.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._over: dict[Assignment, str] = {}
         self._newest: dict[tuple[Segment, str], int] = {}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "assigned": self._assigned,
-            "commit_sent": self._sent,
-            "revoked": self._given_up,
-            "lost": self._given_up,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._newest[segment, row.partition] = row.assignment
 
+    @on("revoked", "lost")
     def _given_up(self, segment: Segment, row: Row) -> None:
         self._over[segment, row.partition, row.assignment] = row.event
 
+    @on("commit_sent")
     def _sent(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         over = self._over.get((segment, row.partition, row.assignment))
@@ -184,3 +172,120 @@ class NoCommitAfterRevoke:
 
 def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> None:
     findings.violation(segment, row._replace(position=row.floor), what)
+
+
+class _Waiting:
+    """When the first message finished that is in no commit, and when the last commit was answered."""
+
+    __slots__ = ("answered", "failed", "sending", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.answered = 0.0
+        self.sending = False
+        self.failed: float | None = None
+
+
+class CommitsInTime(TimedChecker[_Waiting]):
+    """A finished message is committed within ``commit_interval``, also when nothing more is delivered (14).
+
+    While a commit is under way the next one waits for its answer. ``UnknownCommitRepeated`` judges the time after a
+    failed commit, and ``NoDuplicateCleanly`` the time of a drain."""
+
+    _state_class = _Waiting
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        interval = segment.rules.commit_interval
+        begin_committing(self._assignments, self._findings, segment, row, "commit_interval", interval)
+
+    @on("redelivered")
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        if row.text == "settled":
+            self._finished(segment, row)
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        if row.text == "ok":
+            self._finished(segment, row)
+
+    @on("dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None and state.since is None:
+            state.since = row.mono
+
+    @on("commit_sent")
+    def _sent(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            self._findings.checked += 1
+            self._judge(segment, row, state)
+            state.since = state.failed = None
+            state.sending = True
+
+    @on("commit_ok", "commit_failed")
+    def _answered(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            state.sending = False
+            state.answered = row.mono
+            state.failed = row.mono if row.event == "commit_failed" else None
+
+    @on("revoking", "lost")
+    def _over(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.end(segment, row)
+        if state is not None:
+            self._judge(segment, row, state)
+
+    @on("over")
+    def _end(self, segment: Segment, row: Row) -> None:
+        for last, state in self._assignments.ending(segment, row):
+            self._judge(segment, last, state)
+        self._assignments.drop(segment)
+
+    def _judge(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        interval = segment.rules.commit_interval
+        if state.since is None or state.sending or state.failed is not None or interval is None:
+            return
+        due = max(state.since + interval, state.answered)
+        self._deadlines.check(segment, row, due, "what had finished was not committed in time,")
+
+
+class UnknownCommitRepeated(TimedChecker[_Waiting]):
+    """A commit that failed, or whose result is unknown, is repeated within a second (15).
+
+    It is not judged when its partition is lost or drained meanwhile."""
+
+    _state_class = _Waiting
+
+    @on("commit_failed")
+    def _failed(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.of(segment, row)
+        if state is not None:
+            self._findings.checked += 1
+            state.failed = row.mono
+
+    @on("commit_sent")
+    def _sent(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            self._judge(segment, row, state)
+            state.failed = None
+
+    @on("revoking", "drained", "revoked", "lost")
+    def _over(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.end(segment, row)
+        if state is not None:
+            self._judge(segment, row, state)
+
+    @on("over")
+    def _end(self, segment: Segment, row: Row) -> None:
+        for last, state in self._assignments.ending(segment, row):
+            self._judge(segment, last, state)
+        self._assignments.drop(segment)
+
+    def _judge(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        if state.failed is not None:
+            due = state.failed + SETTLE_RETRY[1]
+            self._deadlines.check(segment, row, due, "a commit that had failed was not repeated,")

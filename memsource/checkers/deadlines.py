@@ -6,11 +6,13 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import Final
 
+from memsource.checkers.assignments import AssignmentChecker, State
 from memsource.checkers.verdict import Findings
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
 
-__all__ = ["MARGIN", "SILENT", "Deadlines", "Drain", "timeout_of", "well_nigh"]
+__all__ = ["MARGIN", "SILENT", "Deadlines", "Drain", "TimedChecker", "timeout_of", "well_nigh"]
 
 MARGIN: Final = 5.0
 """Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
@@ -23,11 +25,10 @@ _WELL_NIGH: Final = 0.9
 
 
 class Deadlines:
-    """Judges what came late by more than ``margin`` seconds.
+    """Judges actions that come later than their deadline and ``margin`` seconds.
 
-    A process that wrote nothing from its deadline on until it acted may have been suspended: that is a doubt, and no
-    violation. In virtual time, with a small margin, nothing is ever late for another reason than a mistake or a freeze.
-    """
+    A process that wrote nothing between its deadline and its action may have been suspended. That is a doubt, no
+    violation. In virtual time only a mistake or a freeze makes a process late."""
 
     def __init__(self, findings: Findings, margin: float) -> None:
         self._findings = findings
@@ -35,7 +36,7 @@ class Deadlines:
         self._times: dict[Segment, list[float]] = {}
 
     def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
-        """What was due at ``deadline`` comes with this row, or has not come by then."""
+        """Judge an action that was due at ``deadline`` and comes with this row, or is still missing then."""
         if row.mono <= deadline + self._margin:
             return
         times = self._times.get(segment)
@@ -49,8 +50,16 @@ class Deadlines:
             self._findings.doubt(SILENT)
 
 
+class TimedChecker(AssignmentChecker[State]):
+    """A checker of deadlines. ``margin``: seconds by which something may be late, 0 or more."""
+
+    def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
+        super().__init__(timeline)
+        self._deadlines = Deadlines(self._findings, margin)
+
+
 class Drain:
-    """Of one assignment: ``since`` when it is drained, None before; until when; and how many of its handlers run."""
+    """The drain of one assignment: its beginning (None before), timeout, deadline and running handlers."""
 
     __slots__ = ("deadline", "running", "since", "timeout")
 
@@ -61,7 +70,7 @@ class Drain:
         self.deadline = 0.0
 
     def begin(self, now: float, timeout: float) -> None:
-        """``timeout`` seconds from ``now``, unless an earlier deadline stands."""
+        """Set the deadline ``timeout`` seconds after ``now``, unless an earlier one stands."""
         deadline = now + timeout
         if self.since is None:
             self.since, self.timeout, self.deadline = now, timeout, deadline
@@ -75,5 +84,5 @@ def timeout_of(segment: Segment, row: Row) -> float | None:
 
 
 def well_nigh(took: float, limit: float) -> bool:
-    """Whether a wait of ``took`` seconds, by the rows, may have been one that ended at its ``limit``."""
+    """Whether a wait that took so long, by the rows, may have ended at its ``limit``."""
     return took >= _WELL_NIGH * limit

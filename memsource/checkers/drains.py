@@ -1,14 +1,13 @@
-"""How a partition is handed over."""
+"""The drain of a partition, and its handover."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
-from memsource.checkers.assignments import Assignments, closes_prefix
-from memsource.checkers.deadlines import MARGIN, Deadlines, Drain, timeout_of, well_nigh
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.checkers.assignments import AssignmentChecker, closes_prefix
+from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.deadlines import Drain, TimedChecker, timeout_of, well_nigh
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
@@ -18,34 +17,15 @@ __all__ = ["DrainInTime", "DrainStartsNothing", "DrainWaitsForRunning", "HandedO
 _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 
 
-class DrainInTime:
-    """A drain takes its timeout and the grace at most, and the hand-over behind it as long as settling and releasing
-    may (38, 39).
+class DrainInTime(TimedChecker[Drain]):
+    """A drain takes at most its timeout and the grace (38), and the handover follows in time (39).
 
-    Not where the partition is lost meanwhile, or the whole run is cancelled. ``margin``: seconds it may be late.
-    """
+    The time of the handover is that for settling and releasing. It is not judged when the partition is lost meanwhile,
+    or the whole run is cancelled."""
 
-    name = "DrainInTime"
+    _state_class = Drain
 
-    def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._deadlines = Deadlines(self._findings, margin)
-        self._assignments = Assignments(Drain)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "revoking": self._revoking,
-            "hastened": self._revoking,
-            "drained": self._drained,
-            "revoked": self._revoked,
-            "lost": self._lost,
-            "gap": self._gap,
-            "over": self._over,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
         timeout = timeout_of(segment, row)
         if timeout is None or segment.rules.grace is None:
@@ -56,9 +36,11 @@ class DrainInTime:
             self._findings.checked += row.event == "revoking"
             state.begin(row.mono, timeout)
 
+    @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
         self._judge(segment, row, self._assignments.known(segment, row), "drained")
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         self._judge(segment, row, self._assignments.end(segment, row), "handed over", _HAND_OVER)
 
@@ -67,12 +49,7 @@ class DrainInTime:
         if state is not None and state.since is not None and grace is not None:
             self._deadlines.check(segment, row, state.deadline + grace + more, what)
 
-    def _lost(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
-
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
-
+    @on("over")
     def _over(self, segment: Segment, row: Row) -> None:
         for state in self._assignments.drop(segment):
             if segment.crashed:
@@ -80,8 +57,7 @@ class DrainInTime:
 
 
 class _Closing(Drain):
-    """Of a drain: ``highest`` is what had started when it began. ``over``: handlers of it were cancelled, because its
-    time was over."""
+    """A drain. ``highest``: highest position that had started. ``over``: handlers were cancelled at its timeout."""
 
     __slots__ = ("highest", "over")
 
@@ -91,38 +67,25 @@ class _Closing(Drain):
         self.over = False
 
 
-class DrainStartsNothing:
-    """From ``revoking`` on no handler of the partition starts (37).
+class DrainStartsNothing(PromiseChecker):
+    """No handler of a partition starts after ``revoking`` (37).
 
-    Where the completed set cannot be handed over, what is queued below the highest message that had started still
-    runs, until the time of the drain is over and its handlers are cancelled. What follows the head of its lane in a
-    batch has its rows when the call has ended: so they may come then, and which message was the highest is not known.
+    Where the completed set cannot be handed over, messages queued below the highest started one still run, until the
+    drain times out and cancels its handlers. The rows of a batch after its first message are written when the call
+    ends. They may come during the drain, and the highest started message is then unknown.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "DrainStartsNothing"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._highest: dict[Assignment, int] = {}
         self._draining: dict[Assignment, _Closing] = {}
         self._ended: dict[Segment, float] = {}
         self._gaps: set[Segment] = set()
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "started": self._started,
-            "ended": self._end,
-            "revoking": self._revoking,
-            "hastened": self._hastened,
-            "revoked": self._over,
-            "lost": self._over,
-            "gap": self._gap,
-            "over": self._forget,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         if self._draining and assignment in self._draining:
@@ -148,6 +111,7 @@ class DrainStartsNothing:
                 what = "started when the time of its drain was over, and its handlers were cancelled"
         self._findings.violation(segment, row, what)
 
+    @on("ended")
     def _end(self, segment: Segment, row: Row) -> None:
         if not self._draining:
             return
@@ -157,26 +121,31 @@ class DrainStartsNothing:
             # A handler may cancel itself, too.
             drain.over |= well_nigh(row.mono - drain.since, drain.timeout)
 
+    @on("revoking")
     def _revoking(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         assignment = segment, row.partition, row.assignment
         self._draining[assignment] = _Closing(self._highest.pop(assignment, -1))
         self._hastened(segment, row)
 
+    @on("hastened")
     def _hastened(self, segment: Segment, row: Row) -> None:
         drain, timeout = self._draining.get((segment, row.partition, row.assignment)), timeout_of(segment, row)
         if drain is not None and timeout is not None:
             drain.begin(row.mono, timeout)
 
+    @on("revoked", "lost")
     def _over(self, segment: Segment, row: Row) -> None:
         self._highest.pop((segment, row.partition, row.assignment), None)
         self._draining.pop((segment, row.partition, row.assignment), None)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # The highest may be in it.
+        # The highest started position may be in the gap.
         self._gaps.add(segment)
         self._forget(segment, row)
 
+    @on("over")
     def _forget(self, segment: Segment, row: Row) -> None:
         for assignment in [one for one in self._highest if one[0] is segment]:
             del self._highest[assignment]
@@ -184,97 +153,66 @@ class DrainStartsNothing:
             del self._draining[assignment]
 
 
-class DrainWaitsForRunning:
-    """A drain ends when the last running handler does (36): it waits for nothing that is held, blocked or parking.
+class DrainWaitsForRunning(TimedChecker[Drain]):
+    """A drain ends with its last running handler (36). It waits for no message that is held, blocked or parking."""
 
-    ``margin``: seconds it may be late.
-    """
+    _state_class = Drain
 
-    name = "DrainWaitsForRunning"
-
-    def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._deadlines = Deadlines(self._findings, margin)
-        self._assignments = Assignments(Drain)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "started": self._started,
-            "ended": self._ended,
-            "revoking": self._revoking,
-            "drained": self._drained,
-            "lost": self._lost,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.running += 1
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.running -= 1
             state.deadline = row.mono
 
+    @on("revoking")
     def _revoking(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.since = state.deadline = row.mono
 
+    @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
         if state is not None and state.since is not None and state.running <= 0:
             self._findings.checked += 1
             self._deadlines.check(segment, row, state.deadline, "drained when its last handler had ended,")
 
-    def _lost(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
 
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
+class HandedOverAfterDrain(AssignmentChecker[Drain]):
+    """A partition is handed over after it was drained (36).
 
+    It is drained when none of its handlers runs any more, or its timeout has passed.
 
-class HandedOverAfterDrain:
-    """A partition is handed over when it is drained (36), and it is drained when none of its handlers runs any more, or
-    its timeout has passed."""
+    Args:
+        timeline: History to judge.
+    """
 
-    name = "HandedOverAfterDrain"
+    _state_class = Drain
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(Drain)
+        super().__init__(timeline)
         self._drained: set[Assignment] = set()
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "started": self._started,
-            "ended": self._ended,
-            "revoking": self._revoking,
-            "hastened": self._revoking,
-            "drained": self._drain,
-            "revoked": self._revoked,
-            "lost": self._lost,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.running += 1
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.running -= 1
 
+    @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
         state, timeout = self._assignments.of(segment, row), timeout_of(segment, row)
         if timeout is None:
@@ -282,6 +220,7 @@ class HandedOverAfterDrain:
         elif state is not None:
             state.begin(row.mono, timeout)
 
+    @on("drained")
     def _drain(self, segment: Segment, row: Row) -> None:
         self._drained.add((segment, row.partition, row.assignment))
         state = self._assignments.known(segment, row)
@@ -292,6 +231,7 @@ class HandedOverAfterDrain:
             what = f"drained {took:.3f} s after its drain began while {state.running} of its handlers ran"
             self._findings.violation(segment, row, f"{what}; its timeout is {state.timeout:g} s")
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -300,9 +240,3 @@ class HandedOverAfterDrain:
         self._assignments.end(segment, row)
         if (segment, row.partition, row.assignment) not in self._drained:
             self._findings.violation(segment, row, "handed over before it was drained")
-
-    def _lost(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
-
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)

@@ -1,11 +1,11 @@
-"""The order of a key."""
+"""The order of the messages of a key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from memsource.checkers.verdict import Findings, Handler, Verdict, at
+from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
@@ -14,13 +14,13 @@ __all__ = ["PerKeyOrder"]
 
 
 class _Lane:
-    """The positions of one key within some scope: which are known, which ended finally, the highest started."""
+    """The positions of one key in some scope: known ones, those that ended for good, and the highest started one."""
 
     __slots__ = ("_known", "_unfinished", "highest", "started")
 
     def __init__(self) -> None:
-        self._known: dict[int, bool] = {}  # position -> ended finally
-        self._unfinished: list[int] = []  # heap; what ended is removed when it comes up
+        self._known: dict[int, bool] = {}  # position -> ended for good
+        self._unfinished: list[int] = []  # heap; ended ones are removed when they come up
         self.highest = -1
         self.started: tuple[Segment, Row] | None = None  # the start of ``highest``
 
@@ -53,64 +53,56 @@ class _Lane:
             self.started = segment, row
 
     def highest_start(self) -> str:
-        """For a witness: the highest position started, and where."""
+        """The highest started position and its row, for a witness."""
         return f"position {self.highest} of its key" + (f" ({at(*self.started)})" if self.started else "")
 
     def forget(self, position: int) -> None:
-        """It may have ended unseen, or not."""
+        """Forget a position whose end may be in a gap."""
         self._known.pop(position, None)
 
     def forget_all(self) -> None:
-        """Anything may have ended unseen; what was started was started."""
+        """Forget all positions but the highest started one: any of them may have ended in a gap."""
         self._known.clear()
         self._unfinished.clear()
 
 
-class PerKeyOrder:
-    """Messages of a key are handled in source order: none starts before all earlier ones ended finally.
+class PerKeyOrder(PromiseChecker):
+    """Messages of a key are handled in source order: none starts before all earlier ones have ended for good.
 
-    *Finally* is: the handler returned, or the dead letter was confirmed; and the assignment was not fenced then.
-    Within one assignment the handlers of a key start in rising positions (a retry repeats its own), and none
-    starts before every earlier position that was delivered there has ended finally there. Across assignments,
-    members and restarts a position starts only when every earlier one of its key that was ever delivered or
-    produced has ended finally somewhere. So first completions follow source order per key.
+    A message ends for good when its handler returns or its dead letter is confirmed, before its assignment is fenced.
+    Within one assignment the handlers of a key start in rising positions; a retry repeats its own position. A message
+    starts only after each earlier one that was delivered there has ended for good there. Across assignments, members
+    and restarts a position starts only after each known earlier one of its key has ended for good somewhere. First
+    completions therefore follow the source order of the key.
 
-    A message that the broker delivers too late (``redelivered``, cause ``late``) is a violation when it had not
-    ended before: the order was broken, whoever broke it. When it had, it is a repeat of what the broker forgot,
-    and the note counts it. Keyless messages have no order, and under the order ``none`` no message has. Where keys
-    share a lane, or a whole partition is one, each key is judged by itself.
+    A message may come too late (``redelivered``, cause ``late``). This is a violation if it had not ended before,
+    because the order was broken. If it had, the broker forgot it, and the note counts the repeat. Keyless messages have
+    no order; with ``order="none"`` no message has. Where keys share a lane, each key is judged by itself.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "PerKeyOrder"
+    _needs_order = True
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._incomparable = timeline.incomparable
-        self._gaps: set[Segment] = set()  # segments whose gap is behind
+        self._gaps: set[Segment] = set()  # segments that had a gap
         self._late: set[tuple[Segment, str, int, int]] = set()
         self._repeats = 0
         self._across: dict[tuple[str, str], _Lane] = {}
         self._within: dict[Segment, dict[tuple[str, int, str], _Lane]] = {segment: {} for segment in timeline.segments}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "produced": self._produced,
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._finished,
-            "gap": self._gap,
-        }
+    def _note(self) -> str:
+        return f"{self._repeats} late repeats" if self._repeats else ""
 
-    def verdict(self) -> Verdict:
-        note = f"{self._repeats} late repeats" if self._repeats else ""
-        return self._findings.verdict(across=True, note=note)
-
+    @on("produced")
     def _produced(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             self._know_across(segment, row, row.key)
 
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             self._lane(segment, row, row.key).know(row.position)
@@ -124,23 +116,25 @@ class PerKeyOrder:
             self._findings.violation(segment, row, f"first seen after the start of {lane.highest_start()}")
         return lane
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.key is None:
             return
         if row.text == "settled":
             self._lane(segment, row, row.key).finish(row.position)
         elif row.text == "held" and segment in self._gaps:
-            # It may have ended in the gap, and wait only to be settled; or it is still to be handled.
+            # It may have ended in the gap and wait for its settlement, or its handler is still to run.
             self._lane(segment, row, row.key).forget(row.position)
         elif row.text == "late":
             lane = self._lane(segment, row, row.key)
             lane.forget(row.position)
             repeats = self._know_across(segment, row, row.key).finished(row.position)
             if not repeats or lane.first_unfinished() is None:
-                # Else what was delivered before it, and is still queued, starts before it.
+                # Otherwise the messages that were delivered before it, and are still queued, start before it.
                 lane.know(row.position)
             self._late.add((segment, row.partition, row.assignment, row.position))
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         key, position = row.key, row.position
         if key is None or segment.rules.order == "none":
@@ -150,22 +144,22 @@ class PerKeyOrder:
         lane = self._lane(segment, row, key)
         name = (segment, row.partition, row.assignment, position)
         if segment in self._gaps and not lane.knows(position):
-            # Delivered in or before a gap: it may have been noted there that it came late.
+            # It was delivered before or in a gap, and the gap may hide that it came late.
             self._late.add(name)
         lane.know(position)
         what = ""
         if name in self._late and across.finished(position):
             self._repeats += 1
         elif name in self._late and not self._comparable(row):
-            # It may have ended where this cannot be seen.
+            # It may have ended in rows that cannot be compared.
             pass
         elif position < lane.highest:
             what = f"started after {lane.highest_start()}"
         elif position > lane.highest:
             what = self._started_too_early(segment, row, lane, across)
         elif lane.finished(position):
-            what = "started again after it had ended finally in the same assignment"
-        # Else it is a retry: what is unfinished below it was so at its first start, or came late.
+            what = "started again after it had ended for good in the same assignment"
+        # Otherwise it is a retry. Unfinished positions below it were judged at its first start, or came late.
         if what:
             self._findings.violation(segment, row, what)
         lane.start(segment, row)
@@ -173,32 +167,35 @@ class PerKeyOrder:
 
     def _started_too_early(self, segment: Segment, row: Row, lane: _Lane, across: _Lane) -> str:
         if segment in self._gaps and row.attempt > 1:
-            # A retry, whose first start is in the gap.
+            # It is a retry whose first start is in the gap.
             return ""
         first = lane.first_unfinished()
         if first is not None and first < row.position:
-            return f"started before position {first} of its key had ended finally in the same assignment"
+            return f"started before position {first} of its key had ended for good in the same assignment"
         first = across.first_unfinished() if self._comparable(row) else None
         if first is not None and first < row.position:
-            return f"started before position {first} of its key had ended finally"
+            return f"started before position {first} of its key had ended for good"
         return ""
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":
             self._finished(segment, row)
 
+    @on("dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             self._lane(segment, row, row.key).finish(row.position)
             self._know_across(segment, row, row.key).finish(row.position)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._gaps.add(segment)
         for lane in self._within[segment].values():
             lane.forget_all()
 
     def _comparable(self, row: Row) -> bool:
-        # Behind any gap an earlier position may have ended unseen, in whichever segment it was.
+        # After a gap of any segment an earlier position may have ended there.
         return not self._gaps and row.partition not in self._incomparable
 
     def _lane(self, segment: Segment, row: Row, key: str) -> _Lane:

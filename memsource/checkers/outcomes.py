@@ -1,14 +1,13 @@
-"""What becomes of a message within one assignment."""
+"""The outcome of a message within one assignment."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import Final
 
-from memsource.checkers.assignments import Assignments, LatestRun
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.checkers.assignments import AssignmentChecker, LatestRun
+from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
@@ -21,7 +20,7 @@ _FINISHED: Final = 2
 
 
 class _Held:
-    """Of one assignment: position -> what has become of it, while it is held."""
+    """The messages that one assignment holds: position -> its state."""
 
     __slots__ = ("latest", "states")
 
@@ -30,39 +29,16 @@ class _Held:
         self.latest = LatestRun()
 
 
-class OneTerminalOutcome:
-    """Every message has one outcome in an assignment (61): it is finished, or given up.
+class OneTerminalOutcome(AssignmentChecker[_Held]):
+    """Each message has one outcome in an assignment (61): it finishes once, or it is given up.
 
-    *Finished*: its handler returned, or its dead letter was confirmed; once. *Given up*: abandoned, interrupted, or
-    behind a fence; and never what has finished. What was delivered and never begun is abandoned when its partition is
-    handed over, unless it was in a batch. What the broker delivers anew may have another.
-    """
+    It finishes when its handler returns or its dead letter is confirmed. It is given up when it is abandoned,
+    interrupted or fenced, and only if it has not finished. A message that never started is abandoned when its partition
+    is handed over, unless it was in a batch. A later delivery may have another outcome."""
 
-    name = "OneTerminalOutcome"
+    _state_class = _Held
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._committing = timeline.committing
-        self._assignments = Assignments(_Held)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._confirmed,
-            "ack": self._ack,
-            "abandoned": self._abandoned,
-            "zombie": self._zombie,
-            "revoked": self._revoked,
-            "lost": self._lost,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -72,24 +48,28 @@ class OneTerminalOutcome:
         if new:
             state.states[row.position] = _WAITS
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None and state.latest.not_held(row):
-            # Nothing becomes of this delivery.
+            # This delivery has no outcome.
             state.states.pop(row.position, None)
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None and state.states.get(row.position) == _WAITS:
             state.states[row.position] = _BEGUN
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":
             self._finish(segment, row)
 
+    @on("dlq_confirmed")
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
-        # A letter may be confirmed when its message was abandoned meanwhile: it runs again, and is parked again.
+        # A dead letter may be confirmed after its message was abandoned: the message runs and is parked again.
         if state is not None and row.position in state.states:
             self._finish(segment, row)
 
@@ -101,17 +81,19 @@ class OneTerminalOutcome:
         before = state.states.get(row.position, _FINISHED)
         if before == _FINISHED:
             self._findings.violation(segment, row, "finished though it had finished, was given up, or never delivered")
-        elif (segment, row.partition, row.assignment) in self._committing:
+        elif (segment, row.partition, row.assignment) in self._timeline.committing:
             del state.states[row.position]
         else:
             state.states[row.position] = _FINISHED
 
+    @on("ack")
     def _ack(self, segment: Segment, row: Row) -> None:
-        # Again where the settlement before may not have reached the broker. Too early is for NoSettleBeforeEnd to say.
+        # A repeat, where the last settlement may not have reached the broker. NoSettleBeforeEnd judges early ones.
         state = self._assignments.of(segment, row)
         if state is not None:
             state.states.pop(row.position, None)
 
+    @on("abandoned")
     def _abandoned(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -120,14 +102,16 @@ class OneTerminalOutcome:
         if state.states.pop(row.position, _FINISHED) == _FINISHED:
             self._findings.violation(segment, row, "given up though it had finished, was given up, or never delivered")
 
+    @on("zombie")
     def _zombie(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
         if state is not None:
             state.states.pop(row.position, None)
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
-        # What was in a call that went on has no row.
+        # A message of a batch whose call went on has no row.
         if state is None or segment.rules.batch != 0:
             return
         for position, outcome in state.states.items():
@@ -135,36 +119,22 @@ class OneTerminalOutcome:
                 what = "handed over with its partition: neither handled nor abandoned"
                 self._findings.violation(segment, row._replace(position=position), what)
 
-    def _lost(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
 
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
+class ZombiesDoNotCount(PromiseChecker):
+    """A handler that ends after its assignment was fenced is counted as a zombie and changes nothing (40, 53).
 
+    Its message is neither acknowledged nor committed in that assignment.
 
-class ZombiesDoNotCount:
-    """A handler that ends behind the fence of its assignment is counted as a zombie, and changes nothing (40, 53): its
-    message is neither acknowledged nor committed under that assignment."""
-
-    name = "ZombiesDoNotCount"
+    Args:
+        timeline: History to judge.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._uncounted: dict[Segment, dict[tuple[str, int, int], Row]] = defaultdict(dict)
         self._zombies: dict[Assignment, set[int]] = defaultdict(set)
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "zombie": self._zombie,
-            "ack": self._ack,
-            "commit_sent": self._commit,
-            "gap": self._gap,
-            "over": self._over,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("zombie")
     def _zombie(self, segment: Segment, row: Row) -> None:
         if row.event == "dlq_confirmed":
             return
@@ -176,27 +146,31 @@ class ZombiesDoNotCount:
         else:
             self._uncounted[segment].pop(name, None)
 
+    @on("ack")
     def _ack(self, segment: Segment, row: Row) -> None:
         if self._zombies and row.position in self._zombies.get((segment, row.partition, row.assignment), ()):
-            self._findings.violation(segment, row, "acknowledged, though its handler ended behind the fence")
+            self._findings.violation(segment, row, "acknowledged, though its handler ended after the fence")
 
+    @on("commit_sent")
     def _commit(self, segment: Segment, row: Row) -> None:
         for position in self._zombies.get((segment, row.partition, row.assignment), ()):
             if position < row.floor:
-                what = f"{row.floor} was committed above it, though its handler ended behind the fence"
+                what = f"{row.floor} was committed above it, though its handler ended after the fence"
                 self._findings.violation(segment, row._replace(position=position), what)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._uncounted.pop(segment, None)
 
+    @on("over")
     def _over(self, segment: Segment, row: Row) -> None:
         for zombie in self._uncounted.pop(segment, {}).values():
             if not segment.crashed:
-                self._findings.violation(segment, zombie, "ended behind the fence, and was not counted as a zombie")
+                self._findings.violation(segment, zombie, "ended after the fence and was not counted as a zombie")
 
 
 class _Line:
-    """Of one assignment: what is held, and the unfinished positions of each lane that is more than a key."""
+    """The held messages of one assignment, and the unfinished positions of each lane that is more than a key."""
 
     __slots__ = ("held", "lanes", "latest")
 
@@ -206,37 +180,16 @@ class _Line:
         self.lanes: dict[str, list[int]] = {}
 
 
-class DeliveredThenStarted:
-    """A handler starts at what was delivered in its assignment and is not finished; and where a lane is more than a
-    key, in the order of its delivery (5).
+class DeliveredThenStarted(AssignmentChecker[_Line]):
+    """A handler starts only a message that its assignment holds, and lanes without a key keep their order (5).
 
-    Such lanes are the partition (``order="partition"`` or ``"serial"``), and all messages without a key
-    (``keyless="one_lane"``); without a lane messages have no order. The order of keys is for ``PerKeyOrder`` to say.
-    What the broker delivers too late has no place any more.
-    """
+    Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
+    (``keyless="one_lane"``). They start in the order of delivery, except for messages that come too late.
+    ``PerKeyOrder`` judges the order of keys."""
 
-    name = "DeliveredThenStarted"
+    _state_class = _Line
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(_Line)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._finished,
-            "abandoned": self._finished,
-            "revoked": self._over,
-            "lost": self._over,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -249,6 +202,7 @@ class DeliveredThenStarted:
             if lane is not None:
                 heappush(state.lanes.setdefault(lane, []), row.position)
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -260,6 +214,7 @@ class DeliveredThenStarted:
             if lane is not None:
                 state.lanes[lane] = sorted(one for one in state.lanes.get(lane, ()) if one != row.position)
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -277,7 +232,7 @@ class DeliveredThenStarted:
         while waiting and waiting[0] not in state.held:
             heappop(waiting)
         if waiting and waiting[0] < row.position:
-            what = f"started before position {waiting[0]} of its lane ({lane}) had ended finally"
+            what = f"started before position {waiting[0]} of its lane ({lane}) had ended for good"
             self._findings.violation(segment, row, what)
 
     def _lane(self, segment: Segment, row: Row) -> str | None:
@@ -290,17 +245,17 @@ class DeliveredThenStarted:
             return "keyless"
         return None
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":
             self._finished(segment, row)
 
+    @on("dlq_confirmed", "abandoned")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.held.discard(row.position)
 
+    @on("revoked")
     def _over(self, segment: Segment, row: Row) -> None:
         self._assignments.end(segment, row)
-
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)

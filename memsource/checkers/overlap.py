@@ -1,13 +1,13 @@
-"""One handler of a key at a time."""
+"""The exclusion of handlers of a key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
 from memsource.checkers.assignments import Assignments
+from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, timeout_of
-from memsource.checkers.verdict import Findings, Handler, Verdict, at
+from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
@@ -17,26 +17,30 @@ __all__ = ["NoOverlap"]
 _Start = tuple[Segment, Row]
 
 
-class NoOverlap:
+class NoOverlap(PromiseChecker):
     """At most one handler of a key runs at any time.
 
-    A handler runs from ``started`` to ``ended``, or to its process's last row when the process crashed. Within a
-    member handlers of a key never overlap, across its assignments neither. Across members they may only where
-    the assignment of the one that started first was *lost*: its handlers run on until they are cancelled; or where
-    the broker had taken that of either, and its process had not heard of that when it started. Where the assignment
-    that started first had a lease, they may only from its deadline on, whatever its process knew, and nothing starts
-    or is acknowledged in an assignment behind its own deadline or its loss. A
-    message without a key, and every message under the order ``none``, is only kept from running beside itself, and not
-    after its assignment was lost. Where keys share a lane, their own promises are judged, not the lane's.
+    A handler runs from ``started`` to ``ended``, or to the last row of a crashed process. Handlers of a key never
+    overlap within a member, also across its assignments. Two members may overlap in these cases only:
 
-    ``late``: processes stood still in this run, so that the grace of a drain may have passed before they could take a
-    step. What had started before the drain's deadline and was cancelled may then run on beside the next owner's.
+    - The assignment of the first handler was lost. Its handlers run until they are cancelled.
+    - The broker had taken one of the two assignments, and the process did not know it when its handler started.
+    - The first assignment had a lease whose deadline has passed.
+
+    In an assignment under a lease nothing starts or is acknowledged after its deadline or its loss. A message without a
+    key, and each one with ``order="none"``, must only not run beside itself, and not after its assignment was lost.
+    Where keys share a lane, each key is judged by itself.
+
+    Args:
+        timeline: History to judge.
+        late: Processes stood still in this run, so the grace of a drain may have passed while they could not act. A
+            cancelled handler that started before the deadline of the drain may then run beside the next owner's.
     """
 
-    name = "NoOverlap"
+    _needs_order = True
 
     def __init__(self, timeline: Timeline, *, late: bool = False) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._incomparable = timeline.incomparable
         self._running: dict[tuple[str, str | int], list[_Start]] = {}
         # (segment, partition, assignment) -> number of the ``lost`` row
@@ -48,28 +52,12 @@ class NoOverlap:
         }
         self._taken = timeline.taken
         self._deadlines = timeline.deadlines
-        # What the process knew of its leases so far.
+        # The deadlines of the leases, as far as the process knows them.
         self._leases: dict[Assignment, float] = {}
         self._drains = Assignments(Drain) if late else None
         self._outlived: set[tuple[Segment, str, int, int]] = set()
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "leased": self._leased,
-            "started": self._started,
-            "ack": self._ack,
-            "ended": self._ended,
-            "zombie": self._ended,
-            "revoking": self._revoking,
-            "hastened": self._revoking,
-            "drained": self._drained,
-            "gap": self._over,
-            "over": self._over,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict(across=True)
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         if row.mono >= self._leases.get((segment, row.partition, row.assignment), inf):
@@ -87,14 +75,16 @@ class NoOverlap:
                 break
         running.append((segment, row))
 
+    @on("leased")
     def _leased(self, segment: Segment, row: Row) -> None:
         self._leases[segment, row.partition, row.assignment] = row.number
 
     def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
-        """Whether the lease of an assignment certainly held when a message was started elsewhere."""
+        """Whether the lease of an assignment certainly held when a message started elsewhere."""
         deadline = self._deadlines.get((other, start.partition, start.assignment), 0.0)
         return row.mono < deadline and start.partition not in self._incomparable
 
+    @on("ack")
     def _ack(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         deadline = self._deadlines.get(assignment)
@@ -114,16 +104,18 @@ class NoOverlap:
         return lost < start.n and not self._unaware(other, start)
 
     def _unaware(self, segment: Segment, row: Row) -> bool:
-        """Whether the broker has taken its partition, and its process had not heard of that when it started."""
+        """Whether the broker had taken the partition, and the process did not know it at this row."""
         assignment = segment, row.partition, row.assignment
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
+    @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
         drain = None if self._drains is None else self._drains.of(segment, row)
         timeout = timeout_of(segment, row)
         if drain is not None and timeout is not None:
             drain.begin(row.mono, timeout)
 
+    @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
         drain = None if self._drains is None else self._drains.known(segment, row)
         if drain is None:
@@ -134,6 +126,7 @@ class NoOverlap:
                 if (other, start.partition, start.assignment) == assignment and start.mono <= drain.deadline:
                     self._outlived.add((*assignment, start.position))
 
+    @on("ended", "zombie")
     def _ended(self, segment: Segment, row: Row) -> None:
         name = _name(segment, row)
         running = self._running.get(name)
@@ -146,6 +139,7 @@ class NoOverlap:
         if not running:
             del self._running[name]
 
+    @on("gap", "over")
     def _over(self, segment: Segment, row: Row) -> None:
         """Nothing is known to run any more: the process is gone, or handlers may have ended in a gap."""
         for name in list(self._running):
@@ -157,5 +151,5 @@ class NoOverlap:
 
 
 def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
-    """What names the messages of which one runs at a time: their key, or where they have no order, the position."""
+    """The name that excludes messages from each other: their key, or their own position where they have no order."""
     return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key

@@ -1,11 +1,11 @@
-"""Who owns a partition, and what becomes of the others."""
+"""The owner of a partition, and the work on other partitions when it gives one up."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 
-from memsource.checkers.verdict import Findings, Handler, Verdict, at
+from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
@@ -14,7 +14,9 @@ __all__ = ["ExclusiveOwner", "KeptWorkGoesOn"]
 
 
 class _Tenure:
-    """``rival``: who was assigned it meanwhile; ``acted``: what its owner did with it after that."""
+    """The time of an owner.
+
+    ``rival``: a process that was assigned the partition meanwhile. ``acted``: the first act of the owner after that."""
 
     __slots__ = ("acted", "rival")
 
@@ -23,43 +25,32 @@ class _Tenure:
         self.acted: tuple[Segment, Row] | None = None
 
 
-class ExclusiveOwner:
-    """A partition has one owner or none (43).
+class ExclusiveOwner(PromiseChecker):
+    """A partition has one owner or none (43), and a process never has two assignments of it (42).
 
-    An owner has it from ``assigned`` until it is drained, lost, or its process is gone. Two at once there are only
-    between a loss and its holder's learning of it: whoever starts a handler or commits while another process has it
-    already, and then hands it over as if it had been its own, was one of two, unless it was the other that lost it, or
-    the broker says that it had taken it from one of them. A process never has two assignments of one partition.
+    An owner has a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
+    processes may have it between a loss and the moment when the first one learns of it. An owner is convicted in this
+    case: it starts a handler or commits although another process was assigned the partition, and later hands it over as
+    its own. It is not convicted when the other process lost the partition, or when the broker says that it took it from
+    one of them.
 
-    A task of Spark shares a partition with others, each with keys of its own: it is nobody's rival. ``NoOverlap``
-    judges these by their keys.
+    Tasks of Spark share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "ExclusiveOwner"
+    _needs_order = True
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._incomparable = timeline.incomparable
         self._taken = timeline.taken
         self._owners: dict[str, dict[Assignment, _Tenure]] = defaultdict(dict)
-        # Those of them that have a rival.
+        # Owners with a rival.
         self._contested: dict[Assignment, _Tenure] = {}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "assigned": self._assigned,
-            "started": self._acts,
-            "commit_sent": self._acts,
-            "drained": self._drained,
-            "revoked": self._revoked,
-            "lost": self._lost,
-            "gap": self._gone,
-            "over": self._gone,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict(across=True)
-
+    @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         owners = self._owners[row.partition]
@@ -75,17 +66,20 @@ class ExclusiveOwner:
                 self._contested[assignment] = tenure
         owners[segment, row.partition, row.assignment] = _Tenure()
 
+    @on("started", "commit_sent")
     def _acts(self, segment: Segment, row: Row) -> None:
         if self._contested:
             tenure = self._contested.get((segment, row.partition, row.assignment))
-            # Of rows of two processes at the same moment nobody knows which came first.
+            # Rows of two processes at the same moment have no order.
             if tenure is not None and tenure.rival is not None and row.mono > tenure.rival[1].mono:
                 tenure.acted = tenure.acted or (segment, row)
 
+    @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
-        # What it does until it is handed over still tells, but from now on somebody else may have it.
+        # Its acts until the handover still count, but from now on another process may have the partition.
         self._owners[row.partition].pop((segment, row.partition, row.assignment), None)
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         self._owners[row.partition].pop(assignment, None)
@@ -94,6 +88,7 @@ class ExclusiveOwner:
             what = f"{tenure.acted[1].event} while it was another process's, assigned there ({at(*tenure.rival)})"
             self._findings.violation(*tenure.acted, what)
 
+    @on("lost")
     def _lost(self, segment: Segment, row: Row) -> None:
         lost = segment, row.partition, row.assignment
         self._owners[row.partition].pop(lost, None)
@@ -104,6 +99,7 @@ class ExclusiveOwner:
                 tenure.rival = tenure.acted = None
                 del self._contested[assignment]
 
+    @on("gap", "over")
     def _gone(self, segment: Segment, row: Row) -> None:
         for owners in self._owners.values():
             for assignment in [one for one in owners if one[0] is segment]:
@@ -112,40 +108,32 @@ class ExclusiveOwner:
 
 
 def _shares(segment: Segment) -> bool:
-    # What does not say so is older than this rule: then a source that shares had not been written.
+    # A history without this rule is older than the sources that share.
     return segment.rules.exclusive is False
 
 
-class KeptWorkGoesOn:
+class KeptWorkGoesOn(PromiseChecker):
     """Giving up one partition cancels no handler of another one (41).
 
-    A handler is cancelled when its own partition is given up, or when the whole run ends: then nothing more is
-    delivered. Batches are left out: a call may be in several partitions.
+    A handler is cancelled when its own partition is given up, or when the whole run ends; then nothing more is
+    delivered. Batches are not judged, because one call may have messages of several partitions.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "KeptWorkGoesOn"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._draining: set[Assignment] = set()
         self._cancelled: dict[Segment, list[Row]] = defaultdict(list)
         self._gaps: set[Segment] = set()
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "revoking": self._given_up,
-            "ended": self._ended,
-            "delivered": self._delivered,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("revoking")
     def _given_up(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         self._draining.add((segment, row.partition, row.assignment))
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         given_up = (segment, row.partition, row.assignment) in self._draining
         if row.text != "cancelled" or segment in self._gaps or given_up:
@@ -155,12 +143,14 @@ class KeptWorkGoesOn:
         elif not segment.rules.batch:
             self._cancelled[segment].append(row)
 
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         for cancelled in self._cancelled.pop(segment, ()):
             what = "cancelled, though neither its partition was given up nor did the run end"
             self._findings.violation(segment, cancelled, what)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._cancelled.pop(segment, None)
-        # Which of its partitions were given up in the gap is unknown.
+        # The gap may hide which of its partitions were given up.
         self._gaps.add(segment)

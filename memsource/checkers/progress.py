@@ -1,12 +1,11 @@
-"""Lanes that could go on do."""
+"""The progress of lanes that could go on."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
 
-from memsource.checkers.assignments import Assignments, lane_of
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.checkers.assignments import AssignmentChecker, lane_of
+from memsource.checkers.checker import on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
@@ -15,7 +14,7 @@ __all__ = ["LaneProgress"]
 
 
 class _Ready:
-    """Of one assignment: the unfinished messages of each lane, and at which start of the process a head was ready."""
+    """The unfinished messages of each lane of one assignment, and the number of starts when a head became ready."""
 
     __slots__ = ("ahead", "lanes", "measured", "since")
 
@@ -26,54 +25,36 @@ class _Ready:
         self.measured = True
 
 
-class LaneProgress:
-    """A lane whose head could start does start, before ``max_in_flight`` others have (30): whatever another lane or
-    another partition does, it waits for its turn alone (29, 35).
+class LaneProgress(AssignmentChecker[_Ready]):
+    """A lane whose head can start does so before ``max_in_flight`` other starts (30).
 
-    With batches so many calls, of ``batch`` messages each. A head behind a handler of an earlier assignment can start
-    when that one has ended. Not measured: heads that were held or blocked, what waits for ``max_ahead``, what comes
-    late, partitions that are drained, and folded lanes, because a history does not say which keys share one.
+    Other lanes and other partitions do not delay it (29, 35). With batches the bound is that many calls, of ``batch``
+    messages each. A head after a handler of an earlier assignment can start when that handler has ended. Some heads are
+    not measured: those held for a retry or blocked, those that wait for ``max_ahead``, those that come late, and those
+    of drained partitions. Folded lanes are not measured either, because a history does not tell which keys share one.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "LaneProgress"
+    _state_class = _Ready
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(_Ready)
+        super().__init__(timeline)
         self._starts: dict[Segment, int] = defaultdict(int)
-        # (segment, partition, lane) -> its handlers that run: (assignment, position); of several ones when the
-        # former ones were fenced.
+        # (segment, partition, lane) -> its running handlers, as (assignment, position). There are several when the
+        # earlier ones were fenced.
         self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
         self._bounds = {segment: self._bound(segment) for segment in timeline.segments}
 
     @staticmethod
     def _bound(segment: Segment) -> int | None:
-        """Starts of others in between at most; None = not to be measured."""
+        """The most starts of others meanwhile; None = not measured."""
         rules = segment.rules
         unsaid = None in (rules.order, rules.keyless, rules.lanes, rules.batch)
         if segment.max_in_flight is None or unsaid or rules.lanes:
             return None
         return segment.max_in_flight * max(1, rules.batch or 1)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "zombie": self._zombie,
-            "dlq_confirmed": self._finished,
-            "ahead_reached": self._ahead,
-            "ahead_left": self._not_ahead,
-            "abandoned": self._stop,
-            "revoking": self._over,
-            "lost": self._over,
-            "gap": self._gap,
-            "over": self._end,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
 
     def _state(self, segment: Segment, row: Row) -> _Ready | None:
         if self._bounds[segment] is None:
@@ -81,6 +62,7 @@ class LaneProgress:
         state = self._assignments.of(segment, row)
         return state if state is not None and state.measured else None
 
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is None:
@@ -102,6 +84,7 @@ class LaneProgress:
         running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
         return any(assignment != row.assignment for assignment, _ in running)
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is None:
@@ -109,11 +92,12 @@ class LaneProgress:
         if segment.rules.settles == "cumulative":
             self._leave(segment, row, state)
         else:
-            # Where it stands in its lane is the consumer's to know.
+            # Only the consumer knows its place in the lane.
             state.measured = False
             state.since.clear()
             state.lanes.clear()
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         bound = self._bounds[segment]
         if bound is None:
@@ -130,11 +114,13 @@ class LaneProgress:
             if between > bound:
                 self._findings.violation(segment, row, f"{between} others started while it could, the bound is {bound}")
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         self._runs_no_more(segment, row)
         if row.text == "ok":
             self._finished(segment, row)
 
+    @on("zombie")
     def _zombie(self, segment: Segment, row: Row) -> None:
         lane = self._runs_no_more(segment, row)
         if lane is None or self._running.get((segment, row.partition, lane)):
@@ -145,7 +131,7 @@ class LaneProgress:
                 state.since.setdefault(waiting[0], self._starts[segment])
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
-        """A handler has ended; returns its lane, None when it has none or was not known to run."""
+        """Note the end of a handler; returns its lane, None when it has none or was not known to run."""
         lane = lane_of(segment.rules, row)
         running = None if lane is None else self._running.get((segment, row.partition, lane))
         if lane is None or running is None or (row.assignment, row.position) not in running:
@@ -155,13 +141,14 @@ class LaneProgress:
             del self._running[segment, row.partition, lane]
         return lane
 
+    @on("dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
             self._leave(segment, row, state)
 
     def _leave(self, segment: Segment, row: Row, state: _Ready) -> None:
-        """The next one of its lane is the head."""
+        """Make the next message of its lane the head."""
         state.since.pop(row.position, None)
         lane = lane_of(segment.rules, row)
         waiting = None if lane is None else state.lanes.get(lane)
@@ -177,26 +164,31 @@ class LaneProgress:
         elif not state.ahead and not self._behind(segment, row, lane):
             state.since[waiting[0]] = self._starts[segment]
 
+    @on("ahead_reached")
     def _ahead(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
-            # Which of them wait for it is not said.
+            # No row tells which of them wait for max_ahead.
             state.ahead = True
             state.since.clear()
 
+    @on("ahead_left")
     def _not_ahead(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
             state.ahead = False
 
+    @on("abandoned")
     def _stop(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
             state.measured = False
 
+    @on("revoking")
     def _over(self, segment: Segment, row: Row) -> None:
         self._assignments.end(segment, row)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._assignments.gap(segment)
         self._forget(segment)
@@ -205,6 +197,7 @@ class LaneProgress:
         for one in [one for one in self._running if one[0] is segment]:
             del self._running[one]
 
+    @on("over")
     def _end(self, segment: Segment, row: Row) -> None:
         bound = self._bounds[segment]
         for last, state in self._assignments.ending(segment, row):

@@ -1,14 +1,13 @@
-"""What is delivered again, and what keeps the broker from doing so."""
+"""Redelivered messages, and the extensions that prevent a redelivery."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 
 from lanes.core.ledgers import RUNS_LIMIT
-from memsource.checkers.assignments import Assignments, LatestRun
-from memsource.checkers.deadlines import MARGIN, Deadlines
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.checkers.assignments import AssignmentChecker, LatestRun
+from memsource.checkers.checker import on
+from memsource.checkers.deadlines import MARGIN, TimedChecker
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
@@ -24,38 +23,21 @@ class _Run:
         self.finished: dict[int, None] = {}  # the latest ones, in order
 
 
-class RedeliveryNotRun:
-    """What is delivered again within an assignment is not run again: not beside the handler that runs (21), and not
-    after one has finished it (22).
+class RedeliveryNotRun(AssignmentChecker[_Run]):
+    """A message that is redelivered within an assignment does not run again.
 
-    What finished is remembered for the last 65,536 messages of an assignment; a consumer's memory ends somewhere, too.
-    """
+    It runs neither beside the handler that runs (21) nor after one has finished it (22). The checker remembers the last
+    65,536 finished messages of an assignment, as a consumer does."""
 
-    name = "RedeliveryNotRun"
+    _state_class = _Run
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(_Run)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._finished,
-            "revoked": self._over,
-            "lost": self._over,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         if row.text == "settled":
             self._finished(segment, row)
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -66,6 +48,7 @@ class RedeliveryNotRun:
             self._findings.violation(segment, row, "started again after it had finished in the same assignment")
         state.running.add(row.position)
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -73,6 +56,7 @@ class RedeliveryNotRun:
             if row.text == "ok":
                 self._finished(segment, row)
 
+    @on("dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -80,16 +64,15 @@ class RedeliveryNotRun:
             if len(state.finished) > RUNS_LIMIT:
                 del state.finished[next(iter(state.finished))]
 
+    @on("revoked")
     def _over(self, segment: Segment, row: Row) -> None:
         self._assignments.end(segment, row)
 
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
-
 
 class _Alive:
-    """position -> when the broker last heard of it; ``failed``: of those whose handler did not end well, and of which
-    it is not known yet whether they are held on."""
+    """When the broker last heard of each position.
+
+    ``failed`` has those whose handler did not end well: they may be held no longer."""
 
     __slots__ = ("failed", "heard", "latest")
 
@@ -99,44 +82,24 @@ class _Alive:
         self.latest = LatestRun()
 
 
-class KeptAlive:
-    """The broker hears of every message that is held, queued ones too, within ``extend_interval`` (20).
+class KeptAlive(TimedChecker[_Alive]):
+    """The broker hears of each held message, queued ones included, within ``extend_interval`` (20).
 
-    It does by the delivery and by each ``extended`` row, until the message is acknowledged, given up, or its partition
-    is drained or lost. Only where the broker has such a timer. ``margin``: seconds it may be late.
+    It hears of a message by the delivery and by each ``extended`` row. This lasts until the message is acknowledged or
+    given up, or its partition is drained or lost. Only brokers with such a timer are judged.
+
+    Args:
+        timeline: History to judge.
+        margin: Seconds by which an extension may be late.
     """
 
-    name = "KeptAlive"
+    _state_class = _Alive
 
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._deadlines = Deadlines(self._findings, margin)
-        self._assignments = Assignments(_Alive)
+        super().__init__(timeline, margin=margin)
         self._timed = {segment: bool(segment.rules.extend_interval) for segment in timeline.segments}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "extended": self._extended,
-            "ack": self._left,
-            "abandoned": self._left,
-            # What was cancelled with the rest of its batch is queued again, and only its next start says so.
-            "started": self._held,
-            "ended": self._ended,
-            "retry": self._held,
-            "dlq_sent": self._held,
-            "blocked": self._held,
-            "drained": self._over,
-            "revoked": self._over,
-            "lost": self._lost,
-            "gap": self._gap,
-            "over": self._end,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         if not self._timed[segment]:
             if segment.rules.extend_interval is None:
@@ -147,16 +110,18 @@ class KeptAlive:
             state.latest.delivered(row, new=row.position not in state.heard)
             state.heard[row.position] = row.mono
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None and state.latest.not_held(row):
             state.heard.pop(row.position, None)
 
+    @on("extended")
     def _extended(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
             return
-        # Not all positions of a run: whoever wrote the row says how long it is.
+        # Compare with the ends of a run and do not walk it: its length is the writer's claim.
         for position in [p for p in state.failed if any(first <= p <= last for first, last in row.runs)]:
             state.heard[position] = state.failed.pop(position)
         held = sorted(state.heard)
@@ -166,22 +131,25 @@ class KeptAlive:
                 self._judge(segment, row._replace(position=position), state.heard[position])
                 state.heard[position] = row.mono
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok" or not self._timed[segment]:
             return
         state = self._assignments.of(segment, row)
         heard = None if state is None else state.heard.pop(row.position, None)
         if state is not None and heard is not None:
-            # While its partition is drained nobody holds it any longer, and no row says so.
+            # A drained partition holds it no longer, and no row says so.
             self._judge(segment, row, heard)
             state.failed[row.position] = heard
 
+    @on("started", "retry", "dlq_sent", "blocked")
     def _held(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
         heard = None if state is None else state.failed.pop(row.position, None)
         if state is not None and heard is not None:
             state.heard[row.position] = heard
 
+    @on("ack", "abandoned")
     def _left(self, segment: Segment, row: Row) -> None:
         if self._timed[segment]:
             state = self._assignments.of(segment, row)
@@ -189,6 +157,7 @@ class KeptAlive:
             if heard is not None:
                 self._judge(segment, row, heard)
 
+    @on("drained", "revoked")
     def _over(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
         if state is not None:
@@ -203,12 +172,7 @@ class KeptAlive:
             segment, row, heard + (segment.rules.extend_interval or 0), "held without the broker hearing of it,"
         )
 
-    def _lost(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
-
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
-
+    @on("over")
     def _end(self, segment: Segment, row: Row) -> None:
         if segment.crashed:
             for last, state in self._assignments.ending(segment, row):

@@ -1,26 +1,29 @@
-"""What is run again by a later assignment, and what must not be."""
+"""Messages that a later assignment runs again, and those that it must not run again."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from typing import NamedTuple
 
 from lanes.config import SETTLE_WITHIN
-from memsource.checkers.assignments import Assignments, closes_prefix
+from memsource.checkers.assignments import AssignmentChecker, closes_prefix
+from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, timeout_of, well_nigh
-from memsource.checkers.verdict import Findings, Handler, Verdict, at
+from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["NoDuplicateCleanly", "OrderAcrossAssignments"]
+__all__ = ["BoundedRepeats", "NoDuplicateCleanly", "OrderAcrossAssignments"]
 
 
 class _Line:
-    """Of one key: what was delivered, in order, and how many of it were started when rewinds are taken out; ``taken``:
-    how many at most in an assignment that the broker has taken."""
+    """The messages of one key.
+
+    ``delivered``: their positions, in order. ``started``: how many of them have started, without those that a rewind
+    took back. ``taken``: the most of them that started in an assignment that the broker had taken."""
 
     __slots__ = ("by", "delivered", "started", "taken")
 
@@ -31,20 +34,22 @@ class _Line:
         self.by: tuple[Segment, int] | None = None  # the assignment of the latest start
 
 
-class OrderAcrossAssignments:
-    """What was started of a key is, when rewinds to a committed position are taken out, what was delivered of it, in
-    its order and without a hole (4).
+class OrderAcrossAssignments(PromiseChecker):
+    """Without rewinds to a committed position, the messages of a key start in order and none is skipped (4).
 
-    An assignment begins at a position that somebody had committed, or where the first one in this history began, and
-    runs nothing below it; within an assignment nothing goes back but to repeat its own last message. What the broker
-    has taken goes on beside its next owner until it hears of that, and is not judged by its holes and rewinds. Only
-    where positions are committed; of the others ``PerKeyOrder`` says what there is to say.
+    An assignment begins at a committed position, or where the first one of this history began, and starts nothing below
+    it. Within an assignment a start goes back only to repeat the last message. An assignment that the broker has taken
+    runs on beside the next owner until it learns of that, so its holes and rewinds are not judged. Only sources that
+    commit positions are judged; ``PerKeyOrder`` judges the others.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "OrderAcrossAssignments"
+    _needs_order = True
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._incomparable = timeline.incomparable
         self._committing = timeline.committing
         self._taken = timeline.taken
@@ -53,32 +58,19 @@ class OrderAcrossAssignments:
         self._committed: dict[str, set[int]] = {}
         self._floors: dict[Assignment, int] = {}
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "assigned": self._assigned,
-            "delivered": self._delivered,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "blocked": self._given_up,
-            "dlq_sent": self._given_up,
-            "commit_sent": self._commit,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        findings = self._findings
-        # Of rows of several processes at the same moment nobody knows which came first.
+    def _doubts(self) -> dict[str, int]:
+        # Rows of two processes at the same moment have no order, so floors are compared at the end.
         strange = sum(floor not in self._committed[name] for (_, name, _), floor in self._floors.items())
-        return findings.verdict(
-            across=True, doubts={"assignments began at a position that nobody in this history had committed": strange}
-        )
+        return {"assignments began at a position that is not committed in this history": strange}
 
+    @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
         if row.floor < 0 or self._stopped or row.partition in self._incomparable:
             return
         self._floors[segment, row.partition, row.assignment] = row.floor
         self._committed.setdefault(row.partition, {row.floor})
 
+    @on("commit_sent")
     def _commit(self, segment: Segment, row: Row) -> None:
         self._committed.setdefault(row.partition, set()).add(row.floor)
 
@@ -95,6 +87,7 @@ class OrderAcrossAssignments:
             line = self._lines[row.partition, row.key] = _Line()
         return line
 
+    @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
         line = self._line(segment, row)
         if line is None:
@@ -105,17 +98,19 @@ class OrderAcrossAssignments:
             return
         index = bisect_left(delivered, row.position)
         if delivered[index] != row.position:
-            # Whoever had it before left it out, or is not in this history.
+            # An earlier owner skipped it, or is not in this history.
             delivered.insert(index, row.position)
             line.started += index < line.started
             line.taken += index < line.taken
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         line = self._line(segment, row) if row.text == "settled" else None
         if line is not None:
-            # A predecessor had completed it, and with it everything before it of its key.
+            # A predecessor had completed it, and with it all earlier messages of its key.
             line.started = max(line.started, bisect_left(line.delivered, row.position) + 1)
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         line = self._line(segment, row)
         if line is None:
@@ -123,18 +118,18 @@ class OrderAcrossAssignments:
         self._findings.checked += 1
         index = bisect_left(line.delivered, row.position)
         if index == len(line.delivered) or line.delivered[index] != row.position:
-            # That it was never delivered is for DeliveredThenStarted to say.
+            # DeliveredThenStarted reports a start without a delivery.
             return
         floor = self._floors.get((segment, row.partition, row.assignment), 0)
         if row.position < floor:
             self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
         if (segment, row.partition, row.assignment) in self._taken:
-            # Beside it the next owner may have gone back: whoever is next goes on from where either of them was.
+            # The next owner may have rewound meanwhile. The owner after it goes on from either position.
             line.started, line.by = max(line.started, index + 1), None
             line.taken = max(line.taken, index + 1)
             return
         by = segment, row.assignment
-        # What was taken may have been committed when the next owner had gone back already.
+        # The commit of a taken assignment may have come after the next owner had rewound.
         started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
         if index > started:
             what = f"started, and position {line.delivered[started]} of its key never was"
@@ -144,20 +139,25 @@ class OrderAcrossAssignments:
             self._findings.violation(segment, row, what)
         line.started, line.by = index + 1, by
 
+    @on("blocked", "dlq_sent")
     def _given_up(self, segment: Segment, row: Row) -> None:
-        """Where attempts are kept, what an earlier owner gave up has its turn without a start."""
+        """Where attempts are kept, a message that an earlier owner gave up takes its turn without a start."""
         line = self._line(segment, row) if segment.rules.attempts_kept else None
         if line is not None and row.position in line.delivered[line.started : line.started + 1]:
             line.started += 1
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # What was started in it, by whomever, is unknown.
+        # Any process may have started messages in the gap.
         self._stopped = True
 
 
 class _Work:
-    """Of one assignment: what has finished and is not settled for good, what has begun and has not finished, what was
-    given up, all of it and when there was no more time, and which commits took effect."""
+    """The work of one assignment.
+
+    ``finished``: position -> row of its end, while it is not settled for good. ``began``: started and unfinished.
+    ``abandoned``: given up. ``too_late``: given up because no time was left. ``confirmed``: number of the latest
+    confirmed commit."""
 
     __slots__ = (
         "abandoned",
@@ -180,69 +180,50 @@ class _Work:
         self.drain = Drain()
         self.floor = -1
         self.sent: Row | None = None
-        self.confirmed = -1  # number of the latest commit that was
+        self.confirmed = -1  # row number of the latest confirmed commit
         self.unsure = False
         self.drained: float | None = None
 
 
 class _Done(NamedTuple):
-    """Finished in an assignment that was handed over cleanly, at ``floor``."""
+    """A message that finished in an assignment that was handed over cleanly, at ``floor``."""
 
     segment: Segment
     row: Row
     floor: int
 
 
-class NoDuplicateCleanly:
-    """A clean hand-over repeats nothing that had finished (44), and leaves nothing finished uncommitted (54).
+class NoDuplicateCleanly(AssignmentChecker[_Work]):
+    """A clean handover repeats no finished message (44) and leaves no finished message uncommitted (54).
 
-    Clean is: drained and handed over, with every commit confirmed, in less than settling may take, and not after the
-    broker had taken it. Where the completed set cannot be handed over, what lies above the committed floor is repeated
-    when a message below it waited or ran on, could not start in the time there was for it, or because a handler of an
-    earlier assignment was still running. What is below it nobody delivers again, as ``OrderAcrossAssignments`` says. An
-    acknowledged message that comes again was forgotten by its broker, which is no fault of the hand-over.
+    A handover is clean when the partition was drained and handed over, all commits were confirmed in time, and the
+    broker had not taken the partition before. Where the completed set cannot be handed over, messages above the
+    committed floor may repeat. That is allowed when a message below waited, ran on or had no time to start, or when a
+    handler of an earlier assignment still ran. Messages below the floor are never delivered again, as
+    ``OrderAcrossAssignments`` says. An acknowledged message that comes again was forgotten by its broker, and the
+    handover is not to blame.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "NoDuplicateCleanly"
+    _state_class = _Work
+    _needs_order = True
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._committing = timeline.committing
         self._incomparable = timeline.incomparable
         self._taken = timeline.taken
         self._newest: dict[str, Assignment] = {}
-        self._assignments = Assignments(_Work)
         self._done: dict[str, dict[int, _Done]] = defaultdict(dict)
         self._floors: dict[Assignment, int] = {}
         self._disturbed: set[str] = set()
-        # Where handlers of an assignment that is over may still hold their lanes.
+        # Partitions where handlers of an ended assignment may still hold their lanes.
         self._fenced: set[tuple[Segment, str]] = set()
         self._stopped = False
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "assigned": self._assigned,
-            "redelivered": self._redelivered,
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._letter,
-            "abandoned": self._abandoned,
-            "ack": self._ack,
-            "commit_sent": self._sent,
-            "commit_ok": self._confirmed,
-            "commit_failed": self._failed,
-            "revoking": self._revoking,
-            "hastened": self._revoking,
-            "drained": self._drained,
-            "revoked": self._revoked,
-            "lost": self._lost,
-            "gap": self._gap,
-            "over": self._over,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict(across=True)
-
+    @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._assignments.begin(segment, row).floor = row.floor
         self._floors[segment, row.partition, row.assignment] = row.floor
@@ -254,15 +235,17 @@ class NoDuplicateCleanly:
                 self._disturb(row.partition)
 
     def _comes_late(self, segment: Segment, row: Row) -> None:
-        """A commit of what the broker has taken lands on top of what the next owner has committed."""
+        """A commit of an assignment that the broker has taken may overwrite the commit of the next owner."""
         assignment = segment, row.partition, row.assignment
         if assignment in self._taken and self._newest.get(row.partition) != assignment:
             self._disturb(row.partition)
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
             self._finished(segment, row)
 
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -273,10 +256,11 @@ class NoDuplicateCleanly:
         if done is None or row.partition in self._disturbed or row.partition in self._incomparable or self._stopped:
             return
         if self._floors.get((segment, row.partition, row.assignment), -1) >= done.floor:
-            # Else somebody had committed a lower position since then.
+            # Otherwise a lower position was committed since then.
             what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
             self._findings.violation(segment, row, what)
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "ok":
             self._finished(segment, row)
@@ -287,12 +271,14 @@ class NoDuplicateCleanly:
             state.began.discard(row.position)
             state.finished[row.position] = row.n
 
+    @on("dlq_confirmed")
     def _letter(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
-        # One that is confirmed when its message was given up changes nothing: it runs again.
+        # A dead letter that is confirmed after its message was given up changes nothing: the message runs again.
         if state is not None and row.position not in state.abandoned:
             self._finished(segment, row)
 
+    @on("abandoned")
     def _abandoned(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -301,17 +287,20 @@ class NoDuplicateCleanly:
         if state.drain.since is not None and well_nigh(row.mono - state.drain.since, state.drain.timeout):
             state.too_late.add(row.position)
 
+    @on("ack")
     def _ack(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.finished.pop(row.position, None)
 
+    @on("commit_sent")
     def _sent(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.sent = row
             self._comes_late(segment, row)
 
+    @on("commit_ok")
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None or state.sent is None:
@@ -322,22 +311,26 @@ class NoDuplicateCleanly:
         floor, n = state.floor, state.confirmed
         state.finished = {p: row for p, row in state.finished.items() if p >= floor or row > n}
 
+    @on("commit_failed")
     def _failed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.sent, state.unsure = None, True
             self._comes_late(segment, row)
 
+    @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
         state, timeout = self._assignments.of(segment, row), timeout_of(segment, row)
         if state is not None and timeout is not None:
             state.drain.begin(row.mono, timeout)
 
+    @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.drained = row.mono
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         if (segment, row.partition, row.assignment) in self._taken:
             self._lost(segment, row)
@@ -379,10 +372,11 @@ class NoDuplicateCleanly:
                 done[position] = _Done(segment, row, state.floor)
 
     def _disturb(self, partition: str) -> None:
-        """A commit of an assignment that is over may still arrive, and undo what others have committed."""
+        """A commit of an assignment that is over may still arrive, and overwrite later commits."""
         self._disturbed.add(partition)
         self._done.pop(partition, None)
 
+    @on("lost")
     def _lost(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
         if state is None:
@@ -392,14 +386,119 @@ class NoDuplicateCleanly:
         if state.unsure or state.sent is not None:
             self._disturb(row.partition)
 
+    @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # Whatever disturbs a partition may be in it.
+        # The gap may hide a disturbed partition.
         self._assignments.gap(segment)
         self._done.clear()
         self._stopped = True
 
+    @on("over")
     def _over(self, segment: Segment, row: Row) -> None:
         for (one, partition, _), state in self._assignments.states.items():
             if one is segment and (state.unsure or state.sent is not None):
                 self._disturb(partition)
         self._assignments.drop(segment)
+
+
+class BoundedRepeats(PromiseChecker):
+    """A handover under a lease repeats a bounded number of finished messages (56).
+
+    A clean handover repeats none. After a crash or a loss only messages repeat that were not written down. Their number
+    is at most ``written_every`` and as many again as may be in flight, because their acknowledgements were under way. A
+    file alone does not show what the broker forgot, so this checker is not one of ``CHECKERS``.
+
+    Args:
+        timeline: History to judge.
+        written_every: Finished messages after which a member writes its progress; None = ``max_in_flight``, as in a
+            cohort.
+        excused: Assignments that are not judged, as (member, partition, number): the broker has forgotten something of
+            them, or could not be told.
+    """
+
+    _needs_order = True
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        written_every: int | None = None,
+        excused: Collection[tuple[str, str, int]] = (),
+    ) -> None:
+        super().__init__(timeline)
+        self._incomparable = timeline.incomparable
+        self._leased = timeline.deadlines
+        self._written_every = written_every
+        self._excused = frozenset(excused)
+        self._finished: dict[str, dict[int, Assignment]] = defaultdict(dict)
+        self._abandoned: dict[Assignment, set[int]] = defaultdict(set)
+        self._clean: set[Assignment] = set()
+        self._repeated: Counter[Assignment] = Counter()
+        self._stopped = False
+
+    def _note(self) -> str:
+        return f"at most {max(self._repeated.values(), default=0)} repeated of one assignment"
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        self._findings.checked += bool(self._finished[row.partition])
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        if row.text == "ok":
+            self._done(segment, row)
+
+    @on("dlq_confirmed")
+    def _letter(self, segment: Segment, row: Row) -> None:
+        # A dead letter that is confirmed after its message was given up changes nothing: the message runs again.
+        if row.position not in self._abandoned[segment, row.partition, row.assignment]:
+            self._done(segment, row)
+
+    def _done(self, segment: Segment, row: Row) -> None:
+        assignment = segment, row.partition, row.assignment
+        if assignment in self._leased:
+            self._finished[row.partition][row.position] = assignment
+
+    @on("abandoned")
+    def _given_up(self, segment: Segment, row: Row) -> None:
+        self._abandoned[segment, row.partition, row.assignment].add(row.position)
+
+    @on("revoked")
+    def _revoked(self, segment: Segment, row: Row) -> None:
+        self._clean.add((segment, row.partition, row.assignment))
+
+    @on("started")
+    def _started(self, segment: Segment, row: Row) -> None:
+        former = self._finished[row.partition].pop(row.position, None)
+        if former is None or former == (segment, row.partition, row.assignment):
+            return
+        if self._stopped or row.partition in self._incomparable:
+            return
+        owner, _, assignment = former
+        if (owner.member, row.partition, assignment) in self._excused:
+            return
+        self._repeated[former] += 1
+        bound = self._bound(former)
+        if bound is not None and self._repeated[former] == bound + 1:
+            how = "handed it over cleanly" if former in self._clean else f"may leave {bound} of them to be run again"
+            self._findings.violation(
+                segment,
+                row,
+                f"started again after it had finished at {owner.label} in assignment {assignment}, which {how}",
+            )
+
+    def _bound(self, assignment: Assignment) -> int | None:
+        """How many messages of an assignment may repeat; None = the history does not say."""
+        if assignment in self._clean:
+            return 0
+        flight = assignment[0].max_in_flight
+        if flight is None:
+            self._findings.unsaid(assignment[0], "max_in_flight")
+            return None
+        return flight + (flight if self._written_every is None else self._written_every)
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        # The gap may hide a handover or a start.
+        self._stopped = True
+        self._finished.clear()

@@ -27,9 +27,17 @@ _URGENCY: Final = ("violated", "unproven", "passed")
 class Counts:
     """A history in figures.
 
-    ``messages``: distinct positions. ``events``: rows by event. ``redeliveries`` by cause: ``held``, ``settled``,
-    ``late``, and ``restart`` (started in one segment, and again in a later one). ``dropped``: rows that could
-    not be written. ``gaps``: places where something is missing. ``peak_in_flight``: of any one member.
+    Attributes:
+        segments: Number of segments, one for each run of a process.
+        crashed: Segments without an orderly end.
+        members: Number of distinct members.
+        messages: Number of distinct positions.
+        events: Number of rows of each event.
+        redeliveries: Number by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again in a later
+            segment).
+        dropped: Rows that could not be written.
+        gaps: Places where something is missing.
+        peak_in_flight: The most messages that one member had in flight.
     """
 
     segments: int
@@ -44,7 +52,13 @@ class Counts:
 
 
 class Checked(NamedTuple):
-    """What ``check_files`` found: the verdicts, the text of the report, and the exit status for it."""
+    """The result of ``check_files``.
+
+    Attributes:
+        verdicts: One verdict for each checker; empty when no history was read.
+        text: The report, or the reason why there is none.
+        status: Exit status for ``lanes check``.
+    """
 
     verdicts: list[Verdict]
     text: str
@@ -52,10 +66,16 @@ class Checked(NamedTuple):
 
 
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
-    """Read these files and directories and check everything over them. Blocks while it does.
+    """Read histories and check every promise over them. Blocks.
 
-    Raises nothing for what is in them. The status is 0 when every promise was kept, 1 when one was violated, 2
-    when one could not be proven, 3 when there was no history to read; the text then says why.
+    Invalid content raises nothing; the report names it.
+
+    Args:
+        paths: Files and directories to read.
+
+    Returns:
+        The verdicts, the report, and an exit status: 0 all promises were kept, 1 one was violated, 2 one could not be
+        proven, 3 no history could be read.
     """
     try:
         segments = read(paths)
@@ -66,13 +86,21 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """0 when all passed, 1 when one was violated, else 2."""
+    """The exit status for some verdicts: 0 all passed, 1 one was violated, 2 otherwise.
+
+    Args:
+        verdicts: Verdicts of one history.
+    """
     statuses = {verdict.status for verdict in verdicts}
     return VIOLATED if "violated" in statuses else UNPROVEN if "unproven" in statuses else PASSED
 
 
 def counts(segments: Sequence[Segment]) -> Counts:
-    """The figures of these segments. Pure; O(rows)."""
+    """The figures of a history. Pure; O(rows).
+
+    Args:
+        segments: Segments of the history, in any order.
+    """
     timeline = Timeline(segments)
     flow = BoundedInFlight(timeline)
     feed(timeline, [flow])
@@ -105,9 +133,11 @@ def counts(segments: Sequence[Segment]) -> Counts:
 
 
 def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
-    """The report: the figures, then the verdicts, those first that are to be looked at.
+    """The report as text: the figures, then the verdicts with their witnesses and reasons, violations first.
 
-    A line for each, with its witnesses and reasons below it.
+    Args:
+        verdicts: Verdicts of the history.
+        figures: Figures of the same history.
     """
     rows = sum(figures.events.values())
     lines = [

@@ -1,13 +1,12 @@
-"""Retries: how often, how soon, and who waits for them."""
+"""Retries: their number, their backoff, and the lane that they hold."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from memsource.checkers.assignments import Assignments, lane_of
-from memsource.checkers.verdict import Findings, Handler, Verdict
+from memsource.checkers.assignments import AssignmentChecker, lane_of
+from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
@@ -19,7 +18,9 @@ _ROUNDING: Final = 2e-6
 
 
 class _Attempts:
-    """Of one assignment: position -> the latest attempt, negative when cancelled; ``unlimited``: were blocked once."""
+    """The latest attempt of each position, negative when cancelled.
+
+    ``unlimited`` has the positions that were blocked once."""
 
     __slots__ = ("latest", "unlimited")
 
@@ -28,36 +29,24 @@ class _Attempts:
         self.unlimited: set[int] = set()
 
 
-class AttemptsCount:
-    """Attempts of a message count 1, 2, 3 … in an assignment, and are no more than ``attempts`` (46).
+class AttemptsCount(AssignmentChecker[_Attempts]):
+    """The attempts of a message count 1, 2, 3 … in an assignment, and are at most ``attempts`` (46).
 
-    One that was cancelled does not count where the message goes back to its lane. Each ``unblock`` of a blocked message
-    allows one more. What the broker delivers anew begins anew; but where attempts are kept they go on: the first one of
-    an assignment is no lower than what was handed over, and may be one beyond ``attempts``.
+    A cancelled attempt does not count when the message goes back to its lane. Each ``unblock`` of a blocked message
+    allows one more. A new delivery begins at 1. Where attempts are kept they go on instead: the first attempt of an
+    assignment is no lower than the one handed over, and may be one above ``attempts``.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "AttemptsCount"
+    _state_class = _Attempts
 
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
-        self._assignments = Assignments(_Attempts)
-        self._handed: dict[tuple[str, int], int] = {}  # of partition and position, where attempts are kept
+        super().__init__(timeline)
+        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, where attempts are kept
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "started": self._started,
-            "ended": self._ended,
-            "dlq_confirmed": self._finished,
-            "blocked": self._blocked,
-            "redelivered": self._redelivered,
-            "revoked": self._revoked,
-            "lost": self._over,
-            "gap": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -80,6 +69,7 @@ class AttemptsCount:
             elif attempt > limit and row.position not in state.unlimited:
                 self._findings.violation(segment, row, f"attempt {attempt}, attempts is {limit}")
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -89,76 +79,56 @@ class AttemptsCount:
         elif row.text == "cancelled":
             state.latest[row.position] = -row.attempt
 
+    @on("dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.latest.pop(row.position, None)
             state.unlimited.discard(row.position)
 
+    @on("blocked")
     def _blocked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
             state.unlimited.add(row.position)
 
+    @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
         if row.text == "late":
             self._finished(segment, row)
 
+    @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
         if state is not None and segment.rules.attempts_kept:
             self._handed.update(((row.partition, position), abs(latest)) for position, latest in state.latest.items())
 
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
-
-    def _gap(self, segment: Segment, row: Row) -> None:
-        self._assignments.gap(segment)
-
 
 class _Head(NamedTuple):
-    """What a lane waits behind. ``due``: when it may start again; None = not before it is unblocked."""
+    """The message that a lane waits for. ``due``: when it may start again; None = not before it is unblocked."""
 
     position: int
     key: str | None
     due: float | None
 
 
-class RetryHoldsLane:
-    """A failed message stays the head of its lane (45): nothing else of the lane starts before it has, it starts when
-    its backoff is over and not sooner, and the backoff is what the policy allows. A blocked one starts when it is
-    unblocked (47).
+class RetryHoldsLane(PromiseChecker):
+    """A failed message stays the head of its lane until it starts again, after its backoff (45).
 
-    The backoff before attempt n + 1 is at most ``backoff`` doubled n - 1 times, and ``max_backoff``; a handler may ask
-    for another one. That other lanes go on meanwhile is for ``LaneProgress`` to say.
+    A blocked one waits for ``unblock`` (47). Nothing else of the lane starts before it. The backoff before attempt n +
+    1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``; a handler may ask for another one.
+    ``LaneProgress`` judges that other lanes go on.
+
+    Args:
+        timeline: History to judge.
     """
 
-    name = "RetryHoldsLane"
-
     def __init__(self, timeline: Timeline) -> None:
-        self._findings = Findings(self.name, timeline)
+        super().__init__(timeline)
         self._heads: dict[Assignment, dict[str, _Head]] = {}
         self._failed: dict[Assignment, dict[int, float]] = defaultdict(dict)
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "started": self._started,
-            "ended": self._ended,
-            "retry": self._retry,
-            "blocked": self._blocked,
-            "unblocked": self._unblocked,
-            "dlq_sent": self._left,
-            "abandoned": self._left,
-            "drained": self._over,
-            "revoked": self._over,
-            "lost": self._over,
-            "gap": self._gap,
-            "over": self._gap,
-        }
-
-    def verdict(self) -> Verdict:
-        return self._findings.verdict()
-
+    @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
         if not self._heads:
             return
@@ -179,10 +149,12 @@ class RetryHoldsLane:
         elif row.mono < head.due - _ROUNDING:
             self._findings.violation(segment, row, f"started {head.due - row.mono:.6f} s before its backoff was over")
 
+    @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
         if row.text == "error":
             self._failed[segment, row.partition, row.assignment][row.position] = row.mono
 
+    @on("retry")
     def _retry(self, segment: Segment, row: Row) -> None:
         rules = segment.rules
         self._findings.checked += 1
@@ -197,6 +169,7 @@ class RetryHoldsLane:
         if failed is not None:
             self._hold(segment, row, failed + row.number)
 
+    @on("blocked")
     def _blocked(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         if segment.rules.order is None or segment.rules.keyless is None:
@@ -208,14 +181,16 @@ class RetryHoldsLane:
         heads = self._heads.setdefault((segment, row.partition, row.assignment), {})
         heads[_lane(segment, row)] = _Head(row.position, row.key, due)
 
+    @on("unblocked")
     def _unblocked(self, segment: Segment, row: Row) -> None:
         for assignment, heads in self._heads.items():
             if assignment[0] is segment:
                 for lane in [lane for lane, head in heads.items() if head.due is None and head.key == row.key]:
                     del heads[lane]
 
+    @on("dlq_sent", "abandoned")
     def _left(self, segment: Segment, row: Row) -> None:
-        """It is parked, or runs again elsewhere; what is behind it is not let past."""
+        """The message has a dead letter or runs again elsewhere. The messages after it still wait."""
         heads = self._heads.get((segment, row.partition, row.assignment))
         if heads:
             lane = _lane(segment, row)
@@ -223,10 +198,12 @@ class RetryHoldsLane:
             if head is not None and head.position == row.position:
                 del heads[lane]
 
+    @on("drained", "revoked", "lost")
     def _over(self, segment: Segment, row: Row) -> None:
         self._heads.pop((segment, row.partition, row.assignment), None)
         self._failed.pop((segment, row.partition, row.assignment), None)
 
+    @on("gap", "over")
     def _gap(self, segment: Segment, row: Row) -> None:
         for assignment in [one for one in self._heads if one[0] is segment]:
             del self._heads[assignment]
@@ -235,5 +212,5 @@ class RetryHoldsLane:
 
 
 def _lane(segment: Segment, row: Row) -> str:
-    """The name of its lane; what has none waits for itself alone."""
+    """The name of its lane; a message without a lane waits for itself alone."""
     return lane_of(segment.rules, row) or f"position {row.position}"

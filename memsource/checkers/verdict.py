@@ -1,17 +1,17 @@
-"""What a checker says, and how it collects it."""
+"""The verdict of a checker, and the findings that lead to it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["WITNESSES", "Checker", "Findings", "Handler", "Status", "Verdict", "at", "place", "printable"]
+__all__ = ["WITNESSES", "Findings", "Status", "Verdict", "at", "place", "printable"]
 
 WITNESSES: Final = 5
 """Violations, and reasons of a kind, that a verdict names; the rest is counted."""
@@ -19,18 +19,23 @@ WITNESSES: Final = 5
 _SHOWN: Final = 200
 
 Status = Literal["passed", "violated", "unproven"]
-"""What is known of a promise: ``"unproven"`` where the history does not tell enough."""
-Handler = Callable[[Segment, Row], None]
+"""The state of a promise; ``"unproven"`` where the history does not tell enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The answer of one checker to one history.
 
-    ``violated``: ``violations`` were found, which stand whatever may be missing; the first ones are in
-    ``witnesses``, a line each. ``unproven``: none was found, but the history does not show that there is none;
-    ``reasons`` says why, also beside violations. ``passed``: the promise was kept, ``checked`` times. ``note``
-    is what else the checker measured.
+    A violation stands even where rows are missing. A verdict without violations is ``"unproven"`` when it has reasons.
+
+    Attributes:
+        name: Name of the checker.
+        status: ``"passed"``, ``"violated"`` or ``"unproven"``.
+        checked: How often the checker had something to judge.
+        violations: Number of violations.
+        witnesses: The first violations, one line each.
+        reasons: Why the history does not prove the promise, one line each.
+        note: Other measurements of the checker.
     """
 
     name: str
@@ -42,20 +47,8 @@ class Verdict:
     note: str = ""
 
 
-class Checker(Protocol):
-    """One promise. A checker sees every row it asks for once, in the order of the timeline, and then judges."""
-
-    name: str
-
-    def handlers(self) -> Mapping[str, Handler]:
-        """Which method takes the rows of which event."""
-
-    def verdict(self) -> Verdict:
-        """The judgement after the last row. Changes nothing."""
-
-
 class Findings:
-    """Violations and doubts of one checker, bounded however many there are."""
+    """The violations and doubts of one checker. Their memory is bounded."""
 
     def __init__(self, name: str, timeline: Timeline) -> None:
         self.checked = 0
@@ -67,24 +60,26 @@ class Findings:
         self._unsaid: set[tuple[Segment, str]] = set()
 
     def violation(self, segment: Segment, row: Row, what: str) -> None:
-        """The row shows a violation."""
+        """Note that a row shows a violation."""
         self._violations += 1
         if len(self._witnesses) < WITNESSES:
             self._witnesses.append(f"{place(segment, row)}: {what}")
 
     def doubt(self, why: str, count: int = 1) -> None:
-        """Something cannot be said; doubts of the same reason are counted."""
+        """Note a reason why the history proves nothing. Equal reasons are counted."""
         self._doubts[why] += count
 
     def unsaid(self, segment: Segment, name: str) -> None:
-        """The ``begin`` row of a segment does not say what ``name`` was, and something would have to be held to it."""
+        """Note that the ``begin`` row of a segment lacks the setting ``name``, which a judgement needs."""
         if (segment, name) not in self._unsaid:
             self._unsaid.add((segment, name))
             self.doubt(f"segments whose begin row does not say {name}")
 
     def verdict(self, *, across: bool = False, note: str = "", doubts: Mapping[str, int] | None = None) -> Verdict:
-        """The verdict. ``across``: the promise needs an order between segments. ``doubts``: those that show only at the
-        end, with their counts; 0 = none."""
+        """The verdict so far.
+
+        ``across``: the promise needs an order between segments. ``doubts``: reasons that show only at the end, with
+        their counts; a count of 0 is ignored."""
         late = {why: count for why, count in (doubts or {}).items() if count}
         reasons = []
         if late or self._doubts:
@@ -117,7 +112,7 @@ def at(segment: Segment, row: Row) -> str:
 
 
 def printable(text: str, limit: int = _SHOWN) -> str:
-    """One line that a terminal shows as it is: names in a history are somebody else's."""
+    """The text as one line that is safe to print. Names in a history come from elsewhere."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

@@ -177,8 +177,8 @@ def per_key_order(rows: DataFrame) -> DataFrame:
     unseen = overtaken.where(F.col("higher_start") < F.col("first.ts")).select("history", "first.name.*")
     found = finding(after, "PerKeyOrder", "started after a later one of its key")
     for wrong, what in (
-        (again, "started again after it had ended finally in the same assignment"),
-        (early, "started before an earlier one of its key had ended finally"),
+        (again, "started again after it had ended for good in the same assignment"),
+        (early, "started before an earlier one of its key had ended for good"),
         (unseen, "first seen after the start of a later one of its key"),
     ):
         found = found.unionByName(finding(wrong, "PerKeyOrder", what))

@@ -73,7 +73,7 @@ COMMITTING: list[Case] = [
         what="answered first",
         keeps=[assigned(), sent(1), confirmed(1), sent(2), failed(2), sent(2)],
         breaks=[assigned(), sent(1), sent(2)],
-        witness="committed while the commit of 1 (row 3) was on its way",
+        witness="committed while the commit of 1 (row 3) was under way",
         checked=3,
     ),
     Case(
@@ -166,7 +166,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE, reached(0), ran(1, "b"), delivered(3, "d"), started(3, "d")],
         breaks=[assigned(), THREE, ran(1, "b"), reached(0)],
-        witness="reached max_ahead, and nobody was told",
+        witness="reached max_ahead, and no row reports it",
     ),
     Case(
         make=StallNamed,
@@ -175,7 +175,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], redelivered(2, "settled", "c"), reached()],
         breaks=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], reached()],
-        witness="named nobody as holding the floor, position 2 does",
+        witness="named no message as holding the floor, position 2 does",
     ),
     Case(
         make=StallNamed,
@@ -184,7 +184,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE, delivered(3, "d"), BEFORE, reached()],
         breaks=[assigned(), THREE, delivered(3, "d"), BEFORE, reached(3, "d")],
-        witness="named position 3 as holding the floor, nobody does",
+        witness="named position 3 as holding the floor, none does",
     ),
     Case(
         make=StallNamed,
@@ -197,7 +197,7 @@ COMMITTING: list[Case] = [
             THREE,
             *[reached(0), *ran(0, "a"), sent(1), confirmed(1), owned("ahead_left"), delivered(3, "d"), started(1, "b")],
         ],
-        witness="reached max_ahead, and nobody was told",
+        witness="reached max_ahead, and no row reports it",
     ),
 ]
 

@@ -103,7 +103,7 @@ LANES: list[Case] = [
         rules={"keyless": "one_lane"},
         keeps=[delivered(0, None), delivered(1, "a"), delivered(2, None), ran(1, "a"), ran(0, None), ran(2, None)],
         breaks=[delivered(0, None), delivered(1, "a"), delivered(2, None), ran(1, "a"), started(2, None)],
-        witness="started before position 0 of its lane (keyless) had ended finally",
+        witness="started before position 0 of its lane (keyless) had ended for good",
     ),
     Case(
         make=DeliveredThenStarted,
@@ -111,7 +111,7 @@ LANES: list[Case] = [
         rules={"order": "partition"},
         keeps=[delivered(0, "a"), delivered(1, "b"), delivered(2, "c", partition="S/1"), ran(0, "a"), ran(1, "b")],
         breaks=[delivered(0, "a"), delivered(1, "b"), delivered(2, "c", partition="S/1"), ran(1, "b")],
-        witness="started before position 0 of its lane (partition) had ended finally",
+        witness="started before position 0 of its lane (partition) had ended for good",
     ),
     Case(
         make=LaneProgress,
@@ -288,7 +288,7 @@ OUTCOMES: list[Case] = [
         what="they are counted",
         keeps=[delivered(0), started(0), owned("lost"), ended(0), zombie(0)],
         breaks=[delivered(0), started(0), owned("lost"), ended(0)],
-        witness="ended behind the fence, and was not counted as a zombie",
+        witness="ended after the fence and was not counted as a zombie",
         checked=1,
     ),
     Case(
@@ -296,14 +296,14 @@ OUTCOMES: list[Case] = [
         what="they are not acknowledged",
         keeps=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), ack(1)],
         breaks=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), ack(0)],
-        witness="acknowledged, though its handler ended behind the fence",
+        witness="acknowledged, though its handler ended after the fence",
     ),
     Case(
         make=ZombiesDoNotCount,
         what="they are not committed",
         keeps=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), sent(0)],
         breaks=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), sent(1)],
-        witness="1 was committed above it, though its handler ended behind the fence",
+        witness="1 was committed above it, though its handler ended after the fence",
     ),
     Case(
         make=RedeliveryNotRun,

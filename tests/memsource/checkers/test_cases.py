@@ -195,4 +195,4 @@ def test_a_position_that_nobody_committed_is_a_doubt() -> None:
     first = segment(assigned(), delivered(0), ran(0), sent(1), owned("lost"))
     assert judged(OrderAcrossAssignments, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
     verdict = judged(OrderAcrossAssignments, first, segment(assigned(7), start=200.0, pid=2))
-    assert verdict.reasons == ("1 assignments began at a position that nobody in this history had committed",)
+    assert verdict.reasons == ("1 assignments began at a position that is not committed in this history",)

@@ -47,7 +47,7 @@ class TestPerKeyOrder:
         assert (verdict.status, verdict.violations) == ("violated", 2)
         assert verdict.witnesses[0] == (
             "S/0 position 2 key 5cb51da2a8bf2d14, m-1 pid 1 row 4: "
-            "started before position 1 of its key had ended finally in the same assignment"
+            "started before position 1 of its key had ended for good in the same assignment"
         ).replace("5cb51da2a8bf2d14", delivered(1)["key"])
         assert "started after position 2 of its key (m-1 pid 1 row 4)" in verdict.witnesses[1]
 

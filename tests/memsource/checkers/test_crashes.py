@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from memsource import Verdict, check
-from memsource.checkers.crashes import BoundedRepeats
+from memsource.checkers.repeats import BoundedRepeats
 from tests.memsource.checkers.rows import Rows, assigned, ended, message, owned, parsed, ran, segment
 
 LEASED: Rows = [assigned(None), owned("leased", deadline=110.0)]

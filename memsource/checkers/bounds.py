@@ -1,0 +1,450 @@
+"""The bounds: messages and bytes in flight, max_ahead, and when intake stops and goes on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from heapq import heappop, heappush
+
+from memsource.checkers.assignments import AssignmentChecker, begin_committing
+from memsource.checkers.checker import PromiseChecker, on
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
+
+__all__ = ["BoundedBytes", "BoundedInFlight", "MaxAhead", "PauseAtBounds", "StallNamed"]
+
+
+_Assignment = tuple[str, int]
+
+
+class _Flight:
+    """The messages that one member has in flight."""
+
+    __slots__ = ("above", "bytes", "draining", "held", "latest", "peak", "receiving", "size", "tentative")
+
+    def __init__(self) -> None:
+        self.held: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> its bytes
+        self.size = 0
+        self.bytes = 0.0
+        # Nothing else has happened since the latest delivery, so the batch may go on.
+        self.receiving = False
+        # Deliveries of the latest run that may be repeats: the rows that tell follow the whole run.
+        self.tentative: dict[tuple[str, int, int], int] = {}
+        self.latest: Row | None = None
+        self.draining: set[_Assignment] = set()
+        self.peak: float = 0
+        self.above = False
+
+
+class _Bound(PromiseChecker):
+    """Follows the messages that each member has in flight.
+
+    A message that comes again while it is held counts once. It leaves when it is settled, or when it has finished where
+    the source commits. It also leaves when it is abandoned or interrupted, when it fails during a drain, and when its
+    assignment ends."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        self._committing = timeline.committing
+        self._flights: dict[Segment, _Flight] = {segment: _Flight() for segment in timeline.segments}
+
+    def _note(self) -> str:
+        peak, bound = max(
+            ((flight.peak, self._limit(segment) or 0) for segment, flight in self._flights.items()), default=(0, 0)
+        )
+        return f"peak {peak:g} of {bound or '?'}"
+
+    def _limit(self, segment: Segment) -> int | None:
+        """The bound of a segment; None without a ``begin`` row."""
+        raise NotImplementedError
+
+    def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
+        """The first message of a batch was delivered, and is not counted yet."""
+
+    def _take(self, segment: Segment, flight: _Flight) -> None:
+        """Measure at a moment when all repeats are known and before anything leaves."""
+        raise NotImplementedError
+
+    @on("delivered")
+    def _delivered(self, segment: Segment, row: Row) -> None:
+        self._findings.checked += 1
+        flight = self._flights[segment]
+        if not flight.receiving:
+            self._begin_batch(segment, row, flight)
+            flight.receiving = True
+        flight.latest = row
+        held = flight.held[row.partition, row.assignment]
+        name = (row.partition, row.assignment, row.position)
+        if row.position not in held:
+            held[row.position] = row.number
+            flight.size += 1
+            flight.bytes += row.number
+            flight.tentative[name] = 1
+        elif name in flight.tentative:
+            flight.tentative[name] += 1
+
+    @on("redelivered")
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        name = (row.partition, row.assignment, row.position)
+        if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
+            # It was in flight until it was known that a predecessor had finished it.
+            self._left(segment, row)
+            return
+        # ``held`` as well: its settlement may be under way, or it came before a gap.
+        if row.text == "late" or name not in flight.tentative:
+            return
+        flight.tentative[name] -= 1
+        if not flight.tentative[name]:
+            del flight.tentative[name]
+            self._remove(flight, row)
+
+    @on("started")
+    def _started(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        flight.receiving = False
+        if flight.tentative:
+            self._measure(segment, flight)
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        self._flights[segment].receiving = False
+        draining = (row.partition, row.assignment) in self._flights[segment].draining
+        if row.text == "cancelled" or (row.text != "ok" and draining):
+            self._left(segment, row)
+        elif row.text == "ok":
+            self._finished(segment, row)
+
+    @on("dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row) -> None:
+        if (segment, row.partition, row.assignment) in self._committing:
+            self._left(segment, row)
+
+    @on("ack", "passed", "abandoned")
+    def _left(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        self._measure(segment, flight)
+        self._remove(flight, row)
+
+    @on("revoking")
+    def _revoking(self, segment: Segment, row: Row) -> None:
+        self._flights[segment].draining.add((row.partition, row.assignment))
+
+    @on("revoked", "lost")
+    def _given_up(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        self._measure(segment, flight)
+        left = flight.held.pop((row.partition, row.assignment), {})
+        flight.size -= len(left)
+        flight.bytes -= sum(left.values())
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        self._measure_certain(segment, flight)
+        # All messages may have left in the gap, so the count is a lower bound from here on.
+        flight.held.clear()
+        flight.size = 0
+        flight.bytes = 0.0
+
+    @on("over")
+    def _over(self, segment: Segment, row: Row) -> None:
+        flight = self._flights[segment]
+        if segment.crashed:
+            self._measure_certain(segment, flight)
+        else:
+            self._measure(segment, flight)
+        if self._limit(segment) is None:
+            self._findings.doubt("segments without a begin row: their bounds are unknown")
+
+    def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
+        """Measure where the rows that tell the repeats of the last run may be missing."""
+        for partition, assignment, position in flight.tentative:
+            flight.bytes -= flight.held[partition, assignment].pop(position, 0.0)
+        flight.size -= len(flight.tentative)
+        self._measure(segment, flight)
+
+    def _measure(self, segment: Segment, flight: _Flight) -> None:
+        flight.tentative.clear()
+        self._take(segment, flight)
+
+    @staticmethod
+    def _remove(flight: _Flight, row: Row) -> None:
+        size = flight.held[row.partition, row.assignment].pop(row.position, None)
+        if size is not None:
+            flight.size -= 1
+            flight.bytes -= size
+
+
+class BoundedInFlight(_Bound):
+    """A member never has more than ``max_in_flight`` messages in flight: delivered and not yet settled (25).
+
+    Messages that the client has prefetched do not count. The note has the peak."""
+
+    @property
+    def peak(self) -> int:
+        """The most messages that one member had in flight."""
+        return int(max((flight.peak for flight in self._flights.values()), default=0))
+
+    def _limit(self, segment: Segment) -> int | None:
+        return segment.max_in_flight
+
+    def _take(self, segment: Segment, flight: _Flight) -> None:
+        if flight.size > flight.peak:
+            flight.peak = flight.size
+        bound = segment.max_in_flight
+        if bound is None:
+            return
+        above = flight.size > bound
+        # One violation for each time the bound is crossed, not for each message above it.
+        if above and not flight.above and flight.latest is not None:
+            self._findings.violation(segment, flight.latest, f"{flight.size} in flight, max_in_flight is {bound}")
+        flight.above = above
+
+
+class BoundedBytes(_Bound):
+    """Nothing is received while ``max_in_flight_bytes`` or more are in flight (26).
+
+    One received batch may overshoot the bound, and a larger message comes alone. A batch ends where a handler starts or
+    ends. The note has the peak."""
+
+    def _limit(self, segment: Segment) -> int | None:
+        return segment.max_in_flight_bytes
+
+    def _take(self, segment: Segment, flight: _Flight) -> None:
+        if flight.bytes > flight.peak:
+            flight.peak = flight.bytes
+
+    def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
+        self._measure(segment, flight)
+        bound = segment.max_in_flight_bytes
+        if bound is not None and flight.size and flight.bytes >= bound:
+            what = f"received while {flight.bytes:g} bytes were in flight, max_in_flight_bytes is {bound}"
+            self._findings.violation(segment, row, what)
+
+
+class _Above:
+    """The deliveries of one assignment at or above the confirmed floor, in order, and the unfinished ones."""
+
+    __slots__ = ("_heap", "ahead", "crossed", "delivered", "unfinished")
+
+    def __init__(self) -> None:
+        self.delivered: list[int] = []
+        self.unfinished: set[int] = set()
+        self._heap: list[int] = []
+        self.ahead = False
+        self.crossed: Row | None = None
+
+    def confirm(self, floor: int) -> None:
+        del self.delivered[: bisect_left(self.delivered, floor)]
+
+    def deliver(self, position: int) -> None:
+        self.delivered.append(position)
+        self.unfinished.add(position)
+        heappush(self._heap, position)
+
+    def oldest(self) -> int:
+        """The lowest unfinished position, -1 = none."""
+        heap = self._heap
+        while heap and heap[0] not in self.unfinished:
+            heappop(heap)
+        return heap[0] if heap else -1
+
+
+class MaxAhead(AssignmentChecker[_Above]):
+    """No handler starts a message more than ``max_ahead`` deliveries above the confirmed floor (27).
+
+    Only sources that commit positions are judged."""
+
+    _state_class = _Above
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
+
+    @on("commit_ok")
+    def _confirmed(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            state.confirm(row.floor)
+
+    @on("delivered")
+    def _delivered(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            state.delivered.append(row.position)
+
+    @on("started")
+    def _started(self, segment: Segment, row: Row) -> None:
+        state, bound = self._assignments.known(segment, row), segment.rules.max_ahead
+        if state is None or bound is None:
+            return
+        self._findings.checked += 1
+        if len(state.delivered) <= bound:
+            return
+        ahead = bisect_left(state.delivered, row.position + 1)
+        if ahead > bound:
+            what = f"started {ahead} deliveries above the confirmed floor, max_ahead is {bound}"
+            self._findings.violation(segment, row, what)
+
+    @on("revoked")
+    def _over(self, segment: Segment, row: Row) -> None:
+        self._assignments.end(segment, row)
+
+
+class StallNamed(AssignmentChecker[_Above]):
+    """Reaching ``max_ahead`` is reported at once, with the message that holds the floor (29).
+
+    This is the lowest delivered message that has not finished. There is none where all have finished and only the
+    confirmation is missing. ``LaneProgress`` judges that other keys go on until then."""
+
+    _state_class = _Above
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
+
+    @on("commit_ok")
+    def _confirmed(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            self._told(segment, state)
+            state.confirm(row.floor)
+
+    @on("delivered")
+    def _delivered(self, segment: Segment, row: Row) -> None:
+        state, bound = self._assignments.known(segment, row), segment.rules.max_ahead
+        if state is None or bound is None:
+            return
+        state.deliver(row.position)
+        if len(state.delivered) >= bound and not state.ahead and state.crossed is None:
+            state.crossed = row
+
+    @on("redelivered")
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        if row.text == "settled":
+            # It belongs to the run that was just delivered, and the next report may name it.
+            state = self._assignments.known(segment, row)
+            if state is not None:
+                state.unfinished.discard(row.position)
+
+    @on("started")
+    def _started(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None and state.crossed is not None:
+            self._told(segment, state)
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        if row.text == "ok":
+            self._finished(segment, row)
+
+    @on("dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            self._told(segment, state)
+            state.unfinished.discard(row.position)
+
+    def _told(self, segment: Segment, state: _Above) -> None:
+        if state.crossed is not None:
+            self._findings.violation(segment, state.crossed, "reached max_ahead, and no row reports it")
+            state.crossed = None
+
+    @on("ahead_reached")
+    def _reached(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is None:
+            return
+        self._findings.checked += 1
+        state.ahead, state.crossed = True, None
+        oldest, admitted = state.oldest(), state.delivered[: segment.rules.max_ahead]
+        if oldest not in admitted:
+            # A message that waits for max_ahead holds nothing up.
+            oldest = -1
+        if row.position != oldest:
+            named = "no message" if row.position < 0 else f"position {row.position}"
+            holds = "none does" if oldest < 0 else f"position {oldest} does"
+            self._findings.violation(segment, row, f"named {named} as holding the floor, {holds}")
+
+    @on("ahead_left")
+    def _left(self, segment: Segment, row: Row) -> None:
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            state.ahead = False
+
+    @on("revoking")
+    def _over(self, segment: Segment, row: Row) -> None:
+        self._assignments.end(segment, row)
+
+
+class PauseAtBounds(PromiseChecker):
+    """Intake stops when a bound is reached and not sooner, and goes on below the low water marks and not before (31).
+
+    Each crossing has two transitions. The low mark is half-way from ``max_in_flight`` to ``concurrency``, and half of
+    ``max_in_flight_bytes``. A message that a predecessor had completed counts when it comes, and leaves at once.
+
+    Args:
+        timeline: History to judge.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        self._paused: dict[Segment, Row | None] = dict.fromkeys(timeline.segments)
+        self._early: dict[Segment, Row] = {}
+        self._completed: dict[Segment, int] = {}
+        self._gaps: set[Segment] = set()
+
+    @on("redelivered")
+    def _redelivered(self, segment: Segment, row: Row) -> None:
+        if row.text == "settled":
+            self._completed[segment] = row.n
+
+    @on("paused")
+    def _pause(self, segment: Segment, row: Row) -> None:
+        self._findings.checked += 1
+        if self._paused[segment] is not None:
+            self._findings.violation(segment, row, "stopped again before it had gone on")
+        self._paused[segment] = row
+        bound, size = segment.max_in_flight, segment.max_in_flight_bytes
+        if bound is None or size is None or row.number >= bound or row.bytes >= size or segment in self._gaps:
+            return
+        # Rows of completed messages and of max_ahead stand between the run and this row.
+        if row.n - self._completed.get(segment, -3) > 2:
+            self._early[segment] = row
+
+    @on("resumed")
+    def _resume(self, segment: Segment, row: Row) -> None:
+        self._findings.checked += 1
+        paused = self._paused[segment]
+        if paused is None and segment not in self._gaps:
+            self._findings.violation(segment, row, "went on without having stopped")
+        self._paused[segment] = None
+        self._gaps.discard(segment)
+        early = self._early.pop(segment, None)
+        if early is not None and row.n != early.n + 1:
+            self._violation(segment, early)
+        bound, running, size = segment.max_in_flight, segment.concurrency, segment.max_in_flight_bytes
+        if bound is None or running is None or size is None:
+            return
+        if row.number > (bound + running) // 2 or row.bytes > size // 2:
+            what = f"went on with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+            self._findings.violation(segment, row, what)
+
+    def _violation(self, segment: Segment, row: Row) -> None:
+        bound, size = segment.max_in_flight, segment.max_in_flight_bytes
+        what = f"stopped with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+        self._findings.violation(segment, row, what)
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        self._gaps.add(segment)
+        self._paused[segment] = None
+        self._early.pop(segment, None)
+
+    @on("over")
+    def _over(self, segment: Segment, row: Row) -> None:
+        early = self._early.pop(segment, None)
+        if early is not None and not (segment.crashed and row.n == early.n):
+            self._violation(segment, early)

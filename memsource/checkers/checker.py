@@ -1,0 +1,80 @@
+"""The base of a checker: one promise, judged row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from memsource.checkers.verdict import Findings, Verdict
+from memsource.history.reader import Segment
+from memsource.history.rows import Row
+from memsource.history.timeline import Timeline
+
+__all__ = ["Checker", "Handler", "PromiseChecker", "on"]
+
+Handler = Callable[[Segment, Row], None]
+Method = TypeVar("Method", bound=Callable[..., None])
+
+_EVENTS = "events"
+
+
+class Checker(Protocol):
+    """One promise. A checker sees each row that it asks for once, in the order of the timeline, and then judges."""
+
+    name: str
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The method that takes the rows of each event."""
+
+    def verdict(self) -> Verdict:
+        """The judgement after the last row. Changes nothing."""
+
+
+def on(*events: str) -> Callable[[Method], Method]:
+    """Let a method of a ``PromiseChecker`` take the rows of these events."""
+
+    def mark(method: Method) -> Method:
+        method.__dict__[_EVENTS] = events
+        return method
+
+    return mark
+
+
+class PromiseChecker:
+    """A checker whose methods name their events by ``on``; its name is the name of its class.
+
+    A method of a subclass takes an event from the method of its base. ``_needs_order``: the promise compares rows of
+    different processes.
+    """
+
+    name: str
+    _needs_order = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__name__
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._findings = Findings(self.name, timeline)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The method that takes the rows of each event."""
+        return {
+            event: getattr(self, name)
+            for kind in reversed(type(self).__mro__)
+            for name, method in vars(kind).items()
+            for event in getattr(method, _EVENTS, ())
+        }
+
+    def verdict(self) -> Verdict:
+        """The judgement after the last row. Changes nothing."""
+        return self._findings.verdict(across=self._needs_order, note=self._note(), doubts=self._doubts())
+
+    def _note(self) -> str:
+        """Other measurements, for the verdict."""
+        return ""
+
+    def _doubts(self) -> dict[str, int]:
+        """Reasons that show only at the end, with their counts."""
+        return {}
