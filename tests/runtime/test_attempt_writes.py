@@ -45,7 +45,7 @@ class Told(MemoryAttempts):
 
 
 @pytest.mark.anyio
-async def test_a_failure_is_written_before_what_is_to_be_dropped_and_that_in_one_call() -> None:
+async def test_failures_are_written_before_drops_and_drops_share_one_call() -> None:
     known = _WRITERS + 4
     broker, store, gates = published(*(f"k{number}" for number in range(known + 1))), Told(known), Gated()
 
@@ -74,7 +74,7 @@ async def test_a_failure_is_written_before_what_is_to_be_dropped_and_that_in_one
 
 
 @pytest.mark.anyio
-async def test_what_could_not_be_dropped_is_dropped_later(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_drop_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     group, store = group_of(["a", "b", "c"]), Told(3)
     async with started(keeping(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:
         await until(lambda: group.unfinished == 0)
@@ -98,7 +98,7 @@ async def test_what_could_not_be_dropped_is_dropped_later(caplog: pytest.LogCapt
 
 
 @pytest.mark.anyio
-async def test_failures_that_cannot_be_written_are_not_in_the_way_of_what_can() -> None:
+async def test_a_failure_that_cannot_be_written_does_not_delay_others() -> None:
     count = _WRITERS + 1
     broker, store = published(*(f"k{number}" for number in range(count + 1))), Told(1)
     store.fails = {"keep": OSError("not these")}
@@ -123,7 +123,7 @@ def test_a_full_call_of_drops_does_not_wait_for_failures() -> None:
     assert kept.take() == {}
 
 
-def test_a_row_waits_once_whatever_becomes_of_it() -> None:
+def test_an_entry_is_queued_once() -> None:
     kept, row = _Kept(), _Row()
     for drop in (False, True, False, True):
         row.drop = drop
@@ -134,7 +134,7 @@ def test_a_row_waits_once_whatever_becomes_of_it() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_message_that_was_blocked_has_no_letter_until_it_is_parked() -> None:
+async def test_a_blocked_message_has_no_dead_letter_until_it_is_parked() -> None:
     """Also where it was blocked under ``block``, and the policy archives what it blocks now."""
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
     async with started(keeping(MemorySource(broker), handler, store, attempts=1, poison="block")) as run:

@@ -50,7 +50,7 @@ def source_of(broker: MemoryBroker | Group) -> Any:
     return GroupSource(broker, "a") if isinstance(broker, Group) else MemorySource(broker)
 
 
-async def test_a_handover_goes_on_with_the_attempts(broker: Any, tmp_path: Path) -> None:
+async def test_a_handover_continues_the_attempts(broker: Any, tmp_path: Path) -> None:
     store = MemoryAttempts()
     handler = Failing(0, error=Later)
     consumer = keeping(source_of(broker), handler, store, history=History(tmp_path))
@@ -66,7 +66,7 @@ async def test_a_handover_goes_on_with_the_attempts(broker: Any, tmp_path: Path)
     assert_kept(tmp_path)
 
 
-async def test_the_attempts_of_all_owners_are_bounded_together(broker: Any, tmp_path: Path) -> None:
+async def test_the_attempts_of_all_owners_together_are_bounded(broker: Any, tmp_path: Path) -> None:
     store = MemoryAttempts()
     handler = Failing(0, error=Later)
     letters = MemoryDeadLetters(broker if isinstance(broker, MemoryBroker) else MemoryBroker())
@@ -85,7 +85,7 @@ async def test_the_attempts_of_all_owners_are_bounded_together(broker: Any, tmp_
     assert_kept(tmp_path)
 
 
-async def test_a_blocked_head_is_blocked_again_and_not_called(broker: Any, tmp_path: Path) -> None:
+async def test_the_next_owner_blocks_a_blocked_head_again_without_a_call(broker: Any, tmp_path: Path) -> None:
     store = MemoryAttempts()
     handler = Failing(0)
     for number in (1, 2):
@@ -105,7 +105,7 @@ async def test_a_blocked_head_is_blocked_again_and_not_called(broker: Any, tmp_p
     assert_kept(tmp_path)
 
 
-async def test_a_blocked_head_may_be_parked_by_its_next_owner(tmp_path: Path) -> None:
+async def test_the_next_owner_may_park_a_blocked_head(tmp_path: Path) -> None:
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
     letters = MemoryDeadLetters(broker)
     for _ in range(2):
@@ -128,7 +128,7 @@ async def test_a_blocked_head_may_be_parked_by_its_next_owner(tmp_path: Path) ->
     assert letters.broker.dead_letters[-1].error_type == "ValueError"
 
 
-async def test_what_was_on_its_way_to_the_dead_letters_goes_on_there() -> None:
+async def test_the_next_owner_writes_an_unconfirmed_dead_letter() -> None:
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0, error=Term)
     letters = MemoryDeadLetters(broker)
     letters.block("put")
@@ -146,7 +146,7 @@ async def test_what_was_on_its_way_to_the_dead_letters_goes_on_there() -> None:
     assert (letter.attempts, letter.error_type) == (1, "Term")
 
 
-async def test_under_exit_every_start_gives_one_more_attempt() -> None:
+async def test_each_start_gives_one_more_attempt_under_exit() -> None:
     broker, store, handler = published("a"), MemoryAttempts(), Failing(0)
     for _ in range(3):
         async with started(keeping(MemorySource(broker), handler, store, attempts=2, poison="exit")) as run:
@@ -188,7 +188,7 @@ async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["waits", "comes beside its assignment"])
-async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(
+async def test_no_handler_starts_before_the_attempts_are_loaded(
     broker: Any, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is put aside meanwhile is in flight, is not lost, and keeps its order."""
@@ -211,7 +211,7 @@ async def test_nothing_of_a_partition_starts_before_its_attempts_are_known(
         assert await run.stop() is None
 
 
-async def test_a_partition_that_waits_too_long_for_the_store_is_unhealthy(broker: Any) -> None:
+async def test_a_long_wait_for_the_store_is_unhealthy(broker: Any) -> None:
     store = Store()
     store.open = anyio.Event()
     consumer = keeping(source_of(broker), Failing(), store, unhealthy_after=0.2)
@@ -225,7 +225,7 @@ async def test_a_partition_that_waits_too_long_for_the_store_is_unhealthy(broker
         assert await run.stop() is None
 
 
-async def test_a_partition_that_is_not_loaded_is_given_up_at_once(broker: Any) -> None:
+async def test_a_partition_that_is_loading_is_released_at_once(broker: Any) -> None:
     store = Store()
     store.open = anyio.Event()
     handler = Failing()
@@ -239,7 +239,7 @@ async def test_a_partition_that_is_not_loaded_is_given_up_at_once(broker: Any) -
         await run.stop()
 
 
-async def test_one_partition_does_not_wait_for_the_attempts_of_another_one() -> None:
+async def test_a_partition_does_not_wait_for_the_attempts_of_another() -> None:
     broker = published("a", "b", "c", "d", "e", "f", partitions=2)
     handled = []
 
@@ -260,7 +260,7 @@ async def test_one_partition_does_not_wait_for_the_attempts_of_another_one() -> 
         assert await run.stop() is None
 
 
-async def test_a_hold_does_not_end_before_its_failure_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hold_lasts_until_its_failure_is_stored(caplog: pytest.LogCaptureFixture) -> None:
     broker, store, handler = published("a", "b", "a"), Store(), Failing(0)
     store.fails = {"keep an attempt": OSError("the store is gone")}
     async with started(keeping(MemorySource(broker), handler, store)) as run:
@@ -279,7 +279,7 @@ async def test_a_hold_does_not_end_before_its_failure_is_kept(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("call", ["load attempts", "keep an attempt"])
-async def test_a_store_that_cannot_work_stops_the_consumer_in_order(call: str) -> None:
+async def test_a_store_that_refuses_for_good_stops_the_consumer_in_order(call: str) -> None:
     broker, store, handler = published("a", "b"), Store(), Failing(0)
     error = ConfigError("there are no tables: make them")
     store.fails = {call: error}
@@ -289,7 +289,7 @@ async def test_a_store_that_cannot_work_stops_the_consumer_in_order(call: str) -
     assert 0 not in broker.acked()
 
 
-async def test_what_is_over_is_dropped_without_being_handled() -> None:
+async def test_entries_of_finished_messages_are_dropped_without_a_call() -> None:
     """Of a process that died between its commit and the drop."""
     group = group_of(["a", "b", "a"])
     store = MemoryAttempts()
@@ -302,7 +302,7 @@ async def test_what_is_over_is_dropped_without_being_handled() -> None:
         await run.stop()
 
 
-async def test_what_is_over_above_the_floor_is_dropped_and_nothing_between() -> None:
+async def test_entries_above_the_floor_are_dropped_only_for_finished_messages() -> None:
     keys = ["a", "b", "c", "a", "b"]
     group, store = group_of([*keys, "c"]), MemoryAttempts()
     async with started(keeping(GroupSource(group, "a"), Failing(0, 5, error=Later), MemoryAttempts())) as run:
@@ -314,7 +314,7 @@ async def test_what_is_over_above_the_floor_is_dropped_and_nothing_between() -> 
         await run.stop()
 
 
-async def test_in_a_batch_and_in_threads_no_handler_is_called_for_what_was_given_up(tmp_path: Path) -> None:
+async def test_no_kind_of_handler_is_called_for_a_message_given_up_before(tmp_path: Path) -> None:
     for kind in ("batch", "threads"):
         broker, store = published("a", "b", "a", "c"), MemoryAttempts()
         store._rows[HERE, ""] = {0: (Attempt(3, "blocked", "E"), 0), 1: (Attempt(1, "held", "E"), 0)}
@@ -342,7 +342,7 @@ async def test_in_a_batch_and_in_threads_no_handler_is_called_for_what_was_given
     assert_kept(tmp_path)
 
 
-async def test_a_finite_source_ends_behind_what_was_put_aside() -> None:
+async def test_a_finite_source_ends_after_the_messages_put_aside() -> None:
     broker, store, handler = published("a", "b", "a"), Store(), Failing()
     store.open = anyio.Event()
     source = MemorySource(broker)
@@ -357,7 +357,7 @@ async def test_a_finite_source_ends_behind_what_was_put_aside() -> None:
 
 
 @pytest.mark.parametrize("how", ["revoke", "lose"])
-async def test_a_partition_goes_and_comes_while_it_is_loaded(how: str) -> None:
+async def test_a_partition_leaves_and_returns_while_it_loads(how: str) -> None:
     broker, store, handler = published("a", "b", "a"), Store(), Failing()
     store.open = anyio.Event()
     source = MemorySource(broker)

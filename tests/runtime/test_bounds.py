@@ -80,7 +80,7 @@ async def test_in_flight_is_bounded_in_bytes(sizes: list[int], bound: int, batch
 
 
 @pytest.mark.anyio
-async def test_taking_stops_at_the_bound_and_resumes_below_the_low_mark() -> None:
+async def test_intake_stops_at_the_bound_and_resumes_at_the_low_water_mark() -> None:
     broker = published(*[None] * 30)
     source = MemorySource(broker)
     handler = Gated()
@@ -132,7 +132,7 @@ async def test_a_message_larger_than_the_bound_runs_alone() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_brokers_own_limit_is_the_bound_where_it_is_less() -> None:
+async def test_a_lower_limit_of_the_broker_is_the_bound() -> None:
     broker = MemoryBroker(max_unacked=6)
     for _ in range(20):
         broker.publish()
@@ -149,7 +149,7 @@ async def test_the_brokers_own_limit_is_the_bound_where_it_is_less() -> None:
 
 
 @pytest.mark.anyio
-async def test_clients_are_paused_although_every_handler_hangs() -> None:
+async def test_clients_are_paused_while_every_handler_hangs() -> None:
     source = MemorySource(published(*range(10)))
     handler = Gated()
     async with started(consumer_of(source, handler, concurrency=2, max_in_flight=2)) as run:

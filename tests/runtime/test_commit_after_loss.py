@@ -13,7 +13,7 @@ from tests.fakes.support import Gated, consumer_of, started, turns, until
 
 
 @pytest.mark.anyio
-async def test_of_a_lost_partition() -> None:
+async def test_a_commit_of_a_lost_partition_is_cancelled() -> None:
     group = group_of("abcdef")
     source = GroupSource(group, "m-1")
     source.block("settle")
@@ -32,7 +32,7 @@ async def test_of_a_lost_partition() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
-async def test_of_a_partition_given_back_while_its_commit_hangs() -> None:
+async def test_a_hanging_commit_is_cancelled_before_the_release() -> None:
     group = Group(2)
     for number in (0, 1):
         group.publish(key="a", partition=number)
@@ -53,7 +53,7 @@ async def test_of_a_partition_given_back_while_its_commit_hangs() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_was_sent_together_with_it_is_sent_again() -> None:
+async def test_commits_of_the_same_call_are_repeated() -> None:
     group = Group(2)
     for number in (0, 1):
         group.publish(key="a", partition=number)
@@ -83,7 +83,7 @@ async def test_what_was_sent_together_with_it_is_sent_again() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
-async def test_a_commit_that_is_cancelled_with_everything_is_not_begun_again() -> None:
+async def test_a_commit_cancelled_with_the_run_does_not_start_again() -> None:
     group = group_of("abcdef")
     source = GroupSource(group, "m-1")
     source.block("settle")

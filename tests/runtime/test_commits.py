@@ -16,7 +16,7 @@ from tests.fakes.telemetry import Sdk
 
 
 @pytest.mark.anyio
-async def test_what_has_finished_is_committed_and_never_more() -> None:
+async def test_exactly_the_finished_messages_are_committed() -> None:
     group = group_of("abacd")
     source = GroupSource(group, "m")
     handler = Gated()
@@ -57,7 +57,7 @@ async def test_a_commit_waits_for_its_interval() -> None:
 
 
 @pytest.mark.anyio
-async def test_many_finished_messages_do_not_wait_for_the_interval() -> None:
+async def test_many_finished_messages_are_committed_before_the_interval() -> None:
     group = group_of(map(str, range(40)))
     source = GroupSource(group, "m")
     handler = Gated(free=[str(number).encode() for number in range(40) if number not in (9, 39)])
@@ -76,7 +76,7 @@ async def test_many_finished_messages_do_not_wait_for_the_interval() -> None:
 
 
 @pytest.mark.anyio
-async def test_gaps_at_the_end_are_committed_too() -> None:
+async def test_gaps_at_the_end_of_a_log_are_committed() -> None:
     group = group_of("ab")
     group.skip(5)
     source = GroupSource(group, "m")
@@ -88,7 +88,7 @@ async def test_gaps_at_the_end_are_committed_too() -> None:
 
 
 @pytest.mark.anyio
-async def test_stop_commits_everything_at_once() -> None:
+async def test_a_stop_commits_at_once() -> None:
     group = group_of("abcabc", partitions=3)
     source = GroupSource(group, "m")
     source.finish()
@@ -99,7 +99,7 @@ async def test_stop_commits_everything_at_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_run_that_is_cancelled_commits_what_had_finished() -> None:
+async def test_a_cancelled_run_commits_finished_messages() -> None:
     group = group_of("aba")
     source = GroupSource(group, "m")
     handler = Gated(free=[b"b"])
@@ -111,7 +111,7 @@ async def test_a_run_that_is_cancelled_commits_what_had_finished() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_has_finished_is_counted_once(sdk: Sdk) -> None:
+async def test_finished_messages_are_counted_once(sdk: Sdk) -> None:
     group = group_of("abcabc", partitions=2)
     source = GroupSource(group, "m")
     source.finish()
@@ -126,7 +126,7 @@ async def test_what_has_finished_is_counted_once(sdk: Sdk) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("done", [False, True], ids=["not made", "made all the same"])
-async def test_a_commit_that_may_not_have_been_made_is_repeated(done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unconfirmed_commit_is_repeated(done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.01, 0.01))
     group = group_of("aab")
     source = GroupSource(group, "m")
@@ -161,7 +161,7 @@ async def test_a_failing_commit_does_not_stop_the_handlers(monkeypatch: pytest.M
 
 
 @pytest.mark.anyio
-async def test_an_error_of_a_commit_that_is_final_stops_everything() -> None:
+async def test_a_final_error_of_a_commit_stops_the_consumer() -> None:
     group = group_of("ab")
     source = GroupSource(group, "m")
     error = SourceError("fenced for good")
@@ -171,7 +171,7 @@ async def test_an_error_of_a_commit_that_is_final_stops_everything() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_commit_of_a_partition_at_a_time() -> None:
+async def test_a_partition_has_one_commit_under_way() -> None:
     group = group_of("abcd")
     source = GroupSource(group, "m")
     source.block("settle")
@@ -190,7 +190,7 @@ async def test_one_commit_of_a_partition_at_a_time() -> None:
 
 
 @pytest.mark.anyio
-async def test_drains_wait_for_commits_that_are_under_way() -> None:
+async def test_a_drain_waits_for_the_commit_under_way() -> None:
     group = group_of("abcdefgh", partitions=3)
     assert len({group.publish(key=key).partition for key in "abcdefgh"}) == 3
     source = GroupSource(group, "m")
@@ -209,7 +209,7 @@ async def test_drains_wait_for_commits_that_are_under_way() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_finished_beside_a_commit_is_committed_before_the_release() -> None:
+async def test_messages_finished_during_a_commit_are_committed_before_the_release() -> None:
     group = Group(2)
     for key, partition in (("x", 0), ("y", 0), ("z", 1)):
         group.publish(key=key, partition=partition)
@@ -245,7 +245,7 @@ async def test_what_finished_beside_a_commit_is_committed_before_the_release() -
 
 
 @pytest.mark.anyio
-async def test_what_finished_beside_the_commit_of_a_drain_is_committed_when_it_is_due() -> None:
+async def test_messages_finished_during_a_drains_commit_are_committed_when_due() -> None:
     group = Group(2, cooperative=True)
     for key, partition in (("x", 0), ("y", 0), ("z", 1)):
         group.publish(key=key, partition=partition)
@@ -269,7 +269,7 @@ async def test_what_finished_beside_the_commit_of_a_drain_is_committed_when_it_i
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
-async def test_a_partition_is_released_although_its_commit_hangs() -> None:
+async def test_a_hanging_commit_does_not_prevent_the_release() -> None:
     group = group_of("a")
     source = GroupSource(group, "m")
     source.block("settle")
@@ -286,7 +286,7 @@ async def test_a_partition_is_released_although_its_commit_hangs() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
-async def test_nothing_is_committed_once_its_release_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_committed_after_the_release_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.001))
     group = Group(2)
     group.publish(key="a", partition=0)

@@ -69,7 +69,7 @@ def test_attempts_are_a_whole_number_from_1(value: Any) -> None:
     assert refusal(Retry, attempts=value) == f"Retry.attempts={value!r}: must be a whole number, 1 or more"
 
 
-def test_a_drain_has_to_fit_into_what_the_broker_gives() -> None:
+def test_a_drain_longer_than_the_broker_allows_is_refused() -> None:
     Settings(drain_timeout=223.0, grace=2.0).check_drain(240.0)
     Settings(drain_timeout=3600.0).check_drain(None)
     said = (
@@ -92,7 +92,7 @@ def test_a_time_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> N
 
 @pytest.mark.parametrize("name", ["timeout", "unhealthy_after"])
 @pytest.mark.parametrize("value", [0, 0.0])
-def test_a_time_that_nothing_keeps_is_refused(name: str, value: float) -> None:
+def test_a_time_of_zero_is_refused_where_it_must_be_positive(name: str, value: float) -> None:
     assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be more than 0 seconds"
 
 
@@ -104,7 +104,7 @@ def test_a_backoff_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -
 
 
 @pytest.mark.parametrize("value", [None, 5, "Retry()", {"attempts": 3}, Retry])
-def test_retry_is_a_retry(value: Any) -> None:
+def test_only_a_retry_is_accepted_as_retry(value: Any) -> None:
     said = refusal(Settings, retry=value)
     assert said == f"retry={value!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
 
@@ -134,7 +134,7 @@ def test_every_choice_is_accepted_and_documented(name: str) -> None:
         assert value is None or f'"{value}"' in Settings.__doc__
 
 
-def test_the_least_of_everything_is_accepted() -> None:
+def test_the_lowest_value_of_every_setting_is_accepted() -> None:
     retry = Retry(attempts=1, backoff=0, max_backoff=0)
     settings = Settings(
         concurrency=1,
@@ -157,38 +157,38 @@ def test_the_least_of_everything_is_accepted() -> None:
 # --- settings that contradict each other
 
 
-def test_the_highest_backoff_is_not_below_the_first() -> None:
+def test_max_backoff_below_backoff_is_refused() -> None:
     said = refusal(Retry, backoff=2.0, max_backoff=1.0)
     assert said == "Retry.max_backoff=1.0 is below Retry.backoff=2.0: raise max_backoff or lower backoff"
     assert Retry(backoff=2.0, max_backoff=2.0).max_backoff == 2.0
 
 
-def test_a_handler_needs_a_message_in_flight() -> None:
+def test_max_in_flight_below_concurrency_is_refused() -> None:
     said = refusal(Settings, concurrency=10, max_in_flight=9)
     assert "max_in_flight=9 is below concurrency=10" in said
     assert "raise max_in_flight or lower concurrency" in said
     assert Settings(concurrency=10, max_in_flight=10).max_in_flight == 10
 
 
-def test_lanes_are_for_the_order_by_key() -> None:
+def test_lanes_need_the_order_by_key() -> None:
     for order in ("partition", "serial", "none"):
         said = refusal(Settings, lanes=4, order=order)
         assert said == f'lanes=4 with order="{order}": only order="key" has lanes by key; leave out lanes or order'
     assert Settings(lanes=4).lanes == 4
 
 
-def test_there_is_a_limit_to_lanes() -> None:
+def test_too_many_lanes_are_refused() -> None:
     said = refusal(Settings, lanes=2**32 + 1)
     assert said == f"lanes={2**32 + 1}: must be at most {2**32}; leave it out for a lane per key"
     assert Settings(lanes=2**32).lanes == 2**32
 
 
-def test_to_linger_without_batches_is_refused() -> None:
+def test_linger_without_batch_is_refused() -> None:
     assert refusal(Settings, linger=0.5) == "linger=0.5 without batch: set batch=…, or leave linger out"
     assert Settings(linger=0.5, batch=2).linger == 0.5
 
 
-def test_a_batch_that_could_never_be_full_is_refused() -> None:
+def test_a_batch_above_max_in_flight_is_refused() -> None:
     said = refusal(Settings, batch=11, max_in_flight=10, concurrency=1)
     assert said == ("batch=11 is above max_in_flight=10: it could never be full; raise max_in_flight or lower batch")
     assert Settings(batch=10, max_in_flight=10, concurrency=1).batch == 10
@@ -203,7 +203,7 @@ def test_a_batch_above_the_bound_in_force_is_refused(batch: int, allowed: int | 
 
 
 @pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
-def test_serial_order_skips_nothing(poison: Any) -> None:
+def test_serial_order_with_a_skipping_policy_is_refused(poison: Any) -> None:
     said = refusal(Settings, order="serial", poison=poison)
     assert said == (
         f'order="serial" with poison="{poison}": serial order has no message to skip; use poison="exit" or "block", '
@@ -214,7 +214,7 @@ def test_serial_order_skips_nothing(poison: Any) -> None:
 
 
 @pytest.mark.parametrize(("max_ahead", "count"), [(1, 1), (7, 1), (100, 25), (10_000, 2_500), (10**9, 5_000)])
-def test_a_commit_waits_for_a_quarter_of_what_may_be_ahead_at_most(max_ahead: int, count: int) -> None:
+def test_a_commit_waits_for_a_quarter_of_max_ahead_at_most(max_ahead: int, count: int) -> None:
     assert Settings(max_ahead=max_ahead).commit_count == count
 
 
@@ -231,17 +231,17 @@ def test_a_commit_waits_for_a_quarter_of_what_may_be_ahead_at_most(max_ahead: in
         ("exit", False, "exit"),
     ],
 )
-def test_the_policy_in_force(poison: Any, has_dead_letters: bool, policy: str) -> None:
+def test_the_poison_policy_in_force(poison: Any, has_dead_letters: bool, policy: str) -> None:
     assert Settings(poison=poison).poison_policy(has_dead_letters=has_dead_letters) == policy
 
 
-def test_the_policy_of_serial_order_is_to_stop() -> None:
+def test_serial_order_defaults_to_the_policy_exit() -> None:
     assert Settings(order="serial").poison_policy(has_dead_letters=True) == "exit"
     assert Settings(order="serial", poison="block").poison_policy(has_dead_letters=True) == "block"
 
 
 @pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
-def test_to_write_dead_letters_that_nobody_takes_is_refused(poison: Any) -> None:
+def test_a_policy_that_needs_dead_letters_is_refused_without_them(poison: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         Settings(poison=poison).poison_policy(has_dead_letters=False)
     assert str(refused.value).startswith(f'poison="{poison}" needs dead letters, or messages are lost: ')
@@ -265,18 +265,18 @@ def test_to_write_dead_letters_that_nobody_takes_is_refused(poison: Any) -> None
         (Settings(max_in_flight=300), 300, 300),
     ],
 )
-def test_the_bound_in_force(settings: Settings, allowed: int | None, bound: int) -> None:
+def test_the_bound_on_messages_in_flight_in_force(settings: Settings, allowed: int | None, bound: int) -> None:
     assert settings.in_flight_bound(allowed) == bound
 
 
-def test_more_in_flight_than_the_broker_allows_is_refused() -> None:
+def test_max_in_flight_above_the_brokers_limit_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^max_in_flight=300 is above the 299 .* allows: lower max_in_flight, or raise"
     ):
         Settings(max_in_flight=300).in_flight_bound(299)
 
 
-def test_more_handlers_than_the_broker_allows_is_refused() -> None:
+def test_concurrency_above_the_brokers_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^concurrency=100 is above the 99 .* allows: lower concurrency, or raise"):
         Settings().in_flight_bound(99)
 
@@ -290,7 +290,7 @@ def test_a_delay_is_a_finite_number_of_seconds_from_0(delay: float) -> None:
         lanes.Nak(delay=delay)
 
 
-def test_what_a_handler_raises_says_what_it_wants() -> None:
+def test_nak_and_term_carry_the_wish_of_the_handler() -> None:
     assert (str(lanes.Nak()), str(lanes.Nak(delay=1.5))) == ("nak", "nak, retry in 1.5 s")
     assert (lanes.Nak().delay, lanes.Nak(delay=0).delay) == (None, 0)
     term = lanes.Term("no such account")

@@ -22,7 +22,7 @@ def state(consumer: Consumer) -> tuple[bool, bool, bool]:
 
 
 @pytest.mark.anyio
-async def test_it_is_ready_once_open_and_active_while_it_owns_a_partition() -> None:
+async def test_a_consumer_is_ready_once_open_and_active_while_it_owns_a_partition() -> None:
     group = Group(1)
     source = GroupSource(group, "m")
     source.block("open")
@@ -47,7 +47,7 @@ async def test_it_is_ready_once_open_and_active_while_it_owns_a_partition() -> N
 
 
 @pytest.mark.anyio
-async def test_an_unfinished_message_that_is_too_old_makes_it_unhealthy() -> None:
+async def test_an_old_unfinished_message_makes_the_consumer_unhealthy() -> None:
     clock = HandClock()
     handler = Gated()
     consumer = consumer_of(MemorySource(published("secret", "b")), handler, clock=clock, unhealthy_after=10.0)
@@ -72,7 +72,7 @@ async def test_an_unfinished_message_that_is_too_old_makes_it_unhealthy() -> Non
 
 
 @pytest.mark.anyio
-async def test_blocked_lanes_make_it_unhealthy() -> None:
+async def test_blocked_lanes_make_the_consumer_unhealthy() -> None:
     clock = HandClock()
     consumer = consumer_of(MemorySource(published("a", "b", "a")), fail, clock=clock, poison="block")
     async with started(consumer) as run:
@@ -84,7 +84,7 @@ async def test_blocked_lanes_make_it_unhealthy() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
-async def test_letters_that_cannot_be_written_make_it_unhealthy(poison: Any) -> None:
+async def test_unwritten_dead_letters_make_the_consumer_unhealthy(poison: Any) -> None:
     broker = published("a")
     letters = MemoryDeadLetters(broker)
     letters.block("put")
@@ -102,7 +102,7 @@ async def test_letters_that_cannot_be_written_make_it_unhealthy(poison: Any) -> 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("failing", ["handler", "open", "letters"])
-async def test_what_stopped_it_is_its_health_from_then_on(failing: str) -> None:
+async def test_health_names_the_error_that_stopped_the_consumer(failing: str) -> None:
     broker = published("a")
     source, letters = MemorySource(broker), MemoryDeadLetters(broker)
     if failing == "open":
@@ -120,7 +120,7 @@ async def test_what_stopped_it_is_its_health_from_then_on(failing: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_status_of_a_source_that_commits() -> None:
+async def test_status_of_a_source_that_commits() -> None:
     group = group_of("abcd", partitions=1)
     handler = Gated(free=[b"b"])
     consumer = consumer_of(GroupSource(group, "m"), handler, max_ahead=100, commit_interval=0.0)
@@ -139,7 +139,7 @@ async def test_the_status_of_a_source_that_commits() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_status_of_a_source_that_acknowledges() -> None:
+async def test_status_of_a_source_that_acknowledges() -> None:
     broker = published("a", "b")
     handler = Gated(free=[b"a"])
     consumer = consumer_of(MemorySource(broker), handler)
@@ -157,7 +157,7 @@ async def test_the_status_of_a_source_that_acknowledges() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_paused_consumer_takes_nothing_more() -> None:
+async def test_a_paused_consumer_takes_no_messages() -> None:
     broker = published("a")
     handler = Gated(free=[b"a", b"b"])
     consumer = consumer_of(MemorySource(broker), handler)
@@ -177,7 +177,7 @@ async def test_a_paused_consumer_takes_nothing_more() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_in_flight_goes_on_while_paused() -> None:
+async def test_messages_in_flight_continue_during_a_pause() -> None:
     broker = published("a", "a")
     handler = Gated()
     consumer = consumer_of(MemorySource(broker), handler)
@@ -190,7 +190,7 @@ async def test_what_is_in_flight_goes_on_while_paused() -> None:
 
 
 @pytest.mark.anyio
-async def test_paused_before_it_runs_it_begins_paused() -> None:
+async def test_a_pause_before_the_run_holds_at_its_start() -> None:
     broker = published("a")
     handler = Gated(free=[b"a"])
     consumer = consumer_of(MemorySource(broker), handler)
@@ -285,7 +285,7 @@ async def test_a_drain_before_the_run_lets_it_end_at_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_drain_of_what_failed_to_start_returns() -> None:
+async def test_a_drain_after_a_failed_start_returns() -> None:
     source = MemorySource(published("a"))
     source.fail("open", SourceError("no server"))
     consumer = consumer_of(source, acknowledge)
@@ -308,7 +308,7 @@ def asked(consumer: Consumer, name: str) -> object:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["stop", "ready", "active", "health"])
-async def test_a_run_that_ends_while_another_thread_asks_about_it_fails_nobody(
+async def test_a_question_from_another_thread_survives_the_end_of_the_run(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(Consumer(MemorySource(MemoryBroker(1)), Gated())) as run:
@@ -322,7 +322,7 @@ async def test_a_run_that_ends_while_another_thread_asks_about_it_fails_nobody(
 
 
 @pytest.mark.anyio
-async def test_unblock_and_park_are_for_a_running_consumer() -> None:
+async def test_unblock_and_park_need_a_running_consumer() -> None:
     broker = published("a")
     consumer = consumer_of(MemorySource(broker), fail, poison="block", dead_letters=MemoryDeadLetters(broker))
     with pytest.raises(LanesError, match="has not started: unblock a key after run"):
@@ -345,7 +345,7 @@ async def test_unblock_and_park_are_for_a_running_consumer() -> None:
 
 
 @pytest.mark.anyio
-async def test_to_park_without_dead_letters_is_refused() -> None:
+async def test_park_without_dead_letters_is_refused() -> None:
     consumer = consumer_of(MemorySource(published("a")), fail, poison="block")
     with pytest.raises(ConfigError, match="park needs dead letters, or messages are lost: pass dead_letters="):
         consumer.park("a")

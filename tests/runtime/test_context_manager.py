@@ -39,7 +39,7 @@ class Failing(Gated):
 
 
 @pytest.mark.anyio
-async def test_it_runs_while_the_block_does_and_drains_at_its_end() -> None:
+async def test_a_consumer_runs_beside_its_block_and_drains_at_its_end() -> None:
     before = living()
     broker = published("a", "b")
     source = MemorySource(broker)
@@ -61,7 +61,7 @@ async def test_it_runs_while_the_block_does_and_drains_at_its_end() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_block_that_does_nothing_is_a_run_that_ends() -> None:
+async def test_an_empty_block_starts_and_ends_a_run() -> None:
     source = MemorySource(published("a"))
     async with beside(source, Gated(free=[b"a"])):
         pass
@@ -69,7 +69,7 @@ async def test_a_block_that_does_nothing_is_a_run_that_ends() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
+async def test_an_error_of_the_block_is_raised_unwrapped() -> None:
     before = living()
     broker = published("a", "b")
     source = MemorySource(broker)
@@ -95,7 +95,7 @@ async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), SystemExit(3), ExceptionGroup("own", [ValueError(), OSError()])]
 )
-async def test_an_error_of_the_block_of_any_kind(error: BaseException) -> None:
+async def test_a_base_exception_of_the_block_is_raised_unwrapped(error: BaseException) -> None:
     source = MemorySource(published("a"))
 
     async def body(consumer: Consumer) -> None:
@@ -109,7 +109,7 @@ async def test_an_error_of_the_block_of_any_kind(error: BaseException) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_error_of_the_consumer_cancels_the_block_and_comes_out_as_it_is() -> None:
+async def test_an_error_of_the_consumer_cancels_the_block_and_is_raised_unwrapped() -> None:
     before = living()
     source = MemorySource(published("a"))
     handler = Failing(free=[b"a"])
@@ -122,7 +122,7 @@ async def test_an_error_of_the_consumer_cancels_the_block_and_comes_out_as_it_is
 
 
 @pytest.mark.anyio
-async def test_an_error_at_the_start_comes_out_as_it_is() -> None:
+async def test_an_error_at_the_start_is_raised_unwrapped() -> None:
     source = MemorySource(published("a"))
     error = SourceError("no server")
     source.fail("open", error)
@@ -132,7 +132,7 @@ async def test_an_error_at_the_start_comes_out_as_it_is() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_error_while_the_end_of_the_block_drains() -> None:
+async def test_an_error_during_the_drain_of_a_block_is_raised() -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.block("release")
@@ -151,7 +151,7 @@ async def test_an_error_while_the_end_of_the_block_drains() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_error_that_the_block_did_not_hear_of() -> None:
+async def test_an_error_during_a_shielded_block_is_raised() -> None:
     before = living()
     source = MemorySource(published("a"))
     consumer = beside(source, Failing(free=[b"a"]))
@@ -167,7 +167,7 @@ async def test_an_error_that_the_block_did_not_hear_of() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_error_of_both_is_that_of_the_block(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_error_of_the_block_wins_over_that_of_the_consumer(caplog: pytest.LogCaptureFixture) -> None:
     source = MemorySource(published("a"))
     consumer = beside(source, Failing(free=[b"a"]))
 
@@ -220,7 +220,7 @@ async def test_a_cancelled_block_stops_at_once(where: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancellation_of_something_inside_the_block_is_none_of_the_consumers() -> None:
+async def test_a_cancelled_scope_inside_the_block_does_not_stop_the_consumer() -> None:
     broker = published("a")
     source = MemorySource(broker)
     async with beside(source, Gated(free=[b"a"])):

@@ -20,7 +20,7 @@ from tests.fakes.support import Gated, consumer_of, published, started, turns, u
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("floor", [None, 0])
-async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_source_that_commits_has_a_floor(floor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of("a")
     source = GroupSource(group, "m-1")
     receive = source.receive
@@ -44,7 +44,7 @@ async def test_a_floor_is_for_those_who_commit(floor: int | None, monkeypatch: p
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("token", [-1, 0, (1 << 63) - 1, 1 << 63])
-async def test_a_fencing_token_is_one_that_every_record_can_hold(token: int) -> None:
+async def test_a_fencing_token_beyond_63_bits_is_refused(token: int) -> None:
     broker, handler = published("a"), Gated(free=[b"a"])
     source = MemorySource(broker, assigned=[])
     source.assign(0, fencing_token=token)
@@ -89,7 +89,7 @@ def unheard_of(assigned: Assigned) -> Delivered:
         pytest.param(unheard_of, "messages of memory/0, which was never assigned", id="never assigned"),
     ],
 )
-async def test_what_a_source_must_not_tell_is_a_bug_of_the_source(
+async def test_a_forbidden_event_is_a_bug_of_the_source(
     also: Callable[[Assigned], SourceEvent], said: str, order: Order
 ) -> None:
     consumer = Consumer(Saying(also), Gated(free=[b"a"]), settings=Settings(order=order))
@@ -98,7 +98,7 @@ async def test_what_a_source_must_not_tell_is_a_bug_of_the_source(
 
 
 @pytest.mark.anyio
-async def test_what_is_delivered_of_a_partition_that_is_given_back_unhandled_is_no_bug() -> None:
+async def test_messages_of_a_partition_given_back_during_a_stop_are_no_bug() -> None:
     handler = Gated()
     source = Saying(lambda assigned: Delivered(assigned.partition, [], 0), partitions=2)
     consumer = Consumer(source, handler)
@@ -114,7 +114,7 @@ async def test_what_is_delivered_of_a_partition_that_is_given_back_unhandled_is_
 
 
 @pytest.mark.anyio
-async def test_only_what_settles_each_message_by_itself_may_have_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_source_of_individual_settlements_may_have_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     source = GroupSource(group_of("a"), "m-1")
     receive = source.receive
 
@@ -131,7 +131,7 @@ async def test_only_what_settles_each_message_by_itself_may_have_a_lease(monkeyp
 
 
 @pytest.mark.anyio
-async def test_a_bug_of_the_ledgers_is_not_named_as_one_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_the_ledgers_is_not_blamed_on_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def illegal(*given: object) -> None:
         raise IllegalTransition("a bug of lanes")
 
@@ -141,7 +141,7 @@ async def test_a_bug_of_the_ledgers_is_not_named_as_one_of_the_source(monkeypatc
 
 
 @pytest.mark.anyio
-async def test_positions_that_do_not_rise_are_a_bug_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_falling_positions_are_a_bug_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of("ab")
     source = GroupSource(group, "m-1")
     read = group.fetch

@@ -23,7 +23,7 @@ async def refuse_a(message: Message) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_letter_is_confirmed_before_its_message_is_settled() -> None:
+async def test_a_dead_letter_is_confirmed_before_its_message_is_settled() -> None:
     broker = published("a", "b", "a", "b")
     source = MemorySource(broker)
     letters = MemoryDeadLetters(broker)
@@ -43,7 +43,7 @@ async def test_a_letter_is_confirmed_before_its_message_is_settled() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_write_that_fails_is_repeated_and_the_handler_is_not() -> None:
+async def test_a_failed_write_is_repeated_without_calling_the_handler() -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     source.finish()
@@ -67,7 +67,7 @@ async def test_a_write_that_fails_is_repeated_and_the_handler_is_not() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [ConfigError("no such topic"), SourceError("may not be written")])
-async def test_a_letter_that_can_never_be_written_stops_everything(error: Exception) -> None:
+async def test_a_dead_letter_that_can_never_be_written_stops_the_consumer(error: Exception) -> None:
     broker = published("a", "b")
     letters = MemoryDeadLetters(broker)
     letters.fail("put", error, times=1_000_000)
@@ -77,7 +77,7 @@ async def test_a_letter_that_can_never_be_written_stops_everything(error: Except
 
 
 @pytest.mark.anyio
-async def test_a_letter_says_where_it_came_from_and_why() -> None:
+async def test_a_dead_letter_has_its_origin_and_its_error() -> None:
     broker = MemoryBroker(2, name="orders")
     broker.skip(41, partition=1)
     broker.publish(b"payload", key=b"\xff\x00", headers=[("trace", b"1"), ("trace", b"2")], subject="s", partition=1)
@@ -98,7 +98,7 @@ async def test_a_letter_says_where_it_came_from_and_why() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_stop_abandons_what_is_parking() -> None:
+async def test_a_stop_abandons_unconfirmed_dead_letters() -> None:
     broker = published("a", "a")
     letters = MemoryDeadLetters(broker)
     letters.block("put")
@@ -110,7 +110,7 @@ async def test_a_stop_abandons_what_is_parking() -> None:
 
 
 @pytest.mark.anyio
-async def test_with_poison_exit_no_letter_is_written() -> None:
+async def test_no_dead_letter_is_written_under_exit() -> None:
     broker = published("a")
     letters = MemoryDeadLetters(broker)
     consumer = consumer_of(MemorySource(broker), refuse_a, dead_letters=letters, poison="exit")
@@ -121,7 +121,7 @@ async def test_with_poison_exit_no_letter_is_written() -> None:
 
 
 @pytest.mark.anyio
-async def test_dead_letters_that_cannot_be_opened_stop_everything_before_the_first_message() -> None:
+async def test_an_unreachable_target_of_dead_letters_stops_the_start() -> None:
     broker = published("a")
     source = MemorySource(broker)
     letters = MemoryDeadLetters(broker)
@@ -140,7 +140,7 @@ def test_skip_without_dead_letters_is_refused() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_letter_whose_message_cannot_be_read_stops_in_order() -> None:
+async def test_a_dead_letter_of_an_unreadable_message_stops_in_order() -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
 

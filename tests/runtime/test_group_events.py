@@ -36,7 +36,7 @@ async def test_the_fencing_token_is_the_epoch_that_handlers_get() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_user_hears_what_becomes_of_ownership() -> None:
+async def test_events_report_every_change_of_ownership() -> None:
     broker, told = MemoryBroker(2), list[GroupEvent]()
     source = MemorySource(broker, assigned=[], plans=True)
     async with started(Consumer(source, Gated(), on_event=told.append)) as run:
@@ -66,7 +66,7 @@ async def test_the_user_hears_what_becomes_of_ownership() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_hears_of_ownership_and_raises_stops_the_consumer() -> None:
+async def test_an_exception_of_on_event_stops_the_consumer() -> None:
     source = MemorySource(MemoryBroker())
 
     def on_event(event: GroupEvent) -> None:
@@ -79,7 +79,7 @@ async def test_what_hears_of_ownership_and_raises_stops_the_consumer() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_only_runs_tells_it_too() -> None:
+async def test_lanes_run_reports_events() -> None:
     source, told = MemorySource(MemoryBroker()), list[GroupEvent]()
     source.finish()
     await lanes.run(source, Gated(), on_event=told.append)
@@ -90,7 +90,7 @@ async def test_what_only_runs_tells_it_too() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_could_not_be_released_is_lost_though_its_lease_seems_to_hold() -> None:
+async def test_a_failed_release_is_a_loss_even_during_a_lease() -> None:
     """The source knows of a loss before the deadline; only its word makes it a hand-over."""
     source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
     async with started(Consumer(source, Gated(), on_event=lambda event: told.append(event.name))) as run:

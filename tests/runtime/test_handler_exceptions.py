@@ -65,7 +65,7 @@ async def assert_nothing_is_lost(broker: MemoryBroker) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("make", FATAL, ids=lambda make: type(make()).__name__)
-async def test_what_is_no_exception_stops_in_order_and_is_raised(
+async def test_a_base_exception_stops_in_order_and_is_raised(
     make: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = published("a", "b", "c", "d", "a")
@@ -78,7 +78,7 @@ async def test_what_is_no_exception_stops_in_order_and_is_raised(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_cancellation_that_nobody_asked_for_stops_in_order() -> None:
+async def test_an_unexpected_cancellation_stops_in_order() -> None:
     broker = published("a", "b", "c", "d", "a")
     error = await assert_stopped_in_order(broker, lambda: asyncio.CancelledError("from somewhere"))
     # A task group drops a CancelledError of its tasks: raised as it is, nobody would hear of it.
@@ -90,7 +90,7 @@ async def test_a_cancellation_that_nobody_asked_for_stops_in_order() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_awaiting_a_task_that_somebody_else_cancelled_stops_in_order() -> None:
+async def test_awaiting_a_cancelled_task_stops_in_order() -> None:
     broker = published("a")
 
     async def handler(message: Message) -> None:
@@ -189,7 +189,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_is_only_abandoned() ->
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("worst", [MemoryError(), Term("never")])
-async def test_a_group_is_judged_by_its_worst_member(worst: Exception) -> None:
+async def test_the_worst_member_of_a_group_decides(worst: Exception) -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.finish()

@@ -19,7 +19,7 @@ from tests.fakes.threaded import assert_kept
 
 
 @pytest.mark.anyio
-async def test_the_next_owner_repeats_nothing_that_had_finished() -> None:
+async def test_the_next_owner_repeats_no_finished_message() -> None:
     group = group_of("abcabcabc")
     first = GroupSource(group, "first")
     handler = Gated(free=[b"b"])
@@ -40,7 +40,7 @@ async def test_the_next_owner_repeats_nothing_that_had_finished() -> None:
 
 
 @pytest.mark.anyio
-async def test_without_a_completed_set_what_is_below_the_highest_is_run_before_the_release() -> None:
+async def test_a_drain_without_a_completed_set_closes_the_prefix() -> None:
     group = group_of("aabbcd")
     first = GroupSource(group, "first", hands_over=False)
     handler = Gated(free=[b"c"])
@@ -57,7 +57,7 @@ async def test_without_a_completed_set_what_is_below_the_highest_is_run_before_t
 
 
 @pytest.mark.anyio
-async def test_without_a_completed_set_nothing_above_the_highest_is_run() -> None:
+async def test_a_drain_without_a_completed_set_starts_nothing_beyond_the_prefix() -> None:
     group = group_of("abab")
     handler = Gated(free=[b"b"])
     async with started(consumer_of(GroupSource(group, "first", hands_over=False), handler, concurrency=1)) as run:
@@ -71,7 +71,7 @@ async def test_without_a_completed_set_nothing_above_the_highest_is_run() -> Non
 
 
 @pytest.mark.anyio
-async def test_nothing_starts_when_the_drain_has_passed_its_deadline(tmp_path: Path) -> None:
+async def test_no_handler_starts_after_the_deadline_of_a_drain(tmp_path: Path) -> None:
     group = group_of("aabc")
     source = GroupSource(group, "first", hands_over=False)
     handler = Gated(free=[b"a"])
@@ -87,7 +87,7 @@ async def test_nothing_starts_when_the_drain_has_passed_its_deadline(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_what_could_not_close_the_prefix_in_time_does_not_hold_up_the_drain() -> None:
+async def test_an_open_prefix_does_not_delay_the_drain() -> None:
     group = Group(2)
     for key in "aab":
         group.publish(key=key, partition=0)
@@ -108,7 +108,7 @@ async def test_what_could_not_close_the_prefix_in_time_does_not_hold_up_the_drai
 
 
 @pytest.mark.anyio
-async def test_what_waits_is_left_to_the_next_owner() -> None:
+async def test_stopped_lanes_are_left_to_the_next_owner() -> None:
     group = group_of("ab")
     source = GroupSource(group, "first")
 
@@ -129,7 +129,7 @@ async def test_what_waits_is_left_to_the_next_owner() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 @pytest.mark.parametrize("hands_over", [True, False], ids=["map", "no map"])
-async def test_members_that_come_and_go_repeat_nothing(cooperative: bool, hands_over: bool, tmp_path: Path) -> None:
+async def test_members_that_join_and_leave_repeat_nothing(cooperative: bool, hands_over: bool, tmp_path: Path) -> None:
     group = Group(4, cooperative=cooperative)
     keys = [f"k{number % 13}" for number in range(400)]
     handled: Counter[tuple[int, int]] = Counter()
@@ -164,7 +164,7 @@ async def test_members_that_come_and_go_repeat_nothing(cooperative: bool, hands_
 
 
 @pytest.mark.anyio
-async def test_a_member_that_is_gone_repeats_what_was_not_committed(tmp_path: Path) -> None:
+async def test_the_successor_of_a_crashed_member_repeats_uncommitted_messages(tmp_path: Path) -> None:
     group = group_of(["a", "b", "c", "d"] * 10)
     source = GroupSource(group, "m-1")
     handler = Gated(free=[b"a", b"b"])
@@ -204,7 +204,7 @@ async def test_nothing_of_a_lost_partition_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() -> None:
+async def test_a_loss_during_a_commit_delays_no_partition() -> None:
     group = group_of("abc")
     source = GroupSource(group, "m-1")
     source.block("settle")
@@ -227,7 +227,7 @@ async def test_a_partition_lost_while_its_commit_is_under_way_holds_up_nobody() 
 
 
 @pytest.mark.anyio
-async def test_what_is_assigned_while_it_stops_is_given_back_once() -> None:
+async def test_a_partition_assigned_during_a_stop_is_given_back_once() -> None:
     group = Group(3)
     for partition in range(3):
         group.skip(partition, partition=partition)
@@ -250,7 +250,7 @@ async def test_what_is_assigned_while_it_stops_is_given_back_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loss_during_a_failing_commit_delays_no_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = 0
     sleep = anyio.sleep
 
@@ -283,7 +283,7 @@ async def test_a_partition_lost_while_its_commit_fails_holds_up_nobody(monkeypat
 
 
 @pytest.mark.anyio
-async def test_a_revoke_makes_a_drain_shorter_that_has_begun() -> None:
+async def test_a_revoke_shortens_a_drain_that_has_begun() -> None:
     source = MemorySource(published("a"))
     handler = Gated()
     async with started(consumer_of(source, handler, drain_timeout=600.0, grace=5.0)) as run:

@@ -57,7 +57,7 @@ async def finish_what_is_left(broker: MemoryBroker, directory: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_start_is_in_the_file_before_its_handler_is_called(tmp_path: Path) -> None:
+async def test_a_started_row_is_in_the_file_before_its_handler_is_called(tmp_path: Path) -> None:
     source = MemorySource(published(*[number % 7 for number in range(40)]))
     source.finish()
     history = History(tmp_path)
@@ -108,7 +108,7 @@ class ReadsAtSettle(MemorySource):
 
 
 @pytest.mark.anyio
-async def test_an_acknowledgement_is_in_the_file_before_the_broker_hears_of_it(tmp_path: Path) -> None:
+async def test_an_ack_row_is_in_the_file_before_the_source_is_called(tmp_path: Path) -> None:
     broker = published(*[number % 7 for number in range(40)])
     source = ReadsAtSettle(broker)
     source.history = History(tmp_path)
@@ -133,7 +133,9 @@ async def test_an_acknowledgement_is_in_the_file_before_the_broker_hears_of_it(t
 
 
 @pytest.mark.anyio
-async def test_retries_dead_letters_and_a_full_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_dead_letters_and_a_full_bound_keep_the_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lanes.runtime.dead_lettering.DEAD_LETTER_RETRY", (0.001, 0.002))
     broker = published(*[number % 5 for number in range(80)], partitions=2)
     source = MemorySource(broker)
@@ -163,7 +165,7 @@ async def test_retries_dead_letters_and_a_full_bound(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.anyio
-async def test_redeliveries(tmp_path: Path) -> None:
+async def test_redeliveries_have_rows_and_keep_the_promises(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     handler = Gated(free=[b"b"])
@@ -180,7 +182,7 @@ async def test_redeliveries(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_stop_with_work_left_and_a_second_process(tmp_path: Path) -> None:
+async def test_a_second_process_after_a_stop_keeps_the_promises(tmp_path: Path) -> None:
     broker = published("a", "a", "b", "held", "c")
     handler = Gated()
 
@@ -203,7 +205,7 @@ async def test_a_stop_with_work_left_and_a_second_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_a_halt_and_a_second_process(tmp_path: Path) -> None:
+async def test_a_second_process_after_a_halt_keeps_the_promises(tmp_path: Path) -> None:
     broker = published("a", "b", "a", "b")
 
     async def handler(message: Message) -> None:
@@ -220,7 +222,7 @@ async def test_a_halt_and_a_second_process(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=lambda error: type(error).__name__)
-async def test_a_fatal_error_and_a_second_process(tmp_path: Path, error: BaseException) -> None:
+async def test_a_second_process_after_a_fatal_error_keeps_the_promises(tmp_path: Path, error: BaseException) -> None:
     broker = published("a", "a", "b", "b", "c")
     gated = Gated()
 
@@ -245,7 +247,7 @@ async def test_a_fatal_error_and_a_second_process(tmp_path: Path, error: BaseExc
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_run_and_a_second_process(tmp_path: Path) -> None:
+async def test_a_second_process_after_a_cancelled_run_keeps_the_promises(tmp_path: Path) -> None:
     broker = published("a", "b", "b")
     source = MemorySource(broker)
     handler = Gated(free=[b"a"])
@@ -261,7 +263,7 @@ async def test_a_cancelled_run_and_a_second_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_partitions_that_are_revoked_lost_and_given_back(tmp_path: Path) -> None:
+async def test_revoked_lost_and_returned_partitions_keep_the_promises(tmp_path: Path) -> None:
     broker = MemoryBroker(2)
     for partition in broker.partitions:
         publish(broker, ["a", "a", "b"], partition=partition)
@@ -298,7 +300,7 @@ async def test_partitions_that_are_revoked_lost_and_given_back(tmp_path: Path) -
 
 
 @pytest.mark.anyio
-async def test_a_partition_lost_while_it_drains_is_not_said_to_be_handed_over(tmp_path: Path) -> None:
+async def test_a_partition_lost_during_a_drain_has_no_revoked_row(tmp_path: Path) -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Gated()

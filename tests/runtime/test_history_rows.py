@@ -36,7 +36,7 @@ def verdicts(directory: Path) -> dict[str, Verdict]:
 
 
 @pytest.mark.anyio
-async def test_the_begin_row_says_what_was_asked_for(tmp_path: Path) -> None:
+async def test_the_begin_row_has_the_settings(tmp_path: Path) -> None:
     group = Group(1)
     source = GroupSource(group, "m-1", hands_over=False)
     settings = Settings(concurrency=3, lanes=5, max_ahead=77, grace=1.5, retry=Retry(attempts=2), poison="block")
@@ -48,7 +48,7 @@ async def test_the_begin_row_says_what_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_lane_that_is_blocked_and_goes_on(tmp_path: Path) -> None:
+async def test_a_blocked_lane_has_rows(tmp_path: Path) -> None:
     history = History(tmp_path)
     failing = True
 
@@ -71,7 +71,7 @@ async def test_a_lane_that_is_blocked_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_delay_that_the_handler_asked_for(tmp_path: Path) -> None:
+async def test_a_delay_of_a_nak_is_marked_in_its_row(tmp_path: Path) -> None:
     history = History(tmp_path)
 
     async def handler(message: Message) -> None:
@@ -87,7 +87,7 @@ async def test_a_delay_that_the_handler_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_the_broker_was_told_is_alive(tmp_path: Path) -> None:
+async def test_extended_messages_have_rows(tmp_path: Path) -> None:
     history = History(tmp_path)
     source = MemorySource(MemoryBroker(ack_wait=0.06))
     for key in "aab":
@@ -102,7 +102,7 @@ async def test_what_the_broker_was_told_is_alive(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_who_stalls_a_partition(tmp_path: Path) -> None:
+async def test_the_message_that_stalls_a_partition_has_a_row(tmp_path: Path) -> None:
     history = History(tmp_path)
     group = group_of("abcd")
     handler = Gated(free=[b"b", b"c", b"d"])
@@ -118,7 +118,7 @@ async def test_who_stalls_a_partition(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_drain_that_is_asked_to_hurry(tmp_path: Path) -> None:
+async def test_a_shortened_drain_has_a_row(tmp_path: Path) -> None:
     history = History(tmp_path)
     source = MemorySource(published("a"))
     handler = Gated()
@@ -134,7 +134,7 @@ async def test_a_drain_that_is_asked_to_hurry(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_a_predecessor_had_completed_is_committed_in_time(tmp_path: Path) -> None:
+async def test_messages_completed_by_a_former_owner_are_committed_in_time(tmp_path: Path) -> None:
     """Also when nothing else finishes: nothing but that wakes the settling."""
     group = group_of("ab")
     first = Gated(free=[b"b"])
@@ -148,7 +148,7 @@ async def test_what_a_predecessor_had_completed_is_committed_in_time(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_a_commit_that_is_cancelled_with_its_run_has_failed(tmp_path: Path) -> None:
+async def test_a_commit_cancelled_with_its_run_has_a_failed_row(tmp_path: Path) -> None:
     """A second one may follow it: of one that has neither failed nor been confirmed it would seem to cross it."""
     history = History(tmp_path)
     source = GroupSource(group_of("a"), "m-1")
@@ -167,7 +167,7 @@ async def test_a_commit_that_is_cancelled_with_its_run_has_failed(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_a_batch_that_outlives_its_partition_is_counted_at_the_end_of_the_run(tmp_path: Path) -> None:
+async def test_a_batch_that_outlives_its_partition_is_a_zombie_at_the_end(tmp_path: Path) -> None:
     history = History(tmp_path)
     over = anyio.Event()
 
@@ -209,7 +209,7 @@ class AsksAndDelivers(MemorySource):
 
 
 @pytest.mark.anyio
-async def test_what_comes_again_while_its_partition_is_drained_has_no_rows(tmp_path: Path) -> None:
+async def test_redeliveries_during_a_drain_have_no_rows(tmp_path: Path) -> None:
     history = History(tmp_path)
     source = AsksAndDelivers(published("a"))
     handler = Gated()

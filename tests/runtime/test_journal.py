@@ -80,7 +80,7 @@ async def test_a_run_is_in_the_journal_when_it_returns(
 
 
 @pytest.mark.anyio
-async def test_nobody_waits_for_the_disk(tmp_path: Path, gate: threading.Event) -> None:
+async def test_no_handler_waits_for_the_disk(tmp_path: Path, gate: threading.Event) -> None:
     broker = published(*[number % 7 for number in range(200)])
     journal = Journal(tmp_path)
     async with started(Consumer(MemorySource(broker), in_batches, settings=Settings(batch=2), journal=journal)) as one:
@@ -94,7 +94,7 @@ async def test_nobody_waits_for_the_disk(tmp_path: Path, gate: threading.Event) 
 
 
 @pytest.mark.anyio
-async def test_a_start_is_in_the_journal_while_its_handler_runs(tmp_path: Path) -> None:
+async def test_a_started_row_is_in_the_journal_while_its_handler_runs(tmp_path: Path) -> None:
     handler = Gated()
     broker = published("a")
     journal = Journal(tmp_path, rotate_after=0.001)
@@ -108,7 +108,7 @@ async def test_a_start_is_in_the_journal_while_its_handler_runs(tmp_path: Path) 
 
 
 @pytest.mark.anyio
-async def test_a_disk_that_hangs_does_not_hold_up_the_end(
+async def test_a_hanging_disk_does_not_delay_the_end(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("lanes.consumer.CLOSE_TIMEOUT", 0.05)
@@ -122,7 +122,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end(
 
 
 @pytest.mark.anyio
-async def test_a_journal_that_cannot_be_made_is_refused_before_the_first_message(tmp_path: Path) -> None:
+async def test_an_impossible_journal_is_refused_before_the_first_message(tmp_path: Path) -> None:
     broker = published("a")
     consumer = Consumer(MemorySource(broker), awaiting, journal=tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -147,7 +147,7 @@ async def test_consumers_of_one_process_may_share_a_directory(tmp_path: Path) ->
     assert len(read([tmp_path])) == 3
 
 
-def test_a_process_of_one_consumer_takes_one_too(tmp_path: Path) -> None:
+def test_lanes_main_takes_a_journal(tmp_path: Path) -> None:
     source = MemorySource(published(*"abc"))
     source.finish()
     with pytest.raises(SystemExit) as ended:

@@ -14,7 +14,7 @@ from tests.fakes.support import Gated, consumer_of, started, until
 
 
 @pytest.mark.anyio
-async def test_the_status_has_the_lag_that_the_source_knows() -> None:
+async def test_the_status_has_the_lag_of_the_source() -> None:
     async with started(consumer_of(Knowing(group_of((), partitions=2), "m"), Gated())) as run:
         await until(lambda: run.consumer.active and len(run.consumer.status().partitions) == 2)
         assert [each.lag for each in run.consumer.status().partitions.values()] == [41, None]
@@ -22,7 +22,7 @@ async def test_the_status_has_the_lag_that_the_source_knows() -> None:
 
 
 @pytest.mark.anyio
-async def test_without_a_source_that_knows_there_is_no_lag() -> None:
+async def test_a_source_without_lag_has_none_in_the_status() -> None:
     async with started(consumer_of(GroupSource(group_of(()), "m"), Gated())) as run:
         await until(lambda: run.consumer.active)
         assert [each.lag for each in run.consumer.status().partitions.values()] == [None]
@@ -55,7 +55,7 @@ async def test_each_partition_has_its_oldest_unfinished_message() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_oldest_is_the_one_that_was_delivered_first_whatever_its_position() -> None:
+async def test_the_oldest_message_is_the_one_delivered_first() -> None:
     group = group_of((), partitions=2)
     group.publish("0", key="slow", partition=1)
     handler = Gated()
@@ -75,7 +75,7 @@ async def test_the_oldest_is_the_one_that_was_delivered_first_whatever_its_posit
 
 
 @pytest.mark.anyio
-async def test_what_is_finished_and_only_waits_for_its_settlement_is_not_unfinished() -> None:
+async def test_a_message_that_waits_for_its_settlement_is_not_unfinished() -> None:
     settling, confirmed = anyio.Event(), anyio.Event()
 
     class Slow(MemorySource):

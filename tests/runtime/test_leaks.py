@@ -81,7 +81,9 @@ def timers() -> int:
 @pytest.mark.parametrize("end", ["stop", "cancel", "block", "fail"])
 @pytest.mark.parametrize("make", [acknowledging, committing])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_is_left(kind: str, make: Callable[[], Source], end: str, tmp_path: Path) -> None:
+async def test_no_end_leaves_a_task_thread_timer_or_descriptor(
+    kind: str, make: Callable[[], Source], end: str, tmp_path: Path
+) -> None:
     handler, settings = KINDS[kind]
     before = living(), timers(), descriptors()
     consumer = Consumer(

@@ -80,7 +80,7 @@ def jobs(request: pytest.FixtureRequest) -> Jobs:
 
 
 @pytest.mark.anyio
-async def test_behind_the_deadline_nothing_starts(jobs: Jobs, tmp_path: Path) -> None:
+async def test_no_handler_starts_after_the_deadline(jobs: Jobs, tmp_path: Path) -> None:
     clock, told = HandClock(), list[GroupEvent]()
     source = MemorySource(MemoryBroker(2), assigned=[1])
     consumer = jobs.consumer(source, clock, on_event=told.append, history=History(tmp_path))
@@ -109,7 +109,7 @@ async def test_behind_the_deadline_nothing_starts(jobs: Jobs, tmp_path: Path) ->
 
 
 @pytest.mark.anyio
-async def test_a_deadline_that_is_raised_lets_everything_start(jobs: Jobs) -> None:
+async def test_a_renewed_lease_lets_messages_start(jobs: Jobs) -> None:
     clock = HandClock()
     source = MemorySource(MemoryBroker(2), assigned=[1])
     async with started(jobs.consumer(source, clock)) as run:
@@ -124,7 +124,7 @@ async def test_a_deadline_that_is_raised_lets_everything_start(jobs: Jobs) -> No
 
 
 @pytest.mark.anyio
-async def test_what_was_frozen_while_its_row_was_written_does_not_start(
+async def test_no_handler_starts_if_the_lease_ends_while_its_row_is_written(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, history = HandClock(), History(tmp_path)
@@ -166,7 +166,7 @@ async def test_what_was_frozen_while_its_row_was_written_does_not_start(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_a_thread_looks_at_the_deadline_itself(*, renewed: bool) -> None:
+async def test_a_thread_checks_the_deadline_before_the_call(*, renewed: bool) -> None:
     clock, broker, ran = HandClock(), MemoryBroker(), list[int]()
     main, times = threading.current_thread(), 0
 
@@ -199,7 +199,7 @@ async def test_a_thread_looks_at_the_deadline_itself(*, renewed: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_finishes_behind_the_deadline_is_not_settled(jobs: Jobs) -> None:
+async def test_a_message_that_finishes_after_the_deadline_is_not_settled(jobs: Jobs) -> None:
     clock, broker = HandClock(), MemoryBroker(2)
     source = MemorySource(broker, assigned=[])
     async with started(jobs.consumer(source, clock)) as run:
@@ -216,7 +216,7 @@ async def test_what_finishes_behind_the_deadline_is_not_settled(jobs: Jobs) -> N
 
 
 @pytest.mark.anyio
-async def test_of_a_batch_that_ends_behind_the_deadline_only_what_began_has_rows(tmp_path: Path) -> None:
+async def test_a_batch_that_ends_after_the_deadline_has_rows_only_for_its_heads(tmp_path: Path) -> None:
     clock, broker = HandClock(), MemoryBroker()
     source = MemorySource(broker, assigned=[])
 
@@ -237,7 +237,7 @@ async def test_of_a_batch_that_ends_behind_the_deadline_only_what_began_has_rows
 
 
 @pytest.mark.anyio
-async def test_what_was_finished_before_is_not_settled_behind_the_deadline() -> None:
+async def test_a_message_that_finished_before_is_not_settled_after_the_deadline() -> None:
     clock, broker = HandClock(), MemoryBroker(2)
     source, handler = MemorySource(broker, assigned=[1]), Gated(free=[b"a"])
     source.fail("settle", SourceError("no answer", retryable=True), times=1)
@@ -255,7 +255,7 @@ async def test_what_was_finished_before_is_not_settled_behind_the_deadline() -> 
 
 
 @pytest.mark.anyio
-async def test_behind_the_deadline_nothing_is_kept_alive_and_handlers_are_cancelled() -> None:
+async def test_after_the_deadline_nothing_is_extended_and_handlers_are_cancelled() -> None:
     clock, broker = HandClock(), MemoryBroker(2)
     source, handler = MemorySource(broker, assigned=[1], extend_interval=0.02), Gated(free=[b"x"])
     async with started(consumer_of(source, handler, clock=clock)) as run:
@@ -275,7 +275,7 @@ async def test_behind_the_deadline_nothing_is_kept_alive_and_handlers_are_cancel
 
 
 @pytest.mark.anyio
-async def test_behind_the_deadline_no_dead_letter_is_written() -> None:
+async def test_no_dead_letter_is_written_after_the_deadline() -> None:
     clock, broker = HandClock(), MemoryBroker(2)
     source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
     gate = anyio.Event()
@@ -319,7 +319,7 @@ async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("hurried")
-async def test_a_drain_without_a_limit_does_not_wait_for_ever_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_without_a_limit_bounds_its_last_settlement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.runtime.handover._SETTLE_LIMIT", 0.01)
     broker = MemoryBroker()
     source, handler = MemorySource(broker), Gated()
@@ -370,7 +370,7 @@ async def releasing(clock: HandClock, deadline: float, *, grace: float) -> Async
 
 
 @pytest.mark.anyio
-async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
+async def test_a_release_may_take_the_rest_of_the_lease() -> None:
     async with releasing(HandClock(), UNTIL, grace=0.001) as (run, source, told):
         # The grace is over.
         with anyio.move_on_after(0.05):
@@ -385,7 +385,7 @@ async def test_a_release_is_waited_for_while_the_lease_holds() -> None:
 
 @pytest.mark.long
 @pytest.mark.anyio
-async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
+async def test_a_release_longer_than_the_lease_is_a_loss() -> None:
     clock = HandClock()
     async with releasing(clock, clock.now + 0.05, grace=0.001) as (run, _, told):
         clock.now += 0.05
@@ -395,7 +395,7 @@ async def test_what_was_not_released_while_the_lease_held_is_lost() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_was_released_behind_the_deadline_it_had_is_no_loss() -> None:
+async def test_a_release_confirmed_after_the_deadline_is_no_loss() -> None:
     """Its lease was renewed while it was handed over, and who has released it knows."""
     clock = HandClock()
     async with releasing(clock, UNTIL, grace=10.0) as (run, source, told):

@@ -68,7 +68,7 @@ async def test_an_error_of_receive_stops_in_order_and_is_raised(error: Exception
 
 
 @pytest.mark.anyio
-async def test_an_error_while_closing_does_not_hide_the_reason_of_the_end() -> None:
+async def test_an_error_of_closing_does_not_hide_why_the_run_ended() -> None:
     broker = published("a")
     source = MemorySource(broker)
     letters = MemoryDeadLetters(broker)
@@ -83,7 +83,7 @@ async def test_an_error_while_closing_does_not_hide_the_reason_of_the_end() -> N
 
 
 @pytest.mark.anyio
-async def test_an_error_while_closing_leaves_nothing_else_open() -> None:
+async def test_an_error_of_closing_leaves_nothing_else_open() -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.finish()
@@ -99,7 +99,7 @@ async def test_an_error_while_closing_leaves_nothing_else_open() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_source_that_does_not_close_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_hanging_source_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.consumer.CLOSE_TIMEOUT", 0.02)
     broker = published("a")
     source = MemorySource(broker)
@@ -111,7 +111,7 @@ async def test_a_source_that_does_not_close_is_not_waited_for_long(monkeypatch: 
 
 
 @pytest.mark.anyio
-async def test_a_release_that_fails_is_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_release_does_not_fail_the_run(caplog: pytest.LogCaptureFixture) -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.finish()
@@ -122,7 +122,7 @@ async def test_a_release_that_fails_is_no_reason_to_fail(caplog: pytest.LogCaptu
 
 
 @pytest.mark.anyio
-async def test_what_is_no_event_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_event_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MemorySource(published("a"))
 
     async def receive(room: object) -> list[SourceEvent]:
@@ -135,9 +135,7 @@ async def test_what_is_no_event_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("batch", [None, 4])
-async def test_what_cannot_be_read_says_so_by_a_message_error(
-    batch: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_broken_must_be_a_message_error(batch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     source.finish()
@@ -243,7 +241,7 @@ async def test_lanes_run_handles_a_finite_source() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_run_ends_at_once_and_settles_what_had_finished() -> None:
+async def test_a_cancelled_run_ends_at_once_and_settles_finished_messages() -> None:
     broker = published("a", "b", "c", "c")
     source = MemorySource(broker)
     source.block("settle")
@@ -262,7 +260,7 @@ async def test_a_cancelled_run_ends_at_once_and_settles_what_had_finished() -> N
 
 
 @pytest.mark.anyio
-async def test_a_run_cancelled_while_it_opens_is_closed() -> None:
+async def test_a_run_cancelled_during_its_start_is_closed() -> None:
     source = MemorySource(published("a"))
     source.block("open")
     before = living()
@@ -275,7 +273,7 @@ async def test_a_run_cancelled_while_it_opens_is_closed() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_run_cancelled_while_it_drains_ends_at_once() -> None:
+async def test_a_run_cancelled_during_its_drain_ends_at_once() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Gated()
@@ -293,7 +291,7 @@ async def test_a_run_cancelled_while_it_drains_ends_at_once() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("how", ["task", "timeout"])
-async def test_asyncios_own_ways_to_cancel(how: Literal["task", "timeout"]) -> None:
+async def test_every_cancellation_of_asyncio_stops_the_run(how: Literal["task", "timeout"]) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     handler = Gated(free=[b"a"])
@@ -323,7 +321,7 @@ async def test_asyncios_own_ways_to_cancel(how: Literal["task", "timeout"]) -> N
 
 
 @pytest.mark.anyio
-async def test_a_mistake_in_the_last_settlement_leaves_nothing_open() -> None:
+async def test_a_bug_in_the_last_settlement_leaves_nothing_open() -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     letters = MemoryDeadLetters(broker)

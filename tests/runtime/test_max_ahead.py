@@ -29,7 +29,7 @@ def named(caplog: pytest.LogCaptureFixture, position: int) -> bool:
 
 
 @pytest.mark.anyio
-async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
+async def test_one_stuck_key_is_named_when_it_stalls_its_partition(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
@@ -59,7 +59,7 @@ async def test_one_stuck_key_is_named_when_it_holds_up_its_partition(
 
 
 @pytest.mark.anyio
-async def test_the_next_one_that_holds_it_up_is_named_too(
+async def test_the_next_stuck_message_is_named_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
@@ -80,7 +80,7 @@ async def test_the_next_one_that_holds_it_up_is_named_too(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", [False, True], ids=["at once", "behind a slow message"])
-async def test_a_broker_that_does_not_confirm_is_named(
+async def test_a_missing_confirmation_of_the_broker_is_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
     monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
@@ -102,7 +102,7 @@ async def test_a_broker_that_does_not_confirm_is_named(
 
 
 @pytest.mark.anyio
-async def test_commits_that_fail_are_named_with_their_error(
+async def test_failing_commits_are_named_with_their_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "STALLED_AFTER", 0.2)
@@ -120,7 +120,7 @@ async def test_commits_that_fail_are_named_with_their_error(
 
 
 @pytest.mark.anyio
-async def test_another_partition_goes_on_while_one_has_reached_its_bound() -> None:
+async def test_a_partition_at_max_ahead_does_not_stop_another() -> None:
     group = Group(2)
     for number in range(30):
         group.publish(key=f"s{number}" if number else "stuck", partition=0)
@@ -138,7 +138,7 @@ async def test_another_partition_goes_on_while_one_has_reached_its_bound() -> No
 
 
 @pytest.mark.anyio
-async def test_reaching_the_bound_asks_for_what_could_wait_until_then() -> None:
+async def test_reaching_max_ahead_commits_at_once() -> None:
     group = group_of(map(str, range(5)))
     source = GroupSource(group, "m", batch=100)
     handler = Gated(free=[str(number).encode() for number in range(5)])
@@ -157,7 +157,7 @@ async def test_reaching_the_bound_asks_for_what_could_wait_until_then() -> None:
 
 
 @pytest.mark.anyio
-async def test_at_the_bound_a_commit_waits_for_nothing() -> None:
+async def test_a_commit_at_max_ahead_does_not_wait_for_its_interval() -> None:
     group = group_of(map(str, range(100)))
     source = GroupSource(group, "m", batch=9)
     source.finish()

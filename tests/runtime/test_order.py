@@ -69,7 +69,7 @@ class Observed:
 @pytest.mark.parametrize("keys", list(KEYS.values()), ids=list(KEYS))
 @settings(max_examples=30)
 @given(data=st.data())
-async def test_keys_keep_their_order_and_nothing_overlaps(
+async def test_keys_keep_their_order_without_overlap(
     keys: st.SearchStrategy[bytes | None], data: st.DataObject
 ) -> None:
     broker = MemoryBroker(data.draw(st.integers(1, 3), label="partitions"))
@@ -116,7 +116,7 @@ async def test_a_stuck_key_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.anyio
-async def test_keyless_messages_run_side_by_side() -> None:
+async def test_keyless_messages_run_concurrently() -> None:
     source = MemorySource(published(*[None] * 10))
     handler = Gated()
     async with started(consumer_of(source, handler, concurrency=4)) as run:
@@ -129,7 +129,7 @@ async def test_keyless_messages_run_side_by_side() -> None:
 
 
 @pytest.mark.anyio
-async def test_with_fewer_keys_than_workers_one_handler_a_key_runs() -> None:
+async def test_a_key_never_uses_a_second_worker() -> None:
     source = MemorySource(published(*[b"a", b"b"] * 5))
     handler = Gated()
     async with started(consumer_of(source, handler, concurrency=8)) as run:
@@ -161,7 +161,7 @@ async def test_the_same_key_in_two_partitions_is_two_lanes() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_published_later_is_handled() -> None:
+async def test_messages_published_later_are_handled() -> None:
     broker = MemoryBroker()
     handler = Gated(free=[b"a"])
     async with started(consumer_of(MemorySource(broker), handler)) as run:
@@ -198,7 +198,7 @@ async def test_keys_that_share_a_lane_wait_for_each_other(lanes: int) -> None:
         ({"order": "none"}, [0, 1, 2, 3, 4]),
     ],
 )
-async def test_what_waits_for_what(settings: dict[str, Any], running: list[int]) -> None:
+async def test_each_order_has_its_own_lanes(settings: dict[str, Any], running: list[int]) -> None:
     broker = published("a", "b", "a", None, None)
     handler = Gated()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=9, **settings)) as run:

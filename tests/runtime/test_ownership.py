@@ -41,7 +41,7 @@ class ByPartition:
 
 
 @pytest.mark.anyio
-async def test_a_revoked_partition_is_drained_and_the_other_goes_on() -> None:
+async def test_a_revoked_partition_drains_while_another_continues() -> None:
     broker = two_partitions("a", "a")
     source = MemorySource(broker)
     handler = ByPartition()
@@ -68,7 +68,7 @@ async def test_a_revoked_partition_is_drained_and_the_other_goes_on() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_revoke_with_a_short_time_cancels_only_its_own_handlers() -> None:
+async def test_a_short_revoke_cancels_only_its_own_handlers() -> None:
     broker = two_partitions("a")
     source = MemorySource(broker)
     handler = ByPartition()
@@ -99,7 +99,7 @@ async def test_an_idle_partition_is_released_at_once_while_another_is_saturated(
 
 
 @pytest.mark.anyio
-async def test_a_partition_that_comes_back_goes_on_where_it_was() -> None:
+async def test_a_partition_that_returns_continues_at_its_position() -> None:
     broker = two_partitions("a", "a", "b")
     source = MemorySource(broker, assigned=[0])
     handler = ByPartition()
@@ -122,7 +122,7 @@ async def test_a_partition_that_comes_back_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.anyio
-async def test_of_a_lost_partition_nothing_is_settled_or_released() -> None:
+async def test_a_lost_partition_is_neither_settled_nor_released() -> None:
     broker = two_partitions("a", "b")
     source = MemorySource(broker)
     handler = ByPartition()
@@ -142,7 +142,7 @@ async def test_of_a_lost_partition_nothing_is_settled_or_released() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_had_finished_when_its_partition_was_lost_is_not_settled() -> None:
+async def test_finished_messages_of_a_lost_partition_are_not_settled() -> None:
     broker = two_partitions("a", "b")
     source = MemorySource(broker)
     source.block("settle")
@@ -163,7 +163,7 @@ async def test_what_had_finished_when_its_partition_was_lost_is_not_settled() ->
 
 
 @pytest.mark.anyio
-async def test_a_partition_lost_while_it_drains_is_not_released() -> None:
+async def test_a_partition_lost_during_its_drain_is_not_released() -> None:
     broker = two_partitions("a")
     source = MemorySource(broker)
     handler = ByPartition()
@@ -231,7 +231,7 @@ async def test_a_key_waits_for_the_zombie_of_its_former_assignment() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_lost_partition_forgets_its_retries() -> None:
+async def test_a_lost_partition_drops_its_retries() -> None:
     broker = two_partitions("a")
     source = MemorySource(broker, assigned=[0])
     attempts: list[tuple[int, int]] = []
@@ -258,7 +258,7 @@ async def test_a_lost_partition_forgets_its_retries() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_partition_assigned_while_stopping_is_given_back_untouched() -> None:
+async def test_a_partition_assigned_during_a_stop_is_given_back_unhandled() -> None:
     broker = two_partitions("a")
     source = MemorySource(broker, assigned=[0])
     handler = ByPartition()
@@ -275,7 +275,7 @@ async def test_a_partition_assigned_while_stopping_is_given_back_untouched() -> 
 
 
 @pytest.mark.anyio
-async def test_a_clean_handover_between_two_consumers_repeats_nothing() -> None:
+async def test_a_clean_handover_repeats_nothing() -> None:
     broker = MemoryBroker(2)
     sources = [MemorySource(broker, assigned=[0]), MemorySource(broker, assigned=[1])]
     handled: list[tuple[int, int]] = []

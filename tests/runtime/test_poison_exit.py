@@ -32,7 +32,7 @@ async def test_the_error_names_the_message_and_its_cause() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_runs_ends_and_is_settled_and_nothing_new_starts() -> None:
+async def test_a_halt_settles_running_messages_and_starts_none() -> None:
     broker = published("poison", "a", "b", "poison", "a", "b")
     source = MemorySource(broker)
     gated = Gated()
@@ -59,7 +59,7 @@ async def test_what_runs_ends_and_is_settled_and_nothing_new_starts() -> None:
 
 
 @pytest.mark.anyio
-async def test_nothing_starts_behind_a_failure_that_halts() -> None:
+async def test_no_handler_starts_after_a_halting_failure() -> None:
     broker = published("poison", "a", "b")
     handled: list[int] = []
 
@@ -76,7 +76,7 @@ async def test_nothing_starts_behind_a_failure_that_halts() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_next_start_begins_with_it() -> None:
+async def test_the_next_start_redelivers_the_failed_message() -> None:
     broker = published("a", "a", "b")
 
     async def halting(message: Message) -> None:
@@ -98,7 +98,7 @@ async def test_the_next_start_begins_with_it() -> None:
 
 
 @pytest.mark.anyio
-async def test_of_two_failures_the_first_is_reported() -> None:
+async def test_the_first_of_two_failures_is_reported() -> None:
     broker = published("a", "b")
     both = anyio.Event()
     waiting = 0

@@ -72,7 +72,7 @@ async def test_block_stops_one_key_until_it_is_unblocked(tmp_path: Path, caplog:
 
 
 @pytest.mark.anyio
-async def test_blocked_is_given_up_by_park(tmp_path: Path) -> None:
+async def test_park_gives_up_a_blocked_message(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Poisoned(0)
     letters = MemoryDeadLetters(broker)
@@ -92,7 +92,7 @@ async def test_blocked_is_given_up_by_park(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_held_lane_can_be_parked_and_is_not_unblocked(tmp_path: Path) -> None:
+async def test_a_held_lane_can_be_parked_but_not_unblocked(tmp_path: Path) -> None:
     broker = published("a", "a")
     handler = Poisoned(0)
     consumer = consumer_of(
@@ -128,7 +128,7 @@ async def test_messages_without_a_key_are_unblocked_together() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_key_that_is_blocked_in_two_partitions() -> None:
+async def test_unblock_continues_a_key_in_every_partition() -> None:
     group = Group(2)
     for partition in (0, 1):
         group.publish(key="a", partition=partition)
@@ -148,7 +148,7 @@ async def test_a_key_that_is_blocked_in_two_partitions() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_blocked_is_not_waited_for_and_runs_again_at_the_next_owner(
+async def test_a_drain_leaves_blocked_messages_to_the_next_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = group_of("abab")
@@ -176,7 +176,7 @@ async def test_what_is_blocked_is_not_waited_for_and_runs_again_at_the_next_owne
 
 
 @pytest.mark.anyio
-async def test_block_and_dlq_archives_first_and_stops_the_key(tmp_path: Path) -> None:
+async def test_block_and_dlq_writes_the_dead_letter_then_stops_the_key(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Poisoned(0)
     letters = MemoryDeadLetters(broker)
@@ -202,7 +202,7 @@ async def test_block_and_dlq_archives_first_and_stops_the_key(tmp_path: Path) ->
 
 
 @pytest.mark.anyio
-async def test_block_and_dlq_goes_on_by_park(tmp_path: Path) -> None:
+async def test_block_and_dlq_continues_after_park(tmp_path: Path) -> None:
     broker = published("a", "a")
     handler = Poisoned(0)
     letters = MemoryDeadLetters(broker)
@@ -220,7 +220,7 @@ async def test_block_and_dlq_goes_on_by_park(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_letter_that_comes_behind_the_drain_says_archived(tmp_path: Path) -> None:
+async def test_a_dead_letter_confirmed_after_the_drain_has_an_archived_row(tmp_path: Path) -> None:
     broker = published("a")
     source, letters = MemorySource(broker), MemoryDeadLetters(broker)
     letters.block("put")
@@ -242,7 +242,7 @@ async def test_a_letter_that_comes_behind_the_drain_says_archived(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_skip_commits_past_the_message_once_its_letter_is_confirmed(tmp_path: Path) -> None:
+async def test_skip_commits_past_a_message_after_its_dead_letter_is_confirmed(tmp_path: Path) -> None:
     group = group_of("abab")
     broker = published()
     letters = MemoryDeadLetters(broker)
@@ -263,7 +263,7 @@ async def test_skip_commits_past_the_message_once_its_letter_is_confirmed(tmp_pa
 
 
 @pytest.mark.anyio
-async def test_exit_commits_below_the_failure_and_what_finished_above(tmp_path: Path) -> None:
+async def test_exit_commits_below_the_failure_and_completed_messages_above(tmp_path: Path) -> None:
     group = group_of("abcabc")
     handler = Poisoned(3)
     consumer = consumer_of(GroupSource(group, "m"), handler, poison="exit", history=History(tmp_path), concurrency=1)
@@ -298,7 +298,7 @@ async def test_decode_makes_the_data_of_a_message() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["async", "threads", "inline"])
-async def test_what_cannot_be_decoded_is_not_retried_and_not_handled(kind: Any, tmp_path: Path) -> None:
+async def test_an_undecodable_message_is_neither_retried_nor_handled(kind: Any, tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     source.finish()
@@ -356,7 +356,7 @@ async def test_decode_runs_again_when_a_blocked_message_is_unblocked() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["async", "threads", "inline"])
 @pytest.mark.parametrize("poison", ["skip", "exit", "block"])
-async def test_a_message_that_its_source_could_not_read_is_never_handled(
+async def test_a_message_that_its_source_cannot_read_is_never_handled(
     kind: Any, poison: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broker = published("a", "a", "b")

@@ -71,21 +71,21 @@ def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str) -> 
 
 
 @pytest.mark.process
-def test_a_finite_source_ends_without_a_word(job: Job) -> None:
+def test_the_end_of_a_finite_source_prints_nothing(job: Job) -> None:
     process = job("finite")
     out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nended 1\nbye\n", "")
 
 
 @pytest.mark.process
-def test_what_becomes_of_ownership_is_told(job: Job) -> None:
+def test_lanes_main_reports_events(job: Job) -> None:
     process = job("events")
     out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "assigned\nended 0\nended 1\nrevoked\nbye\n", "")
 
 
 @pytest.mark.process
-def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
+def test_a_halt_has_its_own_exit_status(job: Job) -> None:
     process = job("poison")
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == EXIT_HALTED
@@ -112,7 +112,7 @@ def test_a_given_up_message_has_a_status_of_its_own(job: Job) -> None:
         ("not settled", "lanes: SourceError: the connection is closed"),
     ],
 )
-def test_what_is_wrong_is_one_line(job: Job, case: str, line: str) -> None:
+def test_an_error_is_one_line(job: Job, case: str, line: str) -> None:
     process = job(case)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == EXIT_FAILED
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_one_line(job: Job, case: str, line: str) -> None:
 
 
 @pytest.mark.process
-def test_a_handler_may_leave_with_a_status_of_its_own(job: Job) -> None:
+def test_a_handler_may_exit_with_its_own_status(job: Job) -> None:
     process = job("leave")
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 7

@@ -148,7 +148,7 @@ class World:
 @pytest.mark.anyio
 @settings(max_examples=50)
 @given(traffic=TRAFFIC, events=EVENTS, concurrency=st.integers(1, 5), spare=st.integers(0, 6))
-async def test_every_promise_is_kept(
+async def test_any_schedule_keeps_every_promise(
     traffic: list[tuple[bytes | None, int]], events: list[tuple[Any, ...]], concurrency: int, spare: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -102,7 +102,7 @@ class Remembering(MemorySource):
 
 
 @pytest.mark.anyio
-async def test_where_the_source_remembers_what_was_settled_nobody_else_does() -> None:
+async def test_the_engine_does_not_track_settled_positions_for_a_source_that_does() -> None:
     broker = published("a", "a")
     source = Remembering(broker)
     handler = Gated(free=[b"a"])
@@ -116,7 +116,7 @@ async def test_where_the_source_remembers_what_was_settled_nobody_else_does() ->
 
 
 @pytest.mark.anyio
-async def test_a_delivery_that_was_lost_on_the_way_runs_late() -> None:
+async def test_a_delivery_that_was_lost_on_the_way_runs_later() -> None:
     broker = MemoryBroker()
     source = MemorySource(broker)
     handler = Gated(free=[b"a", b"b"])
@@ -135,7 +135,7 @@ async def test_a_delivery_that_was_lost_on_the_way_runs_late() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_ack_wait_of_a_slow_handler_runs_out() -> None:
+async def test_an_expired_ack_wait_does_not_run_a_slow_handler_twice() -> None:
     broker = published("a", "b")
     now = 0.0
     source = MemorySource(broker, clock=lambda: now, extend_interval=3600.0)

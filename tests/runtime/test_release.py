@@ -34,7 +34,7 @@ async def told_of(source: MemorySource, *, grace: float, release: float | None =
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("grace", [0.0, 0.01])
-async def test_a_release_takes_its_time_whatever_the_grace_of_handlers_is(grace: float) -> None:
+async def test_the_grace_of_handlers_does_not_bound_a_release(grace: float) -> None:
     source = MemorySource(MemoryBroker(1))
     source.block("release")
     assert await told_of(source, grace=grace, release=0.05) == ["assigned", "revoked"]
@@ -42,7 +42,7 @@ async def test_a_release_takes_its_time_whatever_the_grace_of_handlers_is(grace:
 
 
 @pytest.mark.anyio
-async def test_what_was_not_released_in_time_is_lost(
+async def test_a_release_that_takes_too_long_is_a_loss(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanes.runtime.handover.RELEASE_WITHIN", 0.02)
@@ -56,7 +56,7 @@ async def test_what_was_not_released_in_time_is_lost(
 
 
 @pytest.mark.anyio
-async def test_what_could_not_be_released_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_release_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     source = MemorySource(MemoryBroker(1))
     source.fail("release", SourceError("not flushed"))
     assert await told_of(source, grace=1.0) == ["assigned", "lost"]
@@ -64,7 +64,7 @@ async def test_what_could_not_be_released_is_lost(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.anyio
-async def test_what_is_lost_while_the_source_releases_it_is_not_handed_over() -> None:
+async def test_a_loss_during_a_release_is_no_handover() -> None:
     told: list[str] = []
     source = MemorySource(MemoryBroker(1))
     source.block("release")
@@ -82,7 +82,7 @@ async def test_what_is_lost_while_the_source_releases_it_is_not_handed_over() ->
 
 
 @pytest.mark.anyio
-async def test_a_loss_ends_a_drain_that_waits_for_handlers_without_an_end() -> None:
+async def test_a_loss_ends_a_drain_without_a_limit() -> None:
     told: list[str] = []
     let = anyio.Event()
 
@@ -110,7 +110,7 @@ def drains_of(consumer: Consumer) -> dict[Partition, Any]:
     return consumer._run._handover._drains
 
 
-def test_a_drain_of_which_everything_hangs_takes_as_long_as_the_settings_say() -> None:
+def test_a_drain_in_which_everything_hangs_takes_longest_drain() -> None:
     settings = Settings(drain_timeout=7.0, grace=3.0)
     told: list[tuple[str, float]] = []
 

@@ -15,7 +15,7 @@ from tests.fakes.support import consumer_of, published, started, turns, until
 
 
 @pytest.mark.anyio
-async def test_a_held_message_stops_its_own_key_only() -> None:
+async def test_a_held_message_stops_only_its_own_key() -> None:
     broker = published("a", "b", "a", "b", "c")
     source = MemorySource(broker)
     ended: list[int] = []
@@ -90,7 +90,7 @@ async def test_a_nak_without_a_delay_takes_the_backoff() -> None:
 
 
 @pytest.mark.anyio
-async def test_naks_use_attempts_up() -> None:
+async def test_naks_use_up_attempts() -> None:
     broker = published("a")
 
     async def handler(message: Message) -> None:
@@ -103,7 +103,7 @@ async def test_naks_use_attempts_up() -> None:
 
 
 @pytest.mark.anyio
-async def test_term_is_exhausted_at_once() -> None:
+async def test_term_gives_a_message_up_at_once() -> None:
     broker = published("a", "a")
     source = MemorySource(broker)
     source.finish()

@@ -59,7 +59,7 @@ async def test_serial_order_is_refused_before_anything_is_received(partitions: i
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("partitions", "order"), [(1, "serial"), (None, "serial"), (2, "partition"), (2, "key")])
-async def test_what_can_be_kept_is_not_refused(partitions: int | None, order: str) -> None:
+async def test_an_order_that_the_source_can_keep_is_accepted(partitions: int | None, order: str) -> None:
     source = Knowing(group_of("ab"), "m")
     source.partitions = partitions
     source.finish()

@@ -24,7 +24,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("impatient")
-async def test_a_settlement_that_may_not_have_been_sent_is_repeated() -> None:
+async def test_an_unconfirmed_settlement_is_repeated() -> None:
     broker = published("a", "b", "a")
     source = MemorySource(broker)
     source.finish()
@@ -44,7 +44,7 @@ async def test_a_settlement_that_may_not_have_been_sent_is_repeated() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("impatient", "hurried")
-async def test_what_is_not_sent_stays_in_flight() -> None:
+async def test_unsettled_messages_stay_in_flight() -> None:
     broker = published(*[None] * 6)
     source = MemorySource(broker)
     source.fail("settle", SourceError("no connection", retryable=True), times=10_000)
@@ -94,7 +94,7 @@ class Refusing(MemorySource):
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("impatient")
-async def test_a_settlement_that_goes_on_failing_is_told_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_settlement_is_reported_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
     source, clock = Refusing(published("a")), HandClock()
 
     def said() -> list[tuple[int, str]]:
@@ -129,7 +129,7 @@ async def test_a_settlement_that_goes_on_failing_is_told_with_its_error(caplog: 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("impatient", "hurried")
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_what_a_drain_could_not_settle_is_told(caplog: pytest.LogCaptureFixture, *, hangs: bool) -> None:
+async def test_a_drain_reports_unsettled_messages(caplog: pytest.LogCaptureFixture, *, hangs: bool) -> None:
     source, handler = MemorySource(published("a")), Gated()
     async with started(consumer_of(source, handler, drain_timeout=0.02)) as run:
         await until(lambda: handler.running == 1)
@@ -170,7 +170,7 @@ async def test_a_failed_settlement_is_not_repeated_at_once(monkeypatch: pytest.M
 
 
 @pytest.mark.anyio
-async def test_one_settlement_is_on_its_way_at_a_time() -> None:
+async def test_one_settlement_is_under_way_at_a_time() -> None:
     broker = published(*[None] * 8)
     source = MemorySource(broker)
     source.block("settle")
@@ -207,7 +207,7 @@ async def test_a_settlement_that_can_never_be_sent_stops_with_its_error() -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("call", ["settle", "release", "extend"])
-async def test_a_mistake_of_a_source_stops_with_its_error(call: str) -> None:
+async def test_a_bug_of_a_source_stops_with_its_error(call: str) -> None:
     broker = published("a", "b")
     source = MemorySource(broker, extend_interval=0.01)
     mistake = RuntimeError("a bug in the adapter")
@@ -226,7 +226,7 @@ async def test_a_mistake_of_a_source_stops_with_its_error(call: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_never_suspends_does_not_starve_the_rest() -> None:
+async def test_a_handler_that_never_suspends_does_not_starve_other_tasks() -> None:
     broker = published(*range(400))
     source = MemorySource(broker)
     source.finish()
@@ -257,7 +257,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_the_rest() -> None:
 
 
 @pytest.mark.anyio
-async def test_everything_held_is_kept_alive() -> None:
+async def test_unsettled_messages_are_kept_alive() -> None:
     broker = published("a", "a", "held", "done")
     interval = 0.1
     source = MemorySource(broker, extend_interval=interval)

@@ -12,7 +12,7 @@ from tests.fakes.support import Gated, consumer_of, published, settled, started,
 
 
 @pytest.mark.anyio
-async def test_what_runs_ends_and_what_is_queued_is_abandoned() -> None:
+async def test_running_messages_end_and_queued_ones_are_abandoned() -> None:
     broker = published("a", "a", "b", "b", "c")
     source = MemorySource(broker)
     handler = Gated()
@@ -36,7 +36,7 @@ async def test_what_runs_ends_and_what_is_queued_is_abandoned() -> None:
 
 
 @pytest.mark.anyio
-async def test_everything_finished_is_settled_before_the_release() -> None:
+async def test_finished_messages_are_settled_before_the_release() -> None:
     broker = published(*range(8), partitions=2)
     source = MemorySource(broker)
     source.block("settle")
@@ -57,7 +57,7 @@ async def test_everything_finished_is_settled_before_the_release() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_clean_stop_and_start_repeats_nothing_that_had_finished() -> None:
+async def test_a_clean_stop_and_start_repeats_no_finished_message() -> None:
     broker = published(*[number % 7 for number in range(60)])
     handled: list[int] = []
 
@@ -81,7 +81,7 @@ async def test_a_clean_stop_and_start_repeats_nothing_that_had_finished() -> Non
 
 
 @pytest.mark.anyio
-async def test_what_is_held_is_not_awaited() -> None:
+async def test_a_stop_does_not_wait_for_held_messages() -> None:
     broker = published("a", "b")
 
     async def handler(message: Message) -> None:
@@ -95,7 +95,7 @@ async def test_what_is_held_is_not_awaited() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("drain_timeout", [0.0, 0.02])
-async def test_after_the_deadline_handlers_are_cancelled(drain_timeout: float) -> None:
+async def test_handlers_are_cancelled_after_the_drain_timeout(drain_timeout: float) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     handler = Gated()
@@ -179,7 +179,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_never_cou
 
 
 @pytest.mark.anyio
-async def test_a_handler_may_stop_its_consumer_and_nothing_starts_behind_it() -> None:
+async def test_a_handler_may_stop_its_consumer_and_no_handler_starts_after() -> None:
     broker = published("a", "a", "b")
     handled: list[int] = []
 

@@ -55,7 +55,7 @@ def in_a_thread_with_a_loop(stop: Stop) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("where", [in_a_callback, in_a_thread, in_a_thread_with_a_loop])
-async def test_it_may_be_called_outside_of_tasks(where: Callable[[Stop], None]) -> None:
+async def test_stop_may_be_called_outside_of_tasks(where: Callable[[Stop], None]) -> None:
     broker = published("a", "a", "b")
     source, handler = MemorySource(broker), Gated()
     async with started(consumer_of(source, handler)) as run:
@@ -73,7 +73,7 @@ async def test_it_may_be_called_outside_of_tasks(where: Callable[[Stop], None]) 
 
 
 @pytest.mark.anyio
-async def test_a_thread_may_call_it_while_the_source_opens() -> None:
+async def test_a_thread_may_call_stop_while_the_source_opens() -> None:
     broker = published("a")
     source, handler = MemorySource(broker), Gated()
     source.block("open")
@@ -87,7 +87,7 @@ async def test_a_thread_may_call_it_while_the_source_opens() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_task_of_its_loop_stops_it_at_once() -> None:
+async def test_a_stop_from_a_task_of_the_loop_acts_at_once() -> None:
     broker = published("a", "a", "a")
     source = MemorySource(broker)
 
@@ -103,7 +103,7 @@ async def test_a_task_of_its_loop_stops_it_at_once() -> None:
 
 
 @pytest.mark.parametrize("run_job", [lambda job: asyncio.run(job()), anyio.run], ids=["asyncio.run", "anyio.run"])
-def test_a_handler_of_a_signal_may_call_it(run_job: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+def test_a_signal_handler_may_call_stop(run_job: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
     """Whether or not the libraries can tell there in which loop they are."""
     broker = published("a", "a")
     source, handler = MemorySource(broker), Gated()
@@ -133,7 +133,7 @@ def test_a_handler_of_a_signal_may_call_it(run_job: Callable[[Callable[[], Await
 
 
 @pytest.mark.anyio
-async def test_nothing_is_called_where_the_loop_is_gone() -> None:
+async def test_no_call_happens_after_the_loop_is_closed() -> None:
     called: list[int] = []
 
     async def make() -> ThreadSafeCall:

@@ -37,7 +37,7 @@ class Call:
 @pytest.mark.parametrize("stopped", [False, True], ids=["to its end", "stopped"])
 @pytest.mark.parametrize("kept", [False, True], ids=["no store", "store"])
 @pytest.mark.parametrize(("error", "attempts"), [(Term("poison"), 3), (ValueError("no"), 1)], ids=["term", "last try"])
-async def test_a_stop_gives_up_the_head_of_a_failed_call_alone(
+async def test_a_stop_gives_up_only_the_head_of_a_failed_call(
     error: Exception, attempts: int, kept: bool, stopped: bool
 ) -> None:
     broker = MemoryBroker(1)
@@ -68,7 +68,7 @@ async def test_a_stop_gives_up_the_head_of_a_failed_call_alone(
 
 
 @pytest.mark.parametrize("in_threads", [False, True], ids=["tasks", "threads"])
-async def test_what_was_archived_and_blocked_gets_no_second_letter_when_its_next_call_is_drained(
+async def test_a_drain_writes_no_second_dead_letter_for_a_blocked_message(
     in_threads: bool,
 ) -> None:
     broker, store = MemoryBroker(1), MemoryAttempts()

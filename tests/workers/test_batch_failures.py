@@ -23,7 +23,7 @@ from tests.fakes.threaded import assert_kept
 
 
 @pytest.mark.anyio
-async def test_a_message_that_its_source_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_its_source_cannot_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "a", "b")
     source = finite(broker)
     break_positions(source, {0}, monkeypatch)
@@ -37,7 +37,7 @@ async def test_a_message_that_its_source_could_not_read(monkeypatch: pytest.Monk
 
 
 @pytest.mark.anyio
-async def test_a_call_that_takes_too_long_is_cancelled_and_has_failed() -> None:
+async def test_a_call_over_its_timeout_is_cancelled_and_fails() -> None:
     broker = published(*"ab")
     handler = Batches(gated=True)
     consumer = batching(MemorySource(broker), handler, timeout=0.01, retry=AT_ONCE)
@@ -69,7 +69,7 @@ async def test_a_revoke_waits_for_the_whole_call() -> None:
 
 
 @pytest.mark.anyio
-async def test_at_the_deadline_of_a_revoke_the_call_is_cancelled(tmp_path: Path) -> None:
+async def test_a_call_is_cancelled_at_the_deadline_of_a_revoke(tmp_path: Path) -> None:
     broker = MemoryBroker(2)
     for partition in (0, 1):
         for _ in range(2):
@@ -127,7 +127,7 @@ async def test_a_call_is_one_span(sdk: Sdk) -> None:
     failing=st.integers(0, 40),
     commits=st.booleans(),
 )
-async def test_order_within_a_key_whatever_fails(
+async def test_failures_keep_the_order_within_a_key(
     seed: int,
     keys: list[str],
     size: int,
@@ -185,7 +185,7 @@ async def test_order_within_a_key_whatever_fails(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["lose", "revoke"])
-async def test_a_batch_over_two_partitions_goes_on_with_the_one_that_is_kept(how: str) -> None:
+async def test_a_batch_over_two_partitions_continues_with_the_one_that_stays(how: str) -> None:
     broker = MemoryBroker(partitions=2)
     for number in range(4):
         broker.publish(str(number), key=f"key {number}", partition=number % 2)

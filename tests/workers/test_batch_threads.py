@@ -45,7 +45,7 @@ def pairing(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
 
 
 @pytest.mark.anyio
-async def test_calls_run_in_threads_at_once(tmp_path: Path) -> None:
+async def test_calls_run_concurrently_in_threads(tmp_path: Path) -> None:
     before = living()
     broker = published(*"aabbccdd")
     handler = Calls()
@@ -76,7 +76,7 @@ async def test_inline_calls_run_on_the_event_loop() -> None:
 
 
 @pytest.mark.anyio
-async def test_messages_are_decoded_where_they_are_handled() -> None:
+async def test_messages_are_decoded_in_the_thread_of_their_handler() -> None:
     broker = published(*"abc")
     source = MemorySource(broker)
     source.finish()
@@ -106,7 +106,7 @@ async def test_messages_are_decoded_where_they_are_handled() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("where", ["threads", "inline"])
-async def test_what_it_returns_and_raises_counts(where: str) -> None:
+async def test_results_and_exceptions_of_a_call_count(where: str) -> None:
     broker = published(*"abc")
     source = MemorySource(broker)
     source.finish()
@@ -124,7 +124,7 @@ async def test_what_it_returns_and_raises_counts(where: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_it_is_called_in_the_context_of_the_consumer_and_may_run_a_loop() -> None:
+async def test_a_call_has_the_context_of_the_consumer_and_may_run_a_loop() -> None:
     who = contextvars.ContextVar("who", default="nobody")
     who.set("the consumer")
     seen: list[str] = []
@@ -141,7 +141,7 @@ async def test_it_is_called_in_the_context_of_the_consumer_and_may_run_a_loop() 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseException]) -> None:
+async def test_an_exception_that_is_no_attempt_stops_the_consumer(error: type[BaseException]) -> None:
     broker = published("a")
 
     def handler(batch: list[Message]) -> None:
@@ -154,7 +154,7 @@ async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseExcept
 
 
 @pytest.mark.anyio
-async def test_a_call_over_its_time_is_reported_and_keeps_its_lane(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_over_its_timeout_is_reported_and_keeps_its_lane(caplog: pytest.LogCaptureFixture) -> None:
     clock = HandClock()
     broker = published("a", "a", "a")
     handler = Calls()
@@ -217,7 +217,7 @@ async def test_a_call_that_ends_within_the_grace_counts() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_that_never_ends_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     handler = Calls()
@@ -259,7 +259,7 @@ class Late(threading.Thread):
 
 
 @pytest.mark.anyio
-async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queued_call_is_not_made_after_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Late] = []
 
     def late(**arguments: Any) -> Late:
@@ -280,7 +280,7 @@ async def test_a_call_that_no_thread_has_begun_is_not_made_when_the_run_ends(mon
 
 
 @pytest.mark.anyio
-async def test_a_thread_that_the_system_refuses_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_thread_stops_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -20,7 +20,7 @@ from tests.fakes.threaded import assert_kept
 
 
 @pytest.mark.anyio
-async def test_a_batch_is_no_longer_than_its_bound_and_has_runs_of_lanes() -> None:
+async def test_a_batch_is_bounded_and_has_runs_of_lanes() -> None:
     broker = published(*"aabbaacbbb")
     handler = Batches()
     await batching(finite(broker), handler, concurrency=1).run()
@@ -30,7 +30,7 @@ async def test_a_batch_is_no_longer_than_its_bound_and_has_runs_of_lanes() -> No
 
 
 @pytest.mark.anyio
-async def test_calls_run_at_once_and_never_two_of_one_lane() -> None:
+async def test_calls_run_concurrently_but_never_two_of_one_lane() -> None:
     broker = published(*"aaaabbbbaabb")
     handler = Batches(gated=True)
     async with started(batching(MemorySource(broker), handler, concurrency=5)) as run:
@@ -44,7 +44,7 @@ async def test_calls_run_at_once_and_never_two_of_one_lane() -> None:
 
 
 @pytest.mark.anyio
-async def test_without_linger_nothing_waits() -> None:
+async def test_a_batch_without_linger_does_not_wait() -> None:
     broker = published("a")
     handler = Batches()
     async with started(batching(MemorySource(broker), handler)) as run:
@@ -56,7 +56,7 @@ async def test_without_linger_nothing_waits() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_batch_that_lingers_goes_when_it_is_full() -> None:
+async def test_a_lingering_batch_starts_when_it_is_full() -> None:
     broker = published("a", "b", "c")
     handler = Batches()
     async with started(batching(MemorySource(broker), handler, linger=3600.0)) as run:
@@ -75,7 +75,7 @@ async def test_a_batch_that_lingers_goes_when_it_is_full() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_batch_that_lingers_goes_when_its_time_is_over() -> None:
+async def test_a_lingering_batch_starts_after_linger() -> None:
     clock = HandClock()
     broker = published("a", "b")
     handler = Batches()
@@ -96,7 +96,7 @@ async def test_a_batch_that_lingers_goes_when_its_time_is_over() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("returned", [None, [None] * 4, (None,) * 4])
-async def test_all_of_it_is_done(returned: object) -> None:
+async def test_a_result_of_none_acknowledges_the_whole_batch(returned: object) -> None:
     broker = published(*"abcd")
     handler = Batches()
     handler.returns = returned
@@ -122,7 +122,7 @@ async def test_all_of_it_is_done(returned: object) -> None:
         [None, None, None, MemoryError()],
     ],
 )
-async def test_what_is_no_outcome_fails_all_of_it(returned: object) -> None:
+async def test_an_invalid_result_fails_the_whole_batch(returned: object) -> None:
     broker = published(*"abcd")
     letters = MemoryDeadLetters(broker)
     handler = Batches()
@@ -164,7 +164,7 @@ async def test_each_message_has_its_own_outcome() -> None:
 
 
 @pytest.mark.anyio
-async def test_behind_the_first_of_a_lane_that_failed_nothing_counts() -> None:
+async def test_no_outcome_counts_after_a_failure_in_its_lane() -> None:
     broker = published(*"aaab")
     calls: list[list[tuple[int, int]]] = []
 
@@ -179,7 +179,7 @@ async def test_behind_the_first_of_a_lane_that_failed_nothing_counts() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_it_raises_fails_all_of_it() -> None:
+async def test_an_exception_fails_the_whole_batch() -> None:
     broker = published(*"abcc")
     attempts: dict[int, int] = defaultdict(int)
 
@@ -196,7 +196,7 @@ async def test_what_it_raises_fails_all_of_it() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseException]) -> None:
+async def test_an_exception_that_is_no_attempt_stops_the_consumer(error: type[BaseException]) -> None:
     broker = published(*"abcde")
 
     async def handler(batch: list[Message]) -> None:
@@ -211,7 +211,7 @@ async def test_what_is_not_its_to_decide_stops_everything(error: type[BaseExcept
 
 
 @pytest.mark.anyio
-async def test_a_plain_function_that_returns_something_to_await_is_refused() -> None:
+async def test_a_plain_function_that_returns_an_awaitable_is_refused() -> None:
     async def handle(batch: list[Message]) -> None:
         raise AssertionError("is never awaited")
 
@@ -225,7 +225,7 @@ async def test_a_plain_function_that_returns_something_to_await_is_refused() -> 
 
 
 @pytest.mark.anyio
-async def test_what_cannot_be_read_does_not_reach_it() -> None:
+async def test_unreadable_messages_do_not_reach_the_handler() -> None:
     broker = published(*"aabbcc")
     seen: list[tuple[int, object]] = []
 
@@ -251,7 +251,7 @@ async def test_what_cannot_be_read_does_not_reach_it() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_batch_of_nothing_that_can_be_read_is_no_call(tmp_path: Path) -> None:
+async def test_a_batch_of_unreadable_messages_is_no_call(tmp_path: Path) -> None:
     broker = published(*"ab")
     handler = Batches()
 

@@ -21,7 +21,7 @@ MANY = 3 * _WAKING_LIMIT
 
 
 @pytest.mark.anyio
-async def test_there_are_as_many_as_were_needed_at_once() -> None:
+async def test_tasks_start_only_when_they_are_needed() -> None:
     broker = MemoryBroker()
     handler = Gated()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=50)) as run:
@@ -45,7 +45,7 @@ async def test_there_are_as_many_as_were_needed_at_once() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("concurrency", [1, 4, _WAKING_LIMIT + 1])
-async def test_there_are_never_more_than_concurrency(concurrency: int) -> None:
+async def test_concurrency_bounds_the_tasks(concurrency: int) -> None:
     broker = MemoryBroker()
     handler = Gated()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=concurrency)) as run:
@@ -62,7 +62,7 @@ async def test_there_are_never_more_than_concurrency(concurrency: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_a_task_of_the_user_unblocks_begins_in_the_context_of_the_run() -> None:
+async def test_an_unblocked_message_runs_in_the_context_of_the_run() -> None:
     broker = published("a")
     seen: list[str] = []
     fails = True
@@ -90,7 +90,7 @@ async def test_what_a_task_of_the_user_unblocks_begins_in_the_context_of_the_run
 
 
 @pytest.mark.anyio
-async def test_none_calls_a_handler_in_a_run_that_was_cancelled() -> None:
+async def test_no_task_calls_a_handler_after_a_cancellation() -> None:
     broker = published(*range(MANY))
     source = MemorySource(broker)
     handled: list[int] = []
@@ -110,7 +110,7 @@ async def test_none_calls_a_handler_in_a_run_that_was_cancelled() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_comes_free_when_a_cancelled_run_settles_starts_none() -> None:
+async def test_the_last_settlement_of_a_cancelled_run_starts_no_task() -> None:
     group = group_of("aaaabcdef")
     source = GroupSource(group, "m-1")
     source.block("settle")

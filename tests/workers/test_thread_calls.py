@@ -60,7 +60,7 @@ class Broken(MemorySource):
 
 
 @pytest.mark.anyio
-async def test_what_the_source_could_not_read_is_not_handled() -> None:
+async def test_a_message_that_the_source_cannot_read_is_not_handled() -> None:
     broker = published("a", "b")
     source = Broken(broker)
     source.finish()
@@ -99,7 +99,7 @@ VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", defau
 
 
 @pytest.mark.anyio
-async def test_every_handler_runs_in_a_copy_of_the_context_of_the_start() -> None:
+async def test_each_handler_runs_in_a_copy_of_the_context_of_the_start() -> None:
     source = MemorySource(published(*range(20)))
     source.finish()
     seen: list[str] = []
@@ -116,7 +116,7 @@ async def test_every_handler_runs_in_a_copy_of_the_context_of_the_start() -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-async def test_a_handler_may_run_a_loop_of_its_own(backend: str) -> None:
+async def test_a_handler_may_run_its_own_event_loop(backend: str) -> None:
     source = MemorySource(published("a"))
     source.finish()
     seen: list[str] = []

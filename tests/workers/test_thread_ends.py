@@ -77,9 +77,7 @@ async def test_a_thread_that_outlives_its_partition_keeps_its_key_until_it_ends(
 
 
 @pytest.mark.anyio
-async def test_what_no_thread_has_begun_is_taken_back_when_its_partition_is_lost(
-    late: type[Late], tmp_path: Path
-) -> None:
+async def test_queued_messages_are_taken_back_when_their_partition_is_lost(late: type[Late], tmp_path: Path) -> None:
     broker = MemoryBroker(2)
     for partition in broker.partitions:
         publish(broker, "abc", partition=partition)
@@ -101,7 +99,7 @@ async def test_what_no_thread_has_begun_is_taken_back_when_its_partition_is_lost
 
 
 @pytest.mark.anyio
-async def test_a_drain_takes_back_what_no_thread_has_begun(late: type[Late]) -> None:
+async def test_a_drain_takes_back_queued_messages(late: type[Late]) -> None:
     broker = MemoryBroker(2)
     for partition in broker.partitions:
         publish(broker, "abc", partition=partition)
@@ -162,7 +160,7 @@ async def test_a_cancelled_run_lets_its_handlers_end_within_the_grace(tmp_path: 
 
 
 @pytest.mark.anyio
-async def test_a_partition_that_is_cancelled_during_the_end_keeps_no_thread(
+async def test_a_partition_cancelled_during_the_end_keeps_no_thread(
     workers: tuple[Options, list[ThreadWorkers]],
 ) -> None:
     handler = Gates()
@@ -178,7 +176,7 @@ async def test_a_partition_that_is_cancelled_during_the_end_keeps_no_thread(
 
 
 @pytest.mark.anyio
-async def test_the_result_that_comes_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_result_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "b")
     handler = Gates()
     after = Run.after
@@ -216,7 +214,7 @@ class Slow(threading.Thread):
 
 
 @pytest.mark.anyio
-async def test_no_thread_is_about_to_end_when_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_thread_has_ended_when_the_run_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=Slow))
     source = MemorySource(published(*range(5)))
     source.finish()
@@ -225,7 +223,7 @@ async def test_no_thread_is_about_to_end_when_the_run_is_over(monkeypatch: pytes
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_does_not_end_is_left_behind_and_named(
+async def test_a_handler_that_does_not_end_is_abandoned_and_named(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     broker = published("a", "b")
@@ -250,7 +248,7 @@ async def test_a_handler_that_does_not_end_is_left_behind_and_named(
 
 
 @pytest.mark.anyio
-async def test_a_zombie_had_its_grace_and_the_end_does_not_wait_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_of_a_run_does_not_wait_for_a_zombie_again(caplog: pytest.LogCaptureFixture) -> None:
     broker = published("a")
     handler = Gates()
     source = MemorySource(broker)
@@ -267,7 +265,7 @@ async def test_a_zombie_had_its_grace_and_the_end_does_not_wait_again(caplog: py
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_thread_that_outlives_the_loop_ends_in_peace(backend: str) -> None:
+def test_a_thread_that_outlives_the_loop_ends_silently(backend: str) -> None:
     broker = published("a")
     handler = Gates()
     consumer = consumer_of(MemorySource(broker), handler, drain_timeout=0.0, grace=0.0)
@@ -285,7 +283,7 @@ def test_a_thread_that_outlives_the_loop_ends_in_peace(backend: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_no_thread_has_begun_at_the_end_is_never_begun(late: type[Late], tmp_path: Path) -> None:
+async def test_queued_messages_are_never_begun_after_the_end(late: type[Late], tmp_path: Path) -> None:
     broker = published(*"abc")
     handler = Order()
     async with started(consumer_of(MemorySource(broker), handler, grace=0.0, history=History(tmp_path))) as run:
@@ -301,7 +299,7 @@ async def test_what_no_thread_has_begun_at_the_end_is_never_begun(late: type[Lat
 
 
 @pytest.mark.anyio
-async def test_a_message_that_a_thread_has_just_got_at_the_end_is_not_begun(tmp_path: Path) -> None:
+async def test_a_message_taken_by_a_thread_during_the_end_is_not_begun(tmp_path: Path) -> None:
     broker = published("a")
     handler = Order()
     loop = threading.current_thread()
@@ -331,7 +329,7 @@ async def test_a_message_that_a_thread_has_just_got_at_the_end_is_not_begun(tmp_
 
 @pytest.mark.parametrize("refused", [0, 1])
 @pytest.mark.anyio
-async def test_a_thread_that_the_system_refuses_stops_in_order(late: type[Late], refused: int) -> None:
+async def test_a_refused_thread_stops_in_order(late: type[Late], refused: int) -> None:
     late.refused = refused
     broker = published(*"abc")
     handler = Order()
@@ -348,7 +346,7 @@ async def test_a_thread_that_the_system_refuses_stops_in_order(late: type[Late],
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_loop_that_goes_away_ends_the_threads(workers: tuple[Options, list[ThreadWorkers]]) -> None:
+async def test_a_closed_loop_ends_the_threads(workers: tuple[Options, list[ThreadWorkers]]) -> None:
     broker = published("a", "b")
     handler = Gates(free=[b"b"])
     async with started(consumer_of(MemorySource(broker), handler)) as run:

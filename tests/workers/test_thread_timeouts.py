@@ -24,7 +24,7 @@ class HandClock:
 
 
 @pytest.mark.anyio
-async def test_a_handler_over_its_time_is_reported_once_and_keeps_its_lane(
+async def test_a_handler_over_its_timeout_is_reported_once_and_keeps_its_lane(
     workers: tuple[Options, list[ThreadWorkers]], caplog: pytest.LogCaptureFixture
 ) -> None:
     options, made = workers
@@ -58,7 +58,7 @@ async def test_a_handler_over_its_time_is_reported_once_and_keeps_its_lane(
 
 
 @pytest.mark.anyio
-async def test_a_later_attempt_over_its_time_is_reported_too(
+async def test_a_later_attempt_over_its_timeout_is_reported_too(
     workers: tuple[Options, list[ThreadWorkers]], caplog: pytest.LogCaptureFixture
 ) -> None:
     workers[0]["timeout"] = 0.01
@@ -85,7 +85,7 @@ async def test_a_later_attempt_over_its_time_is_reported_too(
 
 
 @pytest.mark.anyio
-async def test_it_is_unhealthy_when_all_threads_are_stuck() -> None:
+async def test_a_consumer_whose_threads_are_all_stuck_is_unhealthy() -> None:
     clock = HandClock()
     broker = published("a")
     handler = Gates()

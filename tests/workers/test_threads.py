@@ -45,7 +45,7 @@ class Called:
 async def with_more(more: int, message: Message) -> None: ...
 
 
-def test_what_is_async_is_told_from_what_is_plain() -> None:
+def test_async_handlers_are_told_from_plain_ones() -> None:
     asynchronous: list[Handler] = [
         Called(),
         Called().method,
@@ -84,7 +84,7 @@ async def test_an_async_object_runs_on_the_loop() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize("kind", ["coroutine", "other"])
-async def test_a_plain_function_that_returns_something_to_await_stops_everything(kind: str, decoding: bool) -> None:
+async def test_a_plain_function_that_returns_an_awaitable_stops_the_consumer(kind: str, decoding: bool) -> None:
     broker = published("a", "a")
 
     class Awaitable:
@@ -107,7 +107,7 @@ async def test_a_plain_function_that_returns_something_to_await_stops_everything
 
 
 @pytest.mark.anyio
-async def test_keys_run_in_order_each_and_side_by_side() -> None:
+async def test_keys_run_concurrently_and_each_in_order() -> None:
     broker = published("a", "b", "a", "b")
     source = MemorySource(broker)
     source.finish()
@@ -128,7 +128,7 @@ async def test_keys_run_in_order_each_and_side_by_side() -> None:
 
 
 @pytest.mark.anyio
-async def test_many_messages_are_handled_once_each_and_in_order() -> None:
+async def test_many_messages_are_handled_once_and_in_order() -> None:
     broker = published(*[number % 13 for number in range(1_000)], partitions=2)
     source = MemorySource(broker)
     source.finish()
@@ -152,7 +152,7 @@ async def test_many_messages_are_handled_once_each_and_in_order() -> None:
 
 
 @pytest.mark.anyio
-async def test_no_more_run_at_once_than_concurrency_and_threads_come_with_the_work() -> None:
+async def test_concurrency_bounds_the_threads_which_start_on_demand() -> None:
     broker = published(None)
     source = MemorySource(broker)
     handler = Gates()
@@ -199,7 +199,7 @@ async def test_the_loop_sleeps_while_all_threads_are_busy(monkeypatch: pytest.Mo
 
 
 @pytest.mark.anyio
-async def test_the_loop_is_woken_once_for_a_batch_of_results(
+async def test_several_results_wake_the_loop_once(
     monkeypatch: pytest.MonkeyPatch, workers: tuple[Options, list[ThreadWorkers]]
 ) -> None:
     calls: list[int] = []
@@ -246,7 +246,7 @@ def wait_without_the_loop(condition: Callable[[], object]) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("make", [lambda: ValueError("no"), lambda: StopIteration(7), lambda: Nak(delay=0.001)])
-async def test_an_exception_is_a_failed_attempt_that_is_repeated(make: Callable[[], Exception]) -> None:
+async def test_an_exception_is_a_failed_attempt_and_is_retried(make: Callable[[], Exception]) -> None:
     broker = published("a", "a")
     source = MemorySource(broker)
     source.finish()
@@ -278,7 +278,7 @@ async def test_a_message_that_is_given_up_goes_to_the_dead_letters() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_message_that_is_given_up_halts_without_dead_letters() -> None:
+async def test_a_message_that_is_given_up_without_dead_letters_halts() -> None:
     broker = published("a")
 
     def handler(message: Message) -> None:
@@ -307,7 +307,7 @@ class OwnBase(BaseException):
     ],
     ids=lambda make: type(make()).__name__,
 )
-async def test_what_is_no_exception_stops_in_order_and_is_raised(make: Callable[[], BaseException]) -> None:
+async def test_a_base_exception_stops_in_order_and_is_raised(make: Callable[[], BaseException]) -> None:
     broker = published("a", "b", "c", "a")
     source = MemorySource(broker)
     gates = Gates()
@@ -335,7 +335,7 @@ async def test_what_is_no_exception_stops_in_order_and_is_raised(make: Callable[
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_cancellation_in_a_thread_does_not_pass_for_one_of_the_loop() -> None:
+async def test_a_cancellation_in_a_thread_is_not_one_of_the_loop() -> None:
     broker = published("a")
 
     def handler(message: Message) -> None:

@@ -14,7 +14,7 @@ from tests.fakes.threaded import Gates, assert_kept
 
 
 @pytest.mark.anyio
-async def test_a_start_is_in_the_file_before_its_handler_is_called(tmp_path: Path) -> None:
+async def test_a_started_row_is_in_the_file_before_its_handler_is_called(tmp_path: Path) -> None:
     broker = published(*[number % 7 for number in range(40)])
     source = MemorySource(broker)
     source.finish()
@@ -51,7 +51,7 @@ async def test_handlers_that_start_together_share_one_write(tmp_path: Path, monk
 
 
 @pytest.mark.anyio
-async def test_the_promises_are_kept_through_failures_and_losses(tmp_path: Path) -> None:
+async def test_failures_and_losses_keep_the_promises(tmp_path: Path) -> None:
     broker = published(*[number % 5 for number in range(200)], partitions=2)
     source = MemorySource(broker)
 

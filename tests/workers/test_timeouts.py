@@ -28,7 +28,7 @@ async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_handler_over_its_time_is_cancelled_and_has_failed(tmp_path: Path) -> None:
+async def test_a_handler_over_its_timeout_is_cancelled_and_fails(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Gated(free=[b"b"])
     letters = MemoryDeadLetters(broker)
@@ -54,7 +54,7 @@ async def test_a_handler_over_its_time_is_cancelled_and_has_failed(tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_under_exit_it_stops_everything_in_order() -> None:
+async def test_a_timeout_under_exit_stops_in_order() -> None:
     broker = published("a", "b")
     handler = Gated(free=[b"b"])
     with pytest.raises(HandlerHalted, match=r"within timeout=0\.01 s") as caught:
@@ -64,7 +64,7 @@ async def test_under_exit_it_stops_everything_in_order() -> None:
 
 
 @pytest.mark.anyio
-async def test_its_end_is_waited_for_before_its_lane_goes_on() -> None:
+async def test_a_lane_waits_for_the_end_of_a_cancelled_handler() -> None:
     broker = published("a", "a")
     steps: list[str] = []
     gate = anyio.Event()
@@ -92,7 +92,7 @@ async def test_its_end_is_waited_for_before_its_lane_goes_on() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_that_ends_well_all_the_same_is_acknowledged() -> None:
+async def test_a_handler_that_succeeds_despite_its_cancellation_is_acknowledged() -> None:
     broker = published("a", "a")
     swallowed: list[int] = []
 
@@ -111,7 +111,7 @@ async def test_one_that_ends_well_all_the_same_is_acknowledged() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_that_raises_something_else_has_failed_with_that() -> None:
+async def test_a_cancelled_handler_that_raises_fails_with_its_own_error() -> None:
     broker = published("a")
 
     async def handler(message: Message) -> None:
@@ -128,7 +128,7 @@ async def test_one_that_raises_something_else_has_failed_with_that() -> None:
 
 
 @pytest.mark.anyio
-async def test_only_those_over_their_time_are_cancelled_and_their_workers_go_on() -> None:
+async def test_only_handlers_over_their_timeout_are_cancelled() -> None:
     clock = HandClock()
     broker = published("a")
     handler = Gated()
@@ -156,7 +156,7 @@ async def test_only_those_over_their_time_are_cancelled_and_their_workers_go_on(
 
 
 @pytest.mark.anyio
-async def test_a_drain_while_it_is_being_cancelled_waits_for_its_end(tmp_path: Path) -> None:
+async def test_a_drain_waits_for_a_handler_being_cancelled(tmp_path: Path) -> None:
     broker = published("a", "a")
     gate = anyio.Event()
     cancelled = 0
@@ -185,7 +185,7 @@ async def test_a_drain_while_it_is_being_cancelled_waits_for_its_end(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_the_deadline_of_a_drain_is_no_failure(tmp_path: Path) -> None:
+async def test_a_cancellation_by_a_drain_is_no_failure(tmp_path: Path) -> None:
     broker = published("a")
     handler = Gated()
     letters = MemoryDeadLetters(broker)
