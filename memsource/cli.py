@@ -13,10 +13,13 @@ from memsource.history import journal
 
 def check(
     files: list[Path] = typer.Argument(
-        help="Files of histories and journals, or folders of them.", metavar="FILE", show_default=False
+        help="Files or folders of histories and journals.", metavar="FILE", show_default=False
     ),
 ) -> None:
-    """Check the promises over histories. Exit 0 passed, 1 violated, 2 unproven, 3 unreadable."""
+    """Check the promises over histories.
+
+    Exit 0 passed, 1 violated, 2 unproven, 3 unreadable.
+    """
     checked = check_files(files)
     if checked.verdicts:
         typer.echo(checked.text)
@@ -29,7 +32,10 @@ def convert(
     files: list[Path] = typer.Argument(help="History files.", metavar="FILE", show_default=False),
     to: Path = typer.Option(..., help="Folder to create for the Parquet files.", metavar="DIR", show_default=False),
 ) -> None:
-    """Make a Parquet file of each history file, and print its name. Exit 0 done, 3 unreadable."""
+    """Make a Parquet file of each history file and print its name.
+
+    Exit 0 done, 3 unreadable.
+    """
     try:
         made = journal.convert(files, to)
     except journal.JournalError as error:

@@ -1,4 +1,4 @@
-"""``lanes dead-letters …``: list, show, replay and drop what was parked.
+"""``lanes dead-letters …``: list, show, replay and drop dead letters.
 
 An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. ``kafka`` is called with topic,
 server, configuration file and settings; ``jetstream`` is called with server and subject.
@@ -31,37 +31,37 @@ from lanes.workers.outcomes import counts
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AT_ONCE: Final = 16
-"""Letters that are in memory at once."""
+"""Number of dead letters in memory at once."""
 
 _WIDE: Final = 200
-"""Columns of a table that no terminal shows."""
+"""Width of a table in columns when stdout is no terminal."""
 
-_ORDER: Final = "they come behind later messages of their keys: order against those is not claimed"
+_ORDER: Final = "they run after later messages of their keys, so order against those is not claimed"
 
-Topic = Annotated[str, typer.Option(help="Kafka: the topic of the dead letters.", metavar="NAME", show_default=False)]
+Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
 Config = Annotated[
     Path | None,
-    typer.Option(help="Kafka: the client's settings: name=value lines, or .json, or .toml.", metavar="FILE"),
+    typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE"),
 ]
 Setting = Annotated[
     list[str],
-    typer.Option("-X", help="Kafka: a setting that wins over the file's.", metavar="NAME=VALUE", show_default=False),
+    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
 ]
 Subject = Annotated[
-    str, typer.Option(help="JetStream: the subject of the dead letters.", metavar="NAME", show_default=False)
+    str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
 ]
 Server = Annotated[
-    str, typer.Option(help="JetStream: the server's URL; Kafka: host:port.", metavar="URL", show_default=False)
+    str, typer.Option(help="URL of a NATS server, or host:port of a Kafka broker.", metavar="URL", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Id = Annotated[str, typer.Argument(help="As `list` shows it.", metavar="ID", show_default=False)]
-Ids = Annotated[list[str], typer.Argument(help="As `list` shows them.", metavar="ID", show_default=False)]
+Id = Annotated[str, typer.Argument(help="Id as `list` shows it.", metavar="ID", show_default=False)]
+Ids = Annotated[list[str], typer.Argument(help="Ids as `list` shows them.", metavar="ID", show_default=False)]
 
 Work = Callable[[DeadLetterBox], Awaitable[int]]
 
 
 class Where(NamedTuple):
-    """Which letters: a topic of Kafka, or a subject of JetStream."""
+    """The place of the dead letters: a topic of Kafka, or a subject of JetStream."""
 
     topic: str
     config: Path | None
@@ -73,7 +73,7 @@ class Where(NamedTuple):
         return printable(self.topic or self.subject)
 
     def box(self) -> DeadLetterBox:
-        """The box of these letters, not open. Raises ``ConfigError``; ends the process where an extra is missing."""
+        """Make the box. Raises ``ConfigError``; ends the process when an option or an extra is missing."""
         if bool(self.topic) == bool(self.subject):
             stop("`lanes dead-letters` needs --topic (Kafka) or --subject (JetStream), one of the two", EXIT_USAGE)
         if self.subject:
@@ -95,23 +95,23 @@ dead_letters = command_group("List, show, replay and drop dead letters.")
 
 
 @dead_letters.command("list")
-def list_letters(
+def list_dead_letters(
     topic: Topic = "",
     config: Config = None,
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
-    limit: Annotated[int, typer.Option(min=1, help="Only so many, the oldest first.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List what is parked: where it came from and why. Shows no key and no payload."""
+    """List dead letters with their origins and errors. Shows no key and no payload."""
     where = Where(topic, config, settings, subject, server)
     _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
 
 
 @dead_letters.command()
 def show(
-    letter: Id,
+    id_: Id,
     topic: Topic = "",
     config: Config = None,
     settings: Setting = [],  # noqa: B006 (typer copies it)
@@ -120,52 +120,49 @@ def show(
     with_payload: Annotated[bool, typer.Option("--payload", help="Show subject, key, headers and value too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one letter."""
+    """Show one dead letter."""
     _run(
         Where(topic, config, settings, subject, server),
-        functools.partial(_show, letter=checked([letter])[0], with_payload=with_payload, as_json=as_json),
+        functools.partial(_show, id_=checked([id_])[0], with_payload=with_payload, as_json=as_json),
     )
 
 
 @dead_letters.command("replay")
-def replay_letters(
-    letters: Ids = [],  # noqa: B006 (typer copies it)
+def replay_dead_letters(
+    ids: Ids = [],  # noqa: B006 (typer copies it)
     topic: Topic = "",
     config: Config = None,
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
-    every: Annotated[bool, typer.Option("--all", help="All that is parked, the oldest first.")] = False,
-    handler: Annotated[
-        str, typer.Option(help="The handler to run, as package.module:function.", show_default=False)
-    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="Replay every dead letter, the oldest first.")] = False,
+    handler: Annotated[str, typer.Option(help="Handler to run, as package.module:function.", show_default=False)] = "",
     decode: Annotated[
-        str, typer.Option(help="What makes message.data, as package.module:function.", show_default=False)
+        str, typer.Option(help="Function that makes message.data, as module:function.", show_default=False)
     ] = "",
     to_origin: Annotated[
-        bool, typer.Option("--to-origin", help="Publish them where they came from, at the end.")
+        bool, typer.Option("--to-origin", help="Publish them again, at the end of their origin.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run your handler over letters, or publish them again. What succeeds is listed no more.
+    """Run a handler over dead letters, or publish them again.
 
-    Exit 0 all done, now or before; 3 some failed and stay. Letters are replayed one at a time, behind later
-    messages of their keys: order against those is not claimed. Replaying one twice does nothing the second time,
-    but for what is interrupted between the effect and its mark.
+    Exit 0 all are done, now or before; 3 some failed and stay listed. Dead letters are replayed one at a time, after
+    later messages of their keys, so order against those is not claimed. A second replay of one does nothing. It may
+    have the effect again when the first one was interrupted between the effect and its mark.
     """
-    if bool(letters) == every:
+    if bool(ids) == every:
         stop("`lanes dead-letters replay` needs IDs, or --all, one of the two", EXIT_USAGE)
     if bool(handler) == to_origin or (decode and to_origin):
         stop("`lanes dead-letters replay` needs --handler, or --to-origin without --decode", EXIT_USAGE)
-    ids = checked(letters)
     act = _publish if to_origin else _handle(handler, decode)
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_replay, ids=ids, act=act, as_json=as_json))
+    _run(where, functools.partial(_replay, ids=checked(ids), act=act, as_json=as_json))
 
 
 @dead_letters.command()
 def drop(
-    letters: Ids,
+    ids: Ids,
     topic: Topic = "",
     config: Config = None,
     settings: Setting = [],  # noqa: B006 (typer copies it)
@@ -173,13 +170,13 @@ def drop(
     server: Server = "",
     as_json: AsJson = False,
 ) -> None:
-    """Give letters up: they are listed no more. Dropping one twice does nothing the second time."""
+    """Drop dead letters for good. Dropping one again does nothing."""
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_drop, ids=checked(letters), as_json=as_json))
+    _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
 
 
 def _run(where: Where, work: Work) -> None:
-    """Do it with the open box, and end with its status; an error of ``lanes`` is one line."""
+    """Do the work with an open box, and end with its status. An error of ``lanes`` is one line."""
 
     async def job() -> int:
         async with _opened(where.box()) as box:
@@ -190,7 +187,7 @@ def _run(where: Where, work: Work) -> None:
     except LanesError as error:
         stop(printable(str(error)))
     except KeyboardInterrupt:
-        stop("interrupted: what was said to be done is done", EXIT_INTERRUPTED)
+        stop("interrupted; every dead letter that is shown as done is done", EXIT_INTERRUPTED)
     raise typer.Exit(status)
 
 
@@ -200,20 +197,20 @@ async def _opened(box: DeadLetterBox) -> AsyncIterator[DeadLetterBox]:
     try:
         yield box
         if box.other_messages:
-            _note(f"{box.other_messages} messages there are no dead letters, and are left alone")
+            _note(f"{box.other_messages} other messages are no dead letters, and stay as they are")
     finally:
         await box.aclose()
 
 
 async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> int:
-    # One more than is shown says that there are more.
+    # One more id than the limit shows whether there are more.
     ids = await box.ids(limit + 1)
     shown: list[Any] = []
     for start in range(0, min(limit, len(ids)), _AT_ONCE):
         wanted = ids[start : min(start + _AT_ONCE, limit)]
         found = await box.find(wanted)
-        parked = [letter for letter in map(found.get, wanted) if isinstance(letter, StoredDeadLetter)]
-        shown += map(document if as_json else row, parked)
+        stored = [one for one in map(found.get, wanted) if isinstance(one, StoredDeadLetter)]
+        shown += map(document if as_json else row, stored)
     if as_json:
         for one in shown:
             typer.echo(json.dumps(one))
@@ -227,16 +224,16 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> 
     else:
         _note(f"{where}: no dead letters")
     if len(ids) > limit:
-        _note(f"there are more than {limit}: --limit shows more of them")
+        _note(f"there are more than {limit}; use --limit to show more of them")
     return 0
 
 
-async def _show(box: DeadLetterBox, letter: str, with_payload: bool, as_json: bool) -> int:
-    found = (await box.find([letter])).get(letter)
+async def _show(box: DeadLetterBox, id_: str, with_payload: bool, as_json: bool) -> int:
+    found = (await box.find([id_])).get(id_)
     if not isinstance(found, StoredDeadLetter):
-        became = _elsewhere(box, found)
-        _note(f"{letter}: {became.said}")
-        return 0 if became.done else EXIT_UNUSABLE
+        result = _elsewhere(box, found)
+        _note(f"{id_}: {result.said}")
+        return 0 if result.done else EXIT_UNUSABLE
     if as_json:
         typer.echo(json.dumps(document(found, with_payload=with_payload)))
         return 0
@@ -252,26 +249,26 @@ async def _show(box: DeadLetterBox, letter: str, with_payload: bool, as_json: bo
 
 
 Act = Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[str]]
-"""What is done with a letter; returns what is to be said of it. Raises what it fails with."""
+"""Replays a dead letter; returns the text for the user, or raises the error of the replay."""
 
 
-async def _publish(box: DeadLetterBox, parked: StoredDeadLetter) -> str:
-    return f"replayed: it is {await box.publish(parked)} now"
+async def _publish(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
+    return f"replayed: it is {await box.publish(stored)} now"
 
 
 def _handle(handler: str, decode: str) -> Act:
     run = _loaded("--handler", handler)
     read = _loaded("--decode", decode) if decode else None
 
-    async def act(box: DeadLetterBox, parked: StoredDeadLetter) -> str:
-        await replay(parked.dead_letter, run, read)
+    async def act(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
+        await replay(stored.dead_letter, run, read)
         return "replayed"
 
     return act
 
 
-class _Became(NamedTuple):
-    """What became of a letter. ``done``: what was asked for, now or before; ``said``: the same for people."""
+class _Result(NamedTuple):
+    """The result for one dead letter; ``done`` = it is as the user wants it, ``said`` = text for people."""
 
     state: Literal["replayed", "dropped", "stays", "gone", "unknown"]
     done: bool
@@ -291,88 +288,88 @@ async def _drop(box: DeadLetterBox, ids: Sequence[str], as_json: bool) -> int:
 async def _each(
     box: DeadLetterBox,
     ids: Sequence[str],
-    one: Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[_Became]],
+    one: Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[_Result]],
     *,
     as_json: bool,
 ) -> int:
-    """Do it to every letter that is parked, say what became of each, and return the status."""
+    """Do it to every dead letter that is not disposed of, print each result, and return the status."""
     failed = 0
-    for letter in ids:
-        # One at a time, so that what somebody else does meanwhile is seen.
-        found = (await box.find([letter])).get(letter)
+    for id_ in ids:
+        # One at a time, so that a concurrent command is noticed.
+        found = (await box.find([id_])).get(id_)
         if isinstance(found, StoredDeadLetter):
             try:
-                became = await one(box, found)
+                result = await one(box, found)
             except _Stays as why:
-                became = _Became("stays", False, str(why))
+                result = _Result("stays", False, str(why))
         else:
-            became = _elsewhere(box, found)
-        failed += not became.done
-        typer.echo(json.dumps({"id": letter} | became._asdict()) if as_json else printable(f"{letter}: {became.said}"))
+            result = _elsewhere(box, found)
+        failed += not result.done
+        typer.echo(json.dumps({"id": id_} | result._asdict()) if as_json else printable(f"{id_}: {result.said}"))
     if failed:
         _note(f"{failed} of {len(ids)} failed")
     return EXIT_UNUSABLE if failed else 0
 
 
 class _Stays(Exception):
-    """A letter stays parked, or may be replayed again."""
+    """A dead letter stays listed."""
 
 
-async def _replay_one(box: DeadLetterBox, parked: StoredDeadLetter, act: Act) -> _Became:
-    letter = parked.dead_letter
-    if parked.whole_size is not None:
+async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) -> _Result:
+    dead_letter = stored.dead_letter
+    if stored.whole_size is not None:
         raise _Stays(
-            f"stays: it was cut to {len(letter.value)} of {parked.whole_size} bytes; take the whole message "
-            f"from {letter.source}/{letter.partition} position {letter.position}, then drop the letter"
+            f"stays: its value was cut to {len(dead_letter.value)} of {stored.whole_size} bytes; take the message from "
+            f"{dead_letter.source}/{dead_letter.partition} position {dead_letter.position}, then drop this one"
         )
     try:
-        said = await act(box, parked)
+        said = await act(box, stored)
     except BaseException as error:
         if not counts(error):
             raise
         raise _Stays(f"stays: {type(error).__qualname__}: {error_text(error)}") from error
-    await _dispose(box, parked, "replayed")
-    return _Became("replayed", True, said)
+    await _dispose(box, stored, "replayed")
+    return _Result("replayed", True, said)
 
 
-async def _drop_one(box: DeadLetterBox, parked: StoredDeadLetter) -> _Became:
-    await _dispose(box, parked, "dropped")
-    return _Became("dropped", True, "dropped")
+async def _drop_one(box: DeadLetterBox, stored: StoredDeadLetter) -> _Result:
+    await _dispose(box, stored, "dropped")
+    return _Result("dropped", True, "dropped")
 
 
-async def _dispose(box: DeadLetterBox, parked: StoredDeadLetter, how: Disposition) -> None:
+async def _dispose(box: DeadLetterBox, stored: StoredDeadLetter, how: Disposition) -> None:
     try:
-        await box.dispose(parked, how)
+        await box.dispose(stored, how)
     except SourceError as error:
         raise _Stays(
-            f"{how}, but that could not be written down, so it is listed still ({error}): drop it when that is mended"
+            f"{how}, but it is still listed, because that could not be written down ({error}); drop it later"
         ) from error
 
 
-def _elsewhere(box: DeadLetterBox, found: Disposition | None) -> _Became:
-    """What has become of a letter that is not parked."""
+def _elsewhere(box: DeadLetterBox, found: Disposition | None) -> _Result:
+    """Return the result for a dead letter that is not listed."""
     if found is not None:
-        return _Became(found, True, f"already {found}")
+        return _Result(found, True, f"already {found}")
     if box.remembers:
-        return _Became("unknown", False, "there is no such dead letter")
-    return _Became("gone", True, "not there: already replayed or dropped, or never here")
+        return _Result("unknown", False, "no such dead letter")
+    return _Result("gone", True, "not listed: already replayed or dropped, or never here")
 
 
 def checked(ids: Sequence[str]) -> list[str]:
-    """Ids as they are written, each once; anything else ends the process with one line."""
-    for letter in ids:
-        if not letter.isascii() or _ID.fullmatch(letter) is None:
-            stop(f"ID {letter!a}: must be 32 hex digits, as `lanes dead-letters list` shows them")
+    """Return the ids, each once. A malformed id ends the process."""
+    for id_ in ids:
+        if not id_.isascii() or _ID.fullmatch(id_) is None:
+            stop(f"ID {id_!a}: must be 32 hex digits, as `lanes dead-letters list` shows them")
     return list(dict.fromkeys(ids))
 
 
 def _loaded(option: str, text: str) -> Callable[..., object]:
-    """The function that an option names; anything else ends the process with one line."""
+    """Import the function that an option names. Any other value ends the process."""
     module, colon, path = text.partition(":")
     if not module or not colon or not path or module.endswith(".py"):
         stop(f"{option} {text!a}: must be package.module:function, without .py")
     if "" not in sys.path:
-        # As `python -m` has it: what is in the working folder can be named.
+        # A module of the working folder can be named, as with `python -m`.
         sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module)
@@ -380,9 +377,9 @@ def _loaded(option: str, text: str) -> Callable[..., object]:
             found = getattr(found, name)
     except Exception as error:
         why = printable(f"{type(error).__name__}: {error_text(error)}")
-        stop(f"{option} {text!a}: cannot be imported ({why}): correct it, or set PYTHONPATH")
+        stop(f"{option} {text!a}: cannot be imported ({why}); correct it, or set PYTHONPATH")
     if not callable(found):
-        stop(f"{option} {text!a}: is no function but a {type(found).__name__}: name a function")
+        stop(f"{option} {text!a}: is a {type(found).__name__}, not a function; name a function")
     return found
 
 

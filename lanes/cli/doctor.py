@@ -1,4 +1,4 @@
-"""What a ``lanes doctor …`` finds: one value for each thing it looked at, and how all of them are shown."""
+"""The results of a ``lanes doctor …``, and how they are shown."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
 
 class Check(NamedTuple):
-    """One thing that was looked at.
-
-    ``ok``: None = it works with less than could be, or could not be told; ``remedy`` is empty where nothing is to do.
-    """
+    """One result. ``ok`` is None for a limitation or an unknown; ``remedy`` is empty when there is nothing to do."""
 
     name: str
     ok: bool | None
@@ -31,9 +28,9 @@ class Check(NamedTuple):
 def conclude(
     checks: Sequence[Check], *, as_json: bool, facts: Mapping[str, object] | None = None, tables: Sequence[Table] = ()
 ) -> NoReturn:
-    """Print what was found, and end the command: 0 usable, 3 where something does not work.
+    """Print the results and end the command: 0 = usable, 3 = a check failed.
 
-    ``facts``: what the JSON says besides; ``tables``: what a terminal shows before it. Needs the extra ``cli``.
+    The JSON has the ``facts`` too. A terminal shows the ``tables`` first. Needs the extra ``cli``.
     """
     import typer
     from rich.console import Console
@@ -57,7 +54,7 @@ def _found(checks: Sequence[Check]) -> Table:
         table.add_column(heading, overflow="fold")
     for check in checks:
         detail = f"{check.detail}: {check.remedy}" if check.remedy else check.detail
-        # Other programs' words are anybody's text: none of it may steer the terminal.
+        # Texts of other programs are untrusted and must not steer the terminal.
         table.add_row(_MARKS[check.ok], _shown(check.name), _shown(detail))
     return table
 

@@ -1,4 +1,4 @@
-"""Dead letters as text and as JSON. Keys, headers and payloads are anybody's text: none of it may steer a terminal."""
+"""Dead letters as text and JSON. Keys, headers and payloads are untrusted text, which must not steer a terminal."""
 
 from __future__ import annotations
 
@@ -15,113 +15,114 @@ __all__ = ["document", "fields", "moment", "payload", "printable", "row", "row_h
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is not printed as a sign of its own."""
+    """Escape every character of a text that is not printable."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def row_headings() -> tuple[str, ...]:
-    """Of the columns of ``row``."""
-    return "id", "origin", "key", "attempts", "error", "parked", "bytes"
+    """Return the headings of ``row``."""
+    return "id", "origin", "key", "attempts", "error", "dead-lettered", "bytes"
 
 
-def row(parked: StoredDeadLetter) -> tuple[str, ...]:
-    """One letter of a list: neither its key nor anything of its content."""
-    letter = parked.dead_letter
+def row(stored: StoredDeadLetter) -> tuple[str, ...]:
+    """Return the row of a list, without the key and the content."""
+    dead_letter = stored.dead_letter
     return (
-        letter.id,
-        _origin(letter),
-        key_hash(letter.key),
-        str(letter.attempts),
-        printable(letter.error_type),
-        moment(letter.time),
-        str(_size(parked)),
+        dead_letter.id,
+        _origin(dead_letter),
+        key_hash(dead_letter.key),
+        str(dead_letter.attempts),
+        printable(dead_letter.error_type),
+        moment(dead_letter.time),
+        str(_size(stored)),
     )
 
 
-def fields(parked: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[tuple[str, str]]:
-    """What there is to know of a letter, by name. ``with_payload``: subject, key and headers too."""
-    letter = parked.dead_letter
-    yield "id", letter.id
-    yield "lies at", printable(parked.place)
-    yield "origin", _origin(letter)
-    yield "key", f"{key_hash(letter.key)} (hash)"
-    yield "published", "unknown" if letter.timestamp is None else moment(letter.timestamp)
-    yield "parked", moment(letter.time)
-    yield "attempts", str(letter.attempts)
-    yield "error", printable(letter.error_type)
-    yield "text", printable(letter.error_text)
-    yield "epoch", str(letter.epoch)
-    size = "none, a tombstone" if letter.tombstone else f"{len(letter.value)} bytes"
-    if parked.whole_size is not None:
-        size += f" of {parked.whole_size}: it was cut"
+def fields(stored: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[tuple[str, str]]:
+    """Return the names and values of a dead letter; with ``with_payload`` subject, key and headers too."""
+    dead_letter = stored.dead_letter
+    yield "id", dead_letter.id
+    yield "stored at", printable(stored.place)
+    yield "origin", _origin(dead_letter)
+    yield "key", f"{key_hash(dead_letter.key)} (hash)"
+    yield "published", "unknown" if dead_letter.timestamp is None else moment(dead_letter.timestamp)
+    yield "dead-lettered", moment(dead_letter.time)
+    yield "attempts", str(dead_letter.attempts)
+    yield "error", printable(dead_letter.error_type)
+    yield "text", printable(dead_letter.error_text)
+    yield "epoch", str(dead_letter.epoch)
+    size = "none, a tombstone" if dead_letter.tombstone else f"{len(dead_letter.value)} bytes"
+    if stored.whole_size is not None:
+        size += f" of {stored.whole_size}: it was cut"
     yield "value", size
     if not with_payload:
-        yield "headers", str(len(letter.headers))
+        yield "headers", str(len(dead_letter.headers))
         return
-    yield "subject", printable(letter.subject)
-    yield "key", "none" if letter.key is None else _text(letter.key)
-    if letter.record_key not in (None, letter.key):
-        yield "record key", _text(letter.record_key or b"")
-    nulls = set(letter.null_headers)
-    for index, (name, value) in enumerate(letter.headers):
+    yield "subject", printable(dead_letter.subject)
+    yield "key", "none" if dead_letter.key is None else _text(dead_letter.key)
+    if dead_letter.record_key not in (None, dead_letter.key):
+        yield "record key", _text(dead_letter.record_key or b"")
+    nulls = set(dead_letter.null_headers)
+    for index, (name, value) in enumerate(dead_letter.headers):
         yield f"header {printable(name)}", "no value" if index in nulls else _text(value)
 
 
-def payload(letter: DeadLetter) -> str:
-    """The value, line by line."""
-    return "\n".join(_text(line) for line in letter.value.split(b"\n"))
+def payload(dead_letter: DeadLetter) -> str:
+    """Return the value, line by line."""
+    return "\n".join(_text(line) for line in dead_letter.value.split(b"\n"))
 
 
-def document(parked: StoredDeadLetter, *, with_payload: bool = False) -> dict[str, Any]:
-    """A letter for JSON. ``with_payload``: subject, key, headers and value too, in base64."""
-    letter = parked.dead_letter
+def document(stored: StoredDeadLetter, *, with_payload: bool = False) -> dict[str, Any]:
+    """Return a dead letter for JSON; with ``with_payload`` subject, key, headers and value too, in base64."""
+    dead_letter = stored.dead_letter
     found: dict[str, Any] = {
-        "id": letter.id,
-        "place": parked.place,
-        "source": letter.source,
-        "partition": letter.partition,
-        "position": letter.position,
-        "key_hash": key_hash(letter.key),
-        "attempts": letter.attempts,
-        "error": letter.error_type,
-        "error_text": letter.error_text,
-        "epoch": letter.epoch,
-        "time": letter.time,
-        "published": letter.timestamp,
-        "bytes": _size(parked),
-        "cut": parked.whole_size is not None,
+        "id": dead_letter.id,
+        "place": stored.place,
+        "source": dead_letter.source,
+        "partition": dead_letter.partition,
+        "position": dead_letter.position,
+        "key_hash": key_hash(dead_letter.key),
+        "attempts": dead_letter.attempts,
+        "error": dead_letter.error_type,
+        "error_text": dead_letter.error_text,
+        "epoch": dead_letter.epoch,
+        "time": dead_letter.time,
+        "published": dead_letter.timestamp,
+        "bytes": _size(stored),
+        "cut": stored.whole_size is not None,
     }
     if with_payload:
-        nulls = set(letter.null_headers)
+        nulls = set(dead_letter.null_headers)
         found |= {
-            "subject": letter.subject,
-            "key": None if letter.key is None else _base64(letter.key),
-            "value": None if letter.tombstone else _base64(letter.value),
+            "subject": dead_letter.subject,
+            "key": None if dead_letter.key is None else _base64(dead_letter.key),
+            "value": None if dead_letter.tombstone else _base64(dead_letter.value),
             "headers": [
-                [name, None if index in nulls else _base64(value)] for index, (name, value) in enumerate(letter.headers)
+                [name, None if index in nulls else _base64(value)]
+                for index, (name, value) in enumerate(dead_letter.headers)
             ],
         }
     return found
 
 
 def moment(seconds: float) -> str:
-    """Seconds since the epoch as a time in UTC; as they are beyond the year 9999."""
+    """Format seconds since the epoch as a time in UTC, or as seconds after the year 9999."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
         return f"{seconds:.0f} s"
 
 
-def _origin(letter: DeadLetter) -> str:
-    return f"{printable(letter.source)}/{letter.partition} {letter.position}"
+def _origin(dead_letter: DeadLetter) -> str:
+    return f"{printable(dead_letter.source)}/{dead_letter.partition} {dead_letter.position}"
 
 
-def _size(parked: StoredDeadLetter) -> int:
-    return len(parked.dead_letter.value) if parked.whole_size is None else parked.whole_size
+def _size(stored: StoredDeadLetter) -> int:
+    return len(stored.dead_letter.value) if stored.whole_size is None else stored.whole_size
 
 
 def _text(content: bytes) -> str:
-    """Text where it is text, else its bytes in hex."""
+    """Decode text, or show bytes in hex."""
     try:
         return printable(content.decode())
     except UnicodeDecodeError:

@@ -41,7 +41,7 @@ def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
     place.park(*(of(place) for _ in range(20)))
     said = command("list", *place.options, "--json", "--limit", "18")
     assert len(said.out.splitlines()) == 18
-    assert said.err == "lanes: there are more than 18: --limit shows more of them\n"
+    assert said.err == "lanes: there are more than 18; use --limit to show more of them\n"
     said = command("list", *place.options, "--json", "--limit", "20")
     assert (len(said.out.splitlines()), said.err) == (20, "")
 
@@ -156,7 +156,7 @@ def test_a_letter_that_was_cut_is_not_replayed(command: Command, kafka: KafkaSer
         said = command("replay", sent.id, *place.options, *how)
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
-        assert f"bytes; take the whole message from {where}, then drop the letter" in said.out
+        assert f"bytes; take the message from {where}, then drop this one" in said.out
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
     place.delete()

@@ -43,7 +43,7 @@ ID = "0" * 32
         (["replay", ID, *KAFKA, "--handler", "a.py:f"], 3, "must be package.module:function, without .py"),
         (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
-        (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is no function but a int"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is a int, not a function"),
     ],
 )
 def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: int, words: str) -> None:
