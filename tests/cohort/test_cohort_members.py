@@ -115,7 +115,7 @@ def test_second_cohort_is_refused() -> None:
             tasks.start_soon(first.run)
             await first.joined.wait()
             other = servers.member("b", config=config_of(cohort="billing"))
-            with pytest.raises(ConfigError, match=r"'orders' was set up otherwise.*'billing'.*another namespace"):
+            with pytest.raises(ConfigError, match=r"'orders' has other settings.*'billing'.*another namespace"):
                 await other.run()
             assert first.generation == servers.plan().generation == 1
             tasks.cancel_scope.cancel()

@@ -253,9 +253,9 @@ def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
 @pytest.mark.parametrize(
     ("retention", "margin", "said"),
     [
-        ("forever", 2.0, "retention='forever': must be"),
-        ("limits", 0.0, "margin=0.0: must be"),
-        ("limits", 5.0, "margin=5.0: must be"),
+        ("forever", 2.0, "retention='forever': use"),
+        ("limits", 0.0, "margin=0.0: use"),
+        ("limits", 5.0, "margin=5.0: use"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(retention: str, margin: float, said: str) -> None:

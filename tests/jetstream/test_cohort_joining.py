@@ -204,7 +204,7 @@ async def test_a_partition_count_that_was_changed_is_refused(cohort_stream: Coho
     config["subject_transform"]["dest"] = config["subject_transform"]["dest"].replace("partition(4", "partition(8")
     await stream.api(f"STREAM.UPDATE.{stream.name}", config)
     await refused(
-        stream.source("b"), "partitions is 4", "has 8", "namespace", f"'{stream.name}'", "divide it as it was"
+        stream.source("b"), "partitions is 4", "has 8", "namespace", f"'{stream.name}'", "divide it as before"
     )
     await refused(stream.source("b", partitions=4), "partitions=4", "divided into 8")
 

@@ -78,7 +78,7 @@ async def test_a_bucket_of_another_cohort_is_refused(cohort_stream: CohortStream
     foreign = encode(own).replace(f'"{stream.name}"'.encode(), b'"OTHER"')
     await store.write(CONFIG_KEY, foreign, revision=entry.revision)
     with anyio.fail_after(20):
-        with pytest.raises(lanes.ConfigError, match=r"another cohort's.*stream is 'OTHER'.*another namespace"):
+        with pytest.raises(lanes.ConfigError, match=r"belongs to another cohort.*stream is 'OTHER'.*another namespace"):
             await lanes.run(stream.source("b"), log.handler("b"), settings=FAST)
         with pytest.raises(lanes.ConfigError, match="on stream 'OTHER' in namespace 'lanes', not on"):
             await CohortView(Connection(client), stream.name, "lanes").status()

@@ -1,6 +1,7 @@
-"""What the machine of a cohort partition asks for, one thing at a time, and what it is told.
+"""The actions and events of a lease machine, and the results of its actions.
 
-Whoever drives it performs an action and gives back its result; ``lanes.cohort.membership`` does, over a ``LeaseStore``.
+A driver performs one action at a time and returns its result. ``lanes.cohort.keeper`` drives a machine over a
+``LeaseStore``.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before ``until`` (seconds of the clock; infinity = for ever), or an input comes."""
+    """Wait for an input, or until the time ``until`` (seconds of the clock)."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a key; the result is its ``(value, revision)``, or ``Unknown``."""
+    """Read a key. The result is its ``(value, revision)`` or ``Unknown``."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Compare and set; the result is the new revision, ``Refused`` or ``Unknown``. See
-    ``lanes.cohort.leases.LeaseStore``.
+    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``. The result is the new revision, ``Refused`` or
+    ``Unknown``.
 
-    Either with a ``revision``, that of the key itself, or with a ``fence``: another key and the revision it must have.
+    It compares the ``revision`` of the key itself, or a ``fence``: another key and the revision that it must have.
     """
 
     key: str
@@ -63,14 +64,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumers:
-    """Which durables the partition has; the result is ``Found`` or ``Unknown``. ``marked``: and the cohort's mark."""
+    """List the durables, and with ``marked`` the cohort's mark. The result is ``Found`` or ``Unknown``."""
 
     marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CreateConsumer:
-    """Create strictly; the result is None, ``Taken``, ``Overlapping`` or ``Unknown``."""
+    """Create a durable that must not exist. The result is None, ``Taken``, ``Overlapping`` or ``Unknown``."""
 
     epoch: int
     sub: int
@@ -80,7 +81,7 @@ class CreateConsumer:
 
 @dataclass(frozen=True, slots=True)
 class DeleteConsumer:
-    """Delete; the result is None or ``Unknown``."""
+    """Delete a durable. The result is None or ``Unknown``."""
 
     epoch: int
     sub: int
@@ -90,7 +91,7 @@ Action = Wait | Read | Write | FindConsumers | CreateConsumer | DeleteConsumer
 
 
 class Consumer(NamedTuple):
-    """A durable that was found; see ``lanes.cohort.leases.EpochConsumer``."""
+    """A durable of the partition; see ``lanes.cohort.leases.EpochConsumer``."""
 
     epoch: int
     sub: int
@@ -101,8 +102,10 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The durables of the partition, rising, and the server's clock in milliseconds. ``lease``: seconds, what the mark
-    of the cohort tells, where that was asked for and there is one."""
+    """The durables of the partition in rising order, and the server's clock in milliseconds.
+
+    ``lease`` is the number of seconds in the cohort's mark, if that was asked for and exists.
+    """
 
     consumers: tuple[Consumer, ...]
     server_ms: int
@@ -111,7 +114,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The name is taken, by an acquisition with this nonce."""
+    """The name is taken by an acquisition with this nonce."""
 
     nonce: str
 
@@ -127,21 +130,21 @@ class _Answer:
 
 
 Refused: Final = _Answer("Refused")
-"""The compare-and-set did not hold; nothing was written."""
+"""The comparison failed; nothing was written."""
 
 Unknown: Final = _Answer("Unknown")
-"""No answer: it may have happened, may happen later, or never."""
+"""No answer came: the action may have happened, may happen later, or never."""
 
 Overlapping: Final = _Answer("Overlapping")
-"""Another durable of the partition is there, and the retention allows one only."""
+"""Another durable of the partition exists, and the retention allows only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwned:
-    """The partition is this member's from now on: pull from the consumer ``(epoch, sub)``.
+    """This member owns the partition from now on: pull from the consumer ``(epoch, sub)``.
 
-    ``token``: the acquisition's epoch, what handlers get. ``done``: what is not to run again. ``again``: it was
-    this member's already (a takeover from itself): what is held and runs stays, only the consumer is new.
+    ``token`` is the epoch of the acquisition, which handlers get. ``done``: the sequences that must not run again.
+    ``again``: this member owned it already (a takeover from itself), so only the consumer is new.
     """
 
     epoch: int
@@ -153,19 +156,19 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """The plan gives the partition to somebody else: drain it, then call ``drained``."""
+    """The plan gives the partition to another member: drain it, then call ``drained``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """The partition is not this member's any more, or cannot be shown to be: nothing of it may start or be sent."""
+    """The ownership is lost or may be lost: start and send nothing more of the partition."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """What was revoked and drained is handed over: its ledger is written and its lease is free."""
+    """A revoked partition is handed over: its ledger is written and its lease is free."""
 
 
 LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

@@ -1,12 +1,11 @@
-"""One member's ownership of one partition of a cohort: what to ask of the bucket and of the consumers, in which order.
+"""The lease machine: how one member acquires, keeps and releases one partition of a cohort.
 
-The protocol is that of ``docs/model``; the phases and their transitions are in ``phases``. Whoever drives a machine
-calls ``next``, performs what it returns, one action at a time, and gives the result to ``apply``; inputs come between
-and during actions as they please, and after each of them ``next`` is asked again. After every call the driver acts on
-``events`` and empties the list, and moves ``deadline`` to whatever starts handlers.
+The protocol is that of ``docs/model``; ``phases`` has the phases and their transitions. The driver calls ``next``,
+performs the action that it returns, and passes the result to ``apply``, one action at a time. Inputs may come between
+and during actions; after each of them the driver calls ``next`` again. After every call the driver acts on ``events``,
+empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: it is one machine. Every phase reads and writes the same twenty fields, and whoever looks for what may
-change one of them has to find all of it here.
+The module is long because it is one machine: every phase reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from lanes.core.types import NEVER
 __all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "LeaseMachine"]
 
 LOOK_SECONDS: Final = 0.25
-"""Seconds until a lease that is held is read again, and until what had no answer is asked again."""
+"""Seconds until a lease of another member is read again, and until an action without an answer is repeated."""
 
 LIMITS: Final = "limits"
 WORKQUEUE: Final = "workqueue"
@@ -52,7 +51,7 @@ INTEREST: Final = "interest"
 PAST: Final = -NEVER
 
 Handler = Callable[[Any, float, float], None]
-"""What an action's result is given to, with the clock now and before it was sent."""
+"""Takes the result of an action, the time now, and the time before it was sent."""
 
 _NO_STATE: Final = State(0, NOTHING)
 
@@ -60,23 +59,24 @@ _NO_STATE: Final = State(0, NOTHING)
 class LeaseMachine:
     """The machine of one partition at one member. Times are seconds of a monotonic clock that counts suspension.
 
-    ``retention``: of the stream, ``limits``, ``workqueue`` or ``interest``. ``ttl``: of the lease, whole seconds;
-    ``margin``: so much before its end nothing starts any more. ``phase``: for status. Raises ``ValueError`` for another
+    ``retention`` is that of the stream. A lease lasts ``ttl`` seconds, and no handler starts in the last ``margin``
+    seconds of it. ``obstructed``: a foreign consumer prevents this acquisition. ``outlasting``: the bucket was lost,
+    and the machine waits for a lease of that many seconds, longer than its own. Raises ``ValueError`` for an unknown
     retention, and for a margin that is not above 0 and below half of the lease.
 
-    No method blocks. ``IllegalInput`` names the phase and the input: a bug of the driver.
+    No method blocks. ``IllegalInput``, with the phase and the input, means a bug of the driver.
     """
 
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
         if retention not in (LIMITS, WORKQUEUE, INTEREST):
-            raise ValueError(f"retention={retention!r}: must be {LIMITS!r}, {WORKQUEUE!r} or {INTEREST!r}")
+            raise ValueError(f"retention={retention!r}: use {LIMITS!r}, {WORKQUEUE!r} or {INTEREST!r}")
         if not 0 < margin < ttl / 2:
-            raise ValueError(f"margin={margin}: must be more than 0 s and less than half of the lease, of {ttl} s")
+            raise ValueError(f"margin={margin}: use more than 0 s and less than half of the lease of {ttl} s")
         self.partition = partition
         self.member = member
         self.phase = phases.IDLE
         self.events: list[LeaseEvent] = []
-        # Two consumers of a partition exclude each other, and what is acknowledged is gone from the stream.
+        # A work queue allows one consumer of a partition, and removes acknowledged messages from the stream.
         self._alone = retention == WORKQUEUE
         self._ttl = ttl
         self._margin = margin
@@ -87,31 +87,31 @@ class LeaseMachine:
         self._then: Handler | None = None
         self._not_before = PAST
         self._held_lease: HeldLease | None = None
-        self._announced = False  # `LeaseOwned` was given, and neither `LeaseLost` nor `LeaseReleased` since
+        self._announced = False  # after `LeaseOwned`, until `LeaseLost` or `LeaseReleased`
         self._epoch = 0
         self._sub = 0
-        self._done: Done = NOTHING  # what the state says, or is about to
+        self._done: Done = NOTHING  # as in the state, or about to be written there
         self._lower: list[tuple[int, int]] = []  # consumers to delete: epoch and sub-number
         self._checkpoint: Done | None = None
         self._seen = False
         self._unswept = False
         self._release_revision: int | None = None
-        self.obstructed = False  # this acquisition: a consumer that is not the cohort's excludes the one to create
-        self.outlasting = 0.0  # seconds of a lease, longer than its own, that is waited for: the bucket was lost
-        self._waited = False  # long enough for a state that is missing
+        self.obstructed = False
+        self.outlasting = 0.0
+        self._waited = False  # long enough to trust that a state is missing
         self._free_revision = 0
-        self._claim = ("", 0.0)  # the acquisition under way: its nonce, and when it was sent
+        self._claim = ("", 0.0)  # nonce and time of the acquisition under way
         self._state = _NO_STATE
         self._stopped = False
-        self._ended = True  # of what was drained nothing runs any more
+        self._ended = True  # no handler of the drained partition runs
 
-    # --- what a driver looks at
+    # --- the state for the driver
 
     @property
     def deadline(self) -> float:
-        """Nothing of the partition starts at or after it; minus infinity while it is not owned, or is handed over.
+        """The time from which no handler may start; minus infinity unless the partition is owned or drains.
 
-        It only rises while the partition is owned, and never once it has passed.
+        It only rises while the partition is owned, and never after it has passed.
         """
         if self._held_lease is None or not self._announced or self.phase in (phases.SAVING, phases.RELEASING):
             return PAST
@@ -119,25 +119,25 @@ class LeaseMachine:
 
     @property
     def token(self) -> int | None:
-        """The epoch of the acquisition, what handlers get; None while the partition is not owned."""
+        """The epoch of the acquisition, which handlers get; None while the partition is not owned."""
         return self._epoch if self._announced else None
 
     @property
     def consumer(self) -> tuple[int, int] | None:
-        """Epoch and sub-number of the consumer to pull from; None while there is none, in a takeover too."""
+        """Epoch and sub-number of the consumer to pull from; None while there is none, such as in a takeover."""
         return (self._epoch, self._sub) if self.phase in (phases.OWNED, phases.DRAINING) else None
 
     @property
     def idle(self) -> bool:
-        """It holds nothing, wants nothing and has nothing under way: after ``stop`` the member may leave."""
+        """Whether no lease is held or wanted and no action is under way: after ``stop`` the member may leave."""
         return self.phase == phases.IDLE and self._asked is None
 
     # --- inputs
 
     def planned(self, mine: bool, now: float) -> None:
-        """The plan gives the partition to this member, or does not. Idempotent; nothing is mine after ``stop``.
+        """Tell whether the plan gives the partition to this member. Idempotent; after ``stop`` it never does.
 
-        One that was revoked is handed over, whatever the plan says meanwhile, and then acquired anew.
+        A revoked partition is first handed over, and then acquired again if the plan says so.
         """
         self.expire(now)
         self._wanted = mine and not self._stopped
@@ -150,21 +150,21 @@ class LeaseMachine:
             self._step("unplanned")
 
     def stop(self, now: float) -> None:
-        """The member leaves: drain and release as after ``planned(False)``, and take nothing again. Idempotent."""
+        """Drain and release as after ``planned(False)``, and never acquire again. Idempotent."""
         self._stopped = True
         self.planned(False, now)
 
     def hinted(self, now: float) -> None:
-        """The lease may have changed: look again at once, if it is that what ``next`` waits for. Idempotent."""
+        """Read the lease again at once if the machine waits for it, because it may have changed. Idempotent."""
         if self.phase == phases.LOOKING:
             self._not_before = now
 
     def takeover(self, done: Done, now: float) -> None:
-        """A delivery is missing, or the connection was lost: make another consumer for the same epoch.
+        """Make another consumer for the same epoch, after a missing delivery or a lost connection.
 
-        ``done``: the whole ledger. What is held and what runs stays, and what is queued may start within the deadline;
-        from the gap on nothing is taken in before the ``LeaseOwned`` that follows, with ``again``. No effect where it
-        is not owned, drains, or is taken over already.
+        ``done`` is the whole ledger. Messages in flight stay, and queued ones may start within the deadline. From the
+        gap on no delivery is taken in before the next ``LeaseOwned``, which has ``again``. Ignored unless the partition
+        is owned.
         """
         self.expire(now)
         if self.phase == phases.OWNED:
@@ -175,20 +175,20 @@ class LeaseMachine:
             self._step("takeover")
 
     def checkpoint(self, done: Done, now: float) -> None:
-        """Write the whole ledger now, so that a crash repeats only what follows. The last one given counts.
+        """Write the whole ledger now, so that a crash repeats only later work.
 
-        It is tried until it is written, drained or lost. No effect where the partition is not owned.
+        The write is repeated until it succeeds, a newer checkpoint replaces it, or the ownership ends. Ignored for a
+        partition that is not owned.
         """
         self.expire(now)
         if self._announced and self.phase not in (phases.SAVING, phases.RELEASING):
             self._checkpoint = done
 
     def seen(self, consumers: Iterable[tuple[int, int]], now: float) -> None:
-        """Epoch and sub-number of the partition's durables, as a listing has them: lower ones are deleted.
+        """Take a listing of the partition's durables, as epoch and sub-number; lower ones are deleted.
 
-        Without one between two renewals the machine asks for its own, where the retention lets garbage be made.
-
-        A listing may be late: a higher epoch is a reason to look at the lease, and nothing else is one for anything.
+        If none comes between two renewals, and the retention allows leftover durables, the machine asks for one. A
+        listing may be out of date, so a higher epoch only makes the machine read the lease.
         """
         self.expire(now)
         if self.phase not in (phases.OWNED, phases.DRAINING):
@@ -201,18 +201,17 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """The consumer that is pulled from does not exist any more: lost. No effect while ``consumer`` is None."""
+        """Give the partition up, because its consumer no longer exists. Ignored while ``consumer`` is None."""
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
-        """After ``LeaseRevoked``: no result of the partition counts any more, and ``done`` is the whole ledger.
+        """Answer ``LeaseRevoked``: no further result of the partition counts, and ``done`` is the whole ledger.
 
-        ``ended``: nothing of it runs. Where something does, the ledger is written all the same, and the lease is not
-        released but left to run out: nobody is to start what still runs before its deadline.
-
-        No effect after ``LeaseLost``, which may have come meanwhile. ``IllegalInput`` where nothing was revoked.
+        ``ended``: no handler of it runs. Otherwise the ledger is written and the lease expires instead of being
+        released, so that no other member starts a message that still runs here. Ignored after ``LeaseLost``.
+        ``IllegalInput`` if the partition was not revoked.
         """
         self.expire(now)
         if self.phase == phases.FENCED:
@@ -223,43 +222,42 @@ class LeaseMachine:
         self._checkpoint = None
 
     def ended(self, now: float) -> None:
-        """After ``LeaseLost``: every handler of the partition has ended, and it may be acquired again."""
+        """Answer ``LeaseLost``: every handler of the partition has ended, so it may be acquired again."""
         self._step("ended")
         if self._wanted:
             self._look()
 
-    # --- one action at a time, renewals between them, and the end of all at the deadline
+    # --- one action at a time, renewals between them, and the end at the deadline
 
     def next(self, now: float, nonce: str) -> Action:
-        """What to do next. A ``Wait`` ends at its time or with an input; ``apply`` gets the result of all others.
+        """The next action. A ``Wait`` ends at its time or with an input; ``apply`` takes the result of any other.
 
-        ``nonce``: fresh and random at every call, for an acquisition. ``IllegalInput`` while an action is under way.
+        ``nonce`` is a new random text at every call, for an acquisition. ``IllegalInput`` while an action is under way.
         """
         if self._asked is not None:
             raise IllegalInput(
                 f"cohort partition {self.partition}: 'next' is not allowed while {self.phase} and {self._asked} has no "
-                "result: a bug of lanes, please report it"
+                "result; a bug of lanes, please report it"
             )
         self.expire(now)
         if now < self._not_before:
-            return Wait(
-                self._not_before if self._held_lease is None else min(self._not_before, self._held_lease.expires)
-            )
+            held = self._held_lease
+            return Wait(self._not_before if held is None else min(self._not_before, held.expires))
         action = self._choose(now, nonce)
         if not isinstance(action, Wait):
             self._asked = action
         return action
 
     def apply(self, action: Action, result: Any, now: float, sent: float) -> None:
-        """The result of the action that ``next`` returned; ``sent``: the clock before it was sent.
+        """Take the result of the action that ``next`` returned; ``sent`` is the time before it was sent.
 
-        One that was given up has the result ``Unknown``. ``ValueError`` for a record that ``lanes`` did not write: what
-        was held is given up, and the driver may go on. ``IllegalInput`` for any other action.
+        An action without an answer has the result ``Unknown``. ``ValueError`` for a record that ``lanes`` did not
+        write: a held lease is given up, and the driver may go on. ``IllegalInput`` for any other action.
         """
         if action is not self._asked:
             raise IllegalInput(
                 f"cohort partition {self.partition}: a result of {action} is not allowed while {self.phase} waits for "
-                f"{self._asked}: a bug of lanes, please report it"
+                f"{self._asked}; a bug of lanes, please report it"
             )
         self._asked = None
         self.expire(now)
@@ -268,6 +266,8 @@ class LeaseMachine:
             return
         if result is Unknown:
             self._not_before = now + LOOK_SECONDS
+            if not isinstance(action, Write) and self.phase != phases.CONFIRMING:
+                return  # It is asked again.
         try:
             handler(result, now, sent)
         except ValueError as error:
@@ -277,7 +277,7 @@ class LeaseMachine:
             raise
 
     def expire(self, now: float) -> None:
-        """Give up what is past its deadline. ``next`` does it; a driver does too, while an action is under way."""
+        """Give up a lease past its deadline. ``next`` does so too; a driver calls it while an action is under way."""
         if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
 
@@ -297,7 +297,7 @@ class LeaseMachine:
                 return action
 
     def _action(self, now: float, nonce: str) -> Action | None:
-        """What the phase asks for; None where it went on to another one."""
+        """The action of the phase; None after a step to another phase."""
         match self.phase:
             case phases.IDLE | phases.FENCED:
                 return self._rest()
@@ -352,11 +352,11 @@ class LeaseMachine:
             case phases.REFINDING:
                 return self._ask(FindConsumers(), self._found_again)
             case phases.VERIFYING:
-                # It was entered with a renewal demanded, and no phase acts before a demanded renewal has succeeded.
+                # The renewal that was demanded on entry has succeeded: no phase acts before that.
                 self._step("verified")
                 return None
         raise AssertionError(
-            f"cohort partition {self.partition}: no step is known while {self.phase}: a bug of lanes, please report it"
+            f"cohort partition {self.partition}: no step is known while {self.phase}; a bug of lanes, please report it"
         )
 
     def _ask(self, action: Action, handler: Handler) -> Action:
@@ -376,7 +376,7 @@ class LeaseMachine:
         return self._held_lease
 
     def _lease(self, value: bytes | None) -> Lease | None:
-        """Whose the lease is; None = nobody's."""
+        """The lease in a value; None for a free one."""
         if not value:
             return None
         lease = decode(Lease, self._lease_key, value)
@@ -390,8 +390,6 @@ class LeaseMachine:
 
     def _renewal_read(self, result: Any, now: float, sent: float) -> None:
         held = self._required_lease()
-        if result is Unknown:
-            return
         value, revision = result
         lease = self._lease(value)
         if lease is None:
@@ -420,10 +418,10 @@ class LeaseMachine:
         )
 
     def _is_written(self, result: Any) -> bool:
-        """Whether a fenced write is known to be applied. If not, the lease is renewed before the next one.
+        """Whether a fenced write is known to be applied. If not, the lease is renewed before the next write.
 
-        A refusal may come from a renewal of this member's own; and a write that is still on its way must not come
-        after the next one: with the revision that it is fenced by gone, it cannot.
+        The refusal may come from a renewal of this member. The renewal also changes the fence, so a write that is still
+        on its way cannot apply after the next one.
         """
         if result is Refused or result is Unknown:
             self._required_lease().demand()
@@ -433,8 +431,6 @@ class LeaseMachine:
     # --- 1: acquire
 
     def _looked(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
         value, self._free_revision = result
         if self._lease(value) is None:
             self._step("free")
@@ -444,8 +440,6 @@ class LeaseMachine:
             self._not_before = now + LOOK_SECONDS
 
     def _checked(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
         value, _ = result
         if value:
             decode(State, self._state_key, value)
@@ -455,12 +449,11 @@ class LeaseMachine:
             return
         self._step("present")
 
-    def _surveyed(self, result: Any, now: float, sent: float) -> None:
-        """The state is missing, so the bucket was lost, and its lease too: an owner may believe in that for as long as
-        the longest lease of whoever made a consumer, for who owns has one."""
-        if result is Unknown:
-            return
-        found: Found = result
+    def _surveyed(self, found: Found, now: float, sent: float) -> None:
+        """Wait until every lease of a lost bucket has expired, because the state and the lease are missing.
+
+        Each owner has a consumer, which names its lease. The longest of these is the time to wait.
+        """
         longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])
         self.outlasting = longest if longest > self._ttl else 0.0
         self._step("surveyed")
@@ -485,7 +478,7 @@ class LeaseMachine:
             if lease is not None and lease.nonce == nonce:
                 self._hold(revision, claimed)
             else:
-                # If it is applied later, it expires: this nonce is never used again.
+                # If the write applies later, the lease expires: this nonce is never used again.
                 self._step("refused")
 
     def _hold(self, revision: int, sent: float) -> None:
@@ -497,34 +490,29 @@ class LeaseMachine:
     # --- 2: read, and choose the epoch
 
     def _state_read(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
         value, _ = result
         if value:
             self._state = decode(State, self._state_key, value)
         elif self._announced or self._waited:
             self._state = _NO_STATE
         else:
-            # It was lost since it was checked, and the lease that was acquired is one in a new bucket.
+            # The state was lost after the check, so the acquired lease is in a new bucket.
             self._held_lease = None
             self._step("missing")
             return
         self._step("read")
 
-    def _found(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
-        found: Found = result
+    def _found(self, found: Found, now: float, sent: float) -> None:
         highest = max(found.consumers, default=None)
         known = max(self._state.epoch, highest.epoch if highest else 0)
         if not self._announced:
-            # The server's clock: of an epoch that came and went with its bucket there is no other trace.
+            # The server's clock covers an epoch that left no trace, because its bucket was lost.
             self._epoch = max(known, found.server_ms) + 1
             self._sub = 0
             if self._epoch > HIGHEST:
                 raise ValueError(
-                    f"cohort partition {self.partition}: there is no epoch above {known}, which no clock has given: "
-                    "delete the durable of that epoch, and let nothing else make durables of such names"
+                    f"cohort partition {self.partition}: epoch {known} is the last possible one, and no clock gave it; "
+                    "delete the durable of that epoch, and let no other program create durables of such names"
                 )
             self._done = self._state.done
         elif known > self._epoch:
@@ -551,21 +539,16 @@ class LeaseMachine:
     # --- 4 and 5: create, verify, delete
 
     def _created(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
         if result is Overlapping:
             self._step("overlapping")
         elif isinstance(result, Taken) and result.nonce != self._required_lease().nonce:
             self._step("taken")
         else:
-            # Frozen before the create, it may have come behind the sweep of a successor: then the lease is another's.
+            # A member frozen before the create may create after the sweep of a new owner: verify the lease.
             self._required_lease().demand()
             self._step("created")
 
-    def _found_again(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
-        found: Found = result
+    def _found_again(self, found: Found, now: float, sent: float) -> None:
         highest = max(found.consumers, default=None)
         if highest is not None and highest[:2] > (self._epoch, self._sub):
             self._fence(f"the consumer of epoch {highest.epoch} is above this member's {self._epoch}")
@@ -581,9 +564,8 @@ class LeaseMachine:
         epoch, sub = lowest
 
         def deleted(result: Any, now: float, sent: float) -> None:
-            if result is not Unknown:
-                # They may have been listed anew meanwhile.
-                self._lower = [name for name in self._lower if name != lowest]
+            # A listing may have replaced the list meanwhile.
+            self._lower = [name for name in self._lower if name != lowest]
 
         return self._ask(DeleteConsumer(epoch, sub), deleted)
 
@@ -613,23 +595,19 @@ class LeaseMachine:
         return self._rest()
 
     def _checkpointed(self, written: Done, result: Any) -> None:
-        # Another one may have been given meanwhile.
+        # A newer checkpoint may have replaced it meanwhile.
         if self._is_written(result) and self._checkpoint is written:
             self._checkpoint = None
 
-    def _listed(self, result: Any, now: float, sent: float) -> None:
-        if result is not Unknown:
-            found: Found = result
-            self.seen([consumer[:2] for consumer in found.consumers], now)
-            self._seen = False
+    def _listed(self, found: Found, now: float, sent: float) -> None:
+        self.seen([consumer[:2] for consumer in found.consumers], now)
+        self._seen = False
 
     def _saved(self, result: Any, now: float, sent: float) -> None:
         if self._is_written(result):
             self._step("written")
 
     def _release_read(self, result: Any, now: float, sent: float) -> None:
-        if result is Unknown:
-            return
         value, revision = result
         lease = self._lease(value)
         if lease is not None and lease.nonce == self._required_lease().nonce:
@@ -646,13 +624,13 @@ class LeaseMachine:
 
     def _give_up(self, reason: str) -> None:
         if self.phase == phases.RELEASING:
-            self._released()  # the ledger is written: there is nothing left to lose
+            self._released()  # The ledger is written, so nothing is lost.
         else:
             self._fence(reason)
 
     def _fence(self, reason: str) -> None:
-        """The lease is not held any more, or cannot be shown to be. It is never renewed again, nor read for its own."""
-        # Somebody may own it in between, and the bucket may be lost again: who begins anew waits for that one too.
+        """Give up a lease that is lost or may be lost. This member never renews or adopts it again."""
+        # Another member may own it meanwhile, and the bucket may be lost again: the next acquisition waits again.
         self._waited = False
         self._held_lease = None
         self._then = None

@@ -1,12 +1,12 @@
-"""What of a cohort partition is done, kept by its complement: small, however far a stuck key falls behind.
+"""The ledger of a cohort partition: what the next owner must handle.
 
-It says what the next owner has to handle, and is the source's. Which messages are in flight here, and which delivery of
-each settles it, is another question: that of the engine's ``AckLedger``, which forgets a message once it is settled.
+The ledger stores the complement of the done sequences, so it stays small however far a stuck key falls behind. Its
+owner is the source. The engine's ``AckLedger`` has another question: which messages are in flight here.
 
-A member that takes a partition over gets a ``Done`` from whoever had it. Everything it was delivered and has not
-finished is outstanding, at most ``max_in_flight`` messages; everything else up to the highest delivery is done. That
-holds as long as no delivery is missed: whoever feeds a ``DeliveryLedger`` sees to it that first deliveries come in
-the order of the stream and without a gap, and takes the partition over from itself where one is missing.
+A new owner gets a ``Done`` from the former one. Deliveries that the former owner did not finish are outstanding, at
+most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done. That is true only if no
+delivery is missed. The source therefore enters first deliveries in the order of the stream and without a gap. When one
+is missing, it takes the partition over from itself.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final, NamedTuple
 __all__ = ["NOTHING", "DeliveryLedger", "Done", "decode_done", "encode_done"]
 
 HIGHEST_SEQUENCE: Final = 2**63 - 1
-"""No stream gets there; a record that says so was not made by ``lanes``."""
+"""No stream reaches it, so ``lanes`` never writes a higher number."""
 
 _SHOWN: Final = 40
 
 
 class Done(NamedTuple):
-    """Which sequences of a partition are done: all up to ``highest``, except ``outstanding`` (rising)."""
+    """The done sequences of a partition: all up to ``highest``, except ``outstanding`` (rising)."""
 
     highest: int
     outstanding: tuple[int, ...]
 
     @property
     def floor(self) -> int:
-        """The highest sequence up to which nothing is outstanding; 0 or more."""
+        """The highest sequence with no outstanding one at or below it; 0 or more."""
         return self.outstanding[0] - 1 if self.outstanding else self.highest
 
     def union(self, other: Done) -> Done:
-        """What is done according to one of them, or to both."""
+        """The sequences that are done in either of them."""
         mine, theirs = set(self.outstanding), set(other.outstanding)
         both = mine & theirs
         both.update(sequence for sequence in mine if sequence > other.highest)
@@ -42,16 +42,16 @@ class Done(NamedTuple):
         return Done(max(self.highest, other.highest), tuple(sorted(both)))
 
     def merged_with_prefix(self, floor: int) -> Done:
-        """And everything up to ``floor``: what a consumer says is acknowledged."""
+        """Add every sequence up to ``floor``, which the consumer reports as acknowledged."""
         return self.union(Done(floor, ()))
 
 
 NOTHING: Final = Done(0, ())
-"""Nothing is done: sequences begin at 1."""
+"""No sequence is done; sequences begin at 1."""
 
 
 class _Open:
-    """An outstanding sequence between its neighbours. ``gap``: how many were settled and not saved, up to the next."""
+    """An outstanding sequence. ``gap``: the number of settled sequences up to the next one that are not saved."""
 
     __slots__ = ("after", "before", "gap", "sequence")
 
@@ -63,14 +63,13 @@ class _Open:
 
 
 class DeliveryLedger:
-    """The ledger of one ownership: it begins with what was handed over. Every call is O(1), but for the snapshots.
+    """The ledger of one ownership, which begins with the former owner's ``Done``. Calls are O(1) except for snapshots.
 
-    A new consumer brings what is outstanding before anything else, in the order of the stream. So what was handed over
-    as outstanding, and is passed over, has left the stream (a limit, a purge, a time to live): nobody can finish it,
-    and it counts as done.
+    A new consumer delivers the outstanding sequences first, in the order of the stream. If it skips one, that message
+    has left the stream (a limit, a purge, a time to live). No owner can finish it, and it counts as done.
 
-    ``highest``: the highest sequence delivered. ``since_saved``: how many messages were settled above the floor and
-    after the last ``save``: so many a crash repeats at most, where the consumer's own floor survives it.
+    ``highest`` is the highest sequence delivered. ``since_saved`` is the number of messages settled above the floor
+    since the last ``save``. A crash repeats at most so many if the consumer's own floor survives it.
     """
 
     __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
@@ -83,12 +82,12 @@ class DeliveryLedger:
         self._last: _Open | None = None
         for sequence in done.outstanding:
             self._append(sequence)
-        self._ahead: _Open | None = self._first  # the lowest outstanding one that no consumer has come to
+        self._ahead: _Open | None = self._first  # the lowest outstanding one that no consumer has delivered
 
     def delivered(self, sequence: int) -> bool:
-        """Enter a delivery. Whether it is outstanding: take it in; else it is done, and to be acknowledged again.
+        """Enter a delivery; returns whether it is outstanding. Otherwise it is done: acknowledge it again.
 
-        First deliveries rise and none is missing: one that is passed over counts as done.
+        First deliveries must rise without a gap: a skipped sequence counts as done.
         """
         if self._ahead is not None:
             self._pass_over(self._ahead, sequence)
@@ -99,19 +98,19 @@ class DeliveryLedger:
         return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
-        """It is finished; True the first time. Idempotent. ``ValueError`` for one that was never delivered."""
+        """Note a finished sequence; True the first time. ``ValueError`` for one that was never delivered."""
         known = self._open.pop(sequence, None)
         if known is None:
             if sequence > self.highest:
                 raise ValueError(
-                    f"sequence {sequence} is settled, but the highest delivered is {self.highest}: "
+                    f"sequence {sequence} is settled, but the highest delivered is {self.highest}; "
                     "enter the delivery first"
                 )
             return False
         before, after = known.before, known.after
         if before is None:
             self._first = after
-            self.since_saved -= known.gap  # the floor passes them
+            self.since_saved -= known.gap  # they are now below the floor
         else:
             before.after = after
             before.gap += known.gap + 1
@@ -124,11 +123,11 @@ class DeliveryLedger:
 
     @property
     def floor(self) -> int:
-        """The highest sequence up to which nothing is outstanding; 0 or more."""
+        """The highest sequence with no outstanding one at or below it; 0 or more."""
         return self.highest if self._first is None else self._first.sequence - 1
 
     def __len__(self) -> int:
-        """How many are outstanding."""
+        """The number of outstanding sequences."""
         return len(self._open)
 
     def snapshot(self) -> Done:
@@ -136,14 +135,14 @@ class DeliveryLedger:
         return Done(self.highest, tuple(known.sequence for known in self._rising()))
 
     def save(self) -> Done:
-        """The whole ledger, for a write that is tried until it succeeds or the ownership ends; ``since_saved`` = 0."""
+        """The whole ledger, for a write that is repeated until it succeeds or the ownership ends."""
         for known in self._rising():
             known.gap = 0
         self.since_saved = 0
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """A consumer has come to ``sequence``: what is below it and never came has left the stream."""
+        """Settle outstanding sequences below ``sequence`` that a consumer skipped: they have left the stream."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:
@@ -169,7 +168,7 @@ class DeliveryLedger:
 
 
 def encode_done(done: Done) -> list[int]:
-    """Small numbers: ``highest``, then from the highest outstanding one downwards the distance to the one above."""
+    """Encode as small numbers: ``highest``, then the distance from each outstanding sequence to the one above it."""
     encoded = [done.highest]
     above = done.highest
     for sequence in reversed(done.outstanding):
@@ -179,7 +178,7 @@ def encode_done(done: Done) -> list[int]:
 
 
 def decode_done(encoded: object) -> Done:
-    """The inverse of ``encode_done``. ``ValueError`` for everything that it does not make."""
+    """The inverse of ``encode_done``. ``ValueError`` for any value that it does not return."""
     if not isinstance(encoded, list) or not encoded:
         raise ValueError(f"a ledger is a list of whole numbers, got {_short(encoded)}")
     for number in encoded:

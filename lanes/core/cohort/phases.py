@@ -10,10 +10,10 @@ from typing import Final
 IDLE: Final = "idle"  # not wanted, holds nothing
 LOOKING: Final = "looking"  # 1: is the lease free?
 CHECKING: Final = "checking"  # 1: is the state there?
-SURVEYING: Final = "surveying"  # 1: it is not: the bucket was lost. Which leases may still be believed in?
-GRACE: Final = "grace"  # 1: an owner may not know it yet
+SURVEYING: Final = "surveying"  # 1: no, the bucket was lost: which leases may owners still trust?
+GRACE: Final = "grace"  # 1: such an owner may not know of the loss yet
 ACQUIRING: Final = "acquiring"  # 1
-CONFIRMING: Final = "confirming"  # 1: no answer: was it applied?
+CONFIRMING: Final = "confirming"  # 1: no answer came: was the write applied?
 READING: Final = "reading"  # 2: the state
 FINDING: Final = "finding"  # 2: the consumers
 WRITING: Final = "writing"  # 3: the epoch and the ledger, fenced by the lease
@@ -29,10 +29,10 @@ RELEASING: Final = "releasing"  # 9
 FENCED: Final = "fenced"  # 7: until `ended`
 
 SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
-"""Nothing is held yet, and nothing that could have been is on its way."""
+"""No lease is held, and no write of one is on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
-"""The lease is held; the consumer is not there yet, or not alone."""
+"""The lease is held; the consumer is missing, or lower ones are left."""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "planned"): LOOKING,
@@ -71,8 +71,11 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (RELEASING, "released"): IDLE,
     (FENCED, "ended"): IDLE,
 }
-"""(phase, event) -> phase. "unplanned", "failed" and "lost" besides, below: a taking that was not announced yet is
-released or given up without a word; whatever was announced is lost."""
+"""(phase, event) -> phase.
+
+``unplanned``, ``failed`` and ``lost`` are added below. An acquisition that was not announced yet is released or given
+up without an event. An announced ownership is lost.
+"""
 
 TRANSITIONS.update({(phase, "unplanned"): RELEASING for phase in TAKING})
 TRANSITIONS.update({(phase, "failed"): LOOKING for phase in TAKING})
@@ -80,11 +83,11 @@ TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINI
 
 
 class IllegalInput(Exception):
-    """An input that the phase of a lease machine does not allow: a bug of whoever drives it."""
+    """The phase of a lease machine does not allow an input: a bug of the driver."""
 
 
 def following(partition: int, phase: str, event: str) -> str:
-    """The next phase, or ``IllegalInput`` that names partition, phase and event."""
+    """The next phase, or ``IllegalInput`` with partition, phase and event."""
     found = TRANSITIONS.get((phase, event))
     if found is None:
         raise IllegalInput(

@@ -1,6 +1,7 @@
-"""Who is to own which partition of a cohort: as even as the weights allow, with as few moves as that takes.
+"""The plan of a cohort: which member owns which partition.
 
-Pure and deterministic: any member may compute the plan, and members that see the same compute the same.
+It is as even as the weights allow, with as few moves as possible. It is deterministic, so members with the same view
+compute the same plan.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ __all__ = ["CohortPlan", "plan"]
 
 
 class CohortPlan(NamedTuple):
-    """``owners``: the member of each partition, None only where no member lives. ``active``: who owns some, sorted.
+    """The owner of each partition.
 
-    ``standbys``: who lives and owns nothing, sorted. ``under_provisioned``: fewer members live than were wished for.
+    ``owners`` has the member of each partition, None only without a live member. ``active`` are the members that own a
+    partition, ``standbys`` the live ones that own none; both are sorted. ``under_provisioned``: fewer members live than
+    the target asks for.
     """
 
     owners: tuple[str | None, ...]
@@ -32,20 +35,27 @@ def plan(
 ) -> CohortPlan:
     """Plan which member owns which partition.
 
-    ``owners``: the present owner of each partition; one that is not among ``members`` counts as none. ``members``: the
-    weight of each that lives, 1 or more; who gets some gets its proportion, rounded down or up, and one at least.
-    ``target``: at most so many members get some, those that own most first; None = all. Everything is covered however
-    few there are.
-    ``draining``: members that get nothing as long as there is another.
+    The order of ``members`` does not matter, and a plan made from its own result stays the same. With equal weights the
+    shares differ by at most one, and no plan that is as even takes fewer moves.
 
-    The order of ``members`` does not matter, and a plan planned again stays. With equal weights all get as many within
-    one, and no plan that is as even takes fewer moves. Raises ``ValueError`` for a weight or a target below 1.
+    Args:
+        owners: The present owner of each partition. An owner that is not among ``members`` counts as none.
+        members: The weight of each live member, 1 or more. A member that gets partitions gets its proportion, rounded
+            down or up, and at least one.
+        target: Maximum number of members that get partitions; those that own most come first. ``None`` = all.
+        draining: Members that get no partition while another member lives.
+
+    Returns:
+        The plan, which covers every partition if a member lives.
+
+    Raises:
+        ValueError: A weight or the target is below 1.
     """
     for member, weight in members.items():
         if weight < 1:
-            raise ValueError(f"the weight of member {member!r} is {weight}: give it 1 or more")
+            raise ValueError(f"the weight of member {member!r} is {weight}; use 1 or more")
     if target is not None and target < 1:
-        raise ValueError(f"the target is {target} members: wish for 1 or more, or for None")
+        raise ValueError(f"the target is {target} members; use 1 or more, or None")
     willing = [member for member in members if member not in draining]
     under_provisioned = target is not None and len(willing) < target
     candidates = sorted(willing or members)
@@ -56,7 +66,7 @@ def plan(
             owned[owner].append(partition)
         else:
             free.append(partition)
-    # Who owns most comes first, and a name decides between equals: the incumbents stay.
+    # Members that own most come first, so that they stay; names decide between equals.
     candidates.sort(key=lambda member: -len(owned[member]))
     chosen = candidates[: min(len(owners), len(candidates) if target is None else target)]
     shares = _shares(len(owners), {member: members[member] for member in chosen}, owned)
@@ -77,11 +87,12 @@ def plan(
 
 
 def _shares(partitions: int, weights: Mapping[str, int], owned: Mapping[str, list[int]]) -> dict[str, int]:
-    """How many each gets: one at least, so that who is chosen stays chosen; the others share what is left of it.
+    """The number of partitions of each member.
 
-    They get their proportion rounded down, and one more by the largest remainders (Hamilton's method). Between equal
-    remainders it goes to whom it saves a move, then by name: with equal weights that is all there is to decide, and no
-    other choice takes fewer moves.
+    A member whose proportion is below one gets one, so that a chosen member stays chosen. The others get their
+    proportion of the rest rounded down, and one more by the largest remainders (Hamilton's method). Between equal
+    remainders a member that saves a move comes first, then the name decides. With equal weights all remainders are
+    equal, and no other choice takes fewer moves.
     """
     shares: dict[str, int] = {}
     heavy = dict(weights)

@@ -1,8 +1,15 @@
 """The records of a cohort's bucket: their keys, and their values as JSON.
 
-Anybody who may write to the bucket can write anything: whatever ``lanes`` would not have written is a ``ValueError``
-that names the key and the remedy. Keys: ``config`` (immutable), ``plan``, ``m.<member>`` (heartbeat, expires),
-``l.<partition>`` (lease, expires), ``s.<partition>`` (state, never expires), ``drain.<member>`` (an operator's wish).
+| key | value | expires |
+|---|---|---|
+| ``config`` | ``CohortConfig``, never changed | no |
+| ``plan`` | ``PlanRecord`` | no |
+| ``m.<member>`` | ``Heartbeat`` | yes |
+| ``l.<partition>`` | ``Lease`` | yes |
+| ``s.<partition>`` | ``State`` | no |
+| ``drain.<member>`` | ``DrainRequest`` of an operator | no |
+
+Other programs may write to the bucket. A value that ``lanes`` does not write is a ``ValueError`` with key and remedy.
 """
 
 from __future__ import annotations
@@ -48,23 +55,24 @@ STATE_PREFIX: Final = "s."
 DRAIN_PREFIX: Final = "drain."
 
 HIGHEST: Final = 2**53
-"""Whole numbers above it are not the same in every JSON reader. A clock in milliseconds gets there in 285,000 years."""
+"""Some JSON readers change whole numbers above it. A clock in milliseconds reaches it after 285,000 years."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
 _SHOWN: Final = 60
 _BEFORE: Final = 20
-"""Characters in front of the first difference of two long texts that are shown."""
+"""Number of characters shown before the first difference of two long texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CohortConfig:
-    """What a cohort never changes: written once, compared at every join, but for ``start``, which was for the first.
+    """The settings that a cohort never changes. Every join compares them, except ``start``.
 
-    ``choice``: how the cohort partitions are made, ``transform`` (the stream has one), ``created`` (with the stream) or
-    ``sourced`` (another stream); ``detail``: of which, e.g. the transform's destination. ``tokens``: the key's, from 1.
-    ``incarnation``: which making of the stream. ``start``: where the first epoch begins. ``stream``, ``namespace``:
-    whose the record is; ``lease``: seconds of every member's leases. What is None was not said, by an earlier version.
+    ``choice`` is how the cohort partitions are made: ``transform`` (of the stream), ``created`` (with the stream) or
+    ``sourced`` (from another stream). ``detail`` belongs to it, such as the transform's destination. ``tokens`` are the
+    key's, from 1. ``incarnation`` tells a recreated stream apart. The first epoch begins at ``start``. ``stream`` and
+    ``namespace`` identify the cohort. ``lease`` is the seconds of every member's leases. A field is None if an earlier
+    version wrote the record without it.
     """
 
     cohort: str
@@ -82,7 +90,7 @@ class CohortConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The plan in force. ``generation`` rises when owners or standbys change, and only then."""
+    """The current plan. ``generation`` rises whenever owners or standbys change."""
 
     generation: int
     owners: tuple[str | None, ...]
@@ -94,8 +102,11 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A member that lives. ``nonce``: of its process, so that a member id used twice is found. ``session``: when it
-    joined, in milliseconds since 1970 by its own clock, for status only. ``lease``: seconds until it expires."""
+    """A live member.
+
+    ``nonce`` identifies its process, so that a member id used twice is found. ``session`` is the time of its join, in
+    milliseconds since 1970 by its own clock, for the status only. ``lease`` is the number of seconds until it expires.
+    """
 
     nonce: str
     weight: int
@@ -106,7 +117,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who holds a partition. ``nonce``: of the acquisition; ``epoch``: once it is chosen. ``released``: nobody does."""
+    """The lease of a partition. ``nonce`` identifies the acquisition. ``epoch`` is None until it is chosen."""
 
     member: str
     nonce: str
@@ -116,7 +127,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What survives every lease: the last epoch of a partition and what is done."""
+    """The state of a partition, which survives every lease: its last epoch and its done sequences."""
 
     epoch: int
     done: Done
@@ -124,7 +135,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """The wish that a member gets no partition while another lives. ``since``: milliseconds since 1970."""
+    """The request that a member gets no partition while another lives. ``since``: milliseconds since 1970."""
 
     since: int
 
@@ -144,21 +155,21 @@ def state_key(partition: int) -> str:
 
 
 def member_key(member: str) -> str:
-    """The key of a member's heartbeat. ``ValueError`` for a name that cannot be one."""
+    """The key of a member's heartbeat. ``ValueError`` for an invalid name."""
     return MEMBER_PREFIX + check_name("member", member)
 
 
 def drain_key(member: str) -> str:
-    """The key of the wish to drain a member. ``ValueError`` for a name that cannot be one."""
+    """The key of the request to drain a member. ``ValueError`` for an invalid name."""
     return DRAIN_PREFIX + check_name("member", member)
 
 
 def check_name(what: str, name: str) -> str:
-    """The name itself, if it may be part of a key; otherwise ``ValueError``."""
+    """Return a name that may be part of a key. ``ValueError`` for an invalid one."""
     if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"the {what} name {_short(name)} cannot be part of a key: use letters, digits, '_', '-' and '=', with "
-            f"single dots between them, at most {_NAME_LIMIT} in all"
+            f"the {what} name {_short(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
+            f"single dots between them, at most {_NAME_LIMIT} characters"
         )
     return name
 
@@ -174,9 +185,9 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[_R], key: str, value: bytes) -> _R:
-    """The record that a key holds. ``ValueError`` with the key and the remedy for what ``encode`` does not make.
+    """The record in a value. ``ValueError`` with key and remedy for a value that ``encode`` does not return.
 
-    Fields that this version does not know are passed over; another ``version`` is refused.
+    Unknown fields are ignored; another ``version`` is refused.
     """
     try:
         content = json.loads(value)
@@ -197,7 +208,7 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
 
 
 def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
-    """What a member that joins wants otherwise than the cohort was set up, with the remedy; None = nothing."""
+    """How the settings of a joining member differ from the cohort's, with the remedy; None if they agree."""
     differing = {
         field.name: "{} is {}, this member has {}".format(field.name, *_apart(there, here))
         for field in fields(CohortConfig)
@@ -209,20 +220,20 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
         return None
     said = "; ".join(differing.values())
     if differing.keys() & {"stream", "namespace"}:
-        return f"the bucket is another cohort's, {found.cohort!r}: {said}. Give this one another namespace"
+        return f"the bucket belongs to another cohort, {found.cohort!r}: {said}. Use another namespace for this one"
     where = f" (stream {wanted.stream!r}, namespace {wanted.namespace!r})" if wanted.stream is not None else ""
-    said = f"the cohort {found.cohort!r} was set up otherwise{where}: {said}. "
+    said = f"the cohort {found.cohort!r} has other settings{where}: {said}. "
     if "incarnation" in differing:
         return (
-            f"{said}The stream was deleted and made anew since, and its sequences mean other messages: where that was "
-            "meant, stop all members, delete the cohort's bucket, and start them again; or give this member another "
+            f"{said}The stream was deleted and created again, so its sequences mean other messages. If that was "
+            "intended, stop all members, delete the cohort's bucket, and start them again; or give this member another "
             "namespace"
         )
     said += "Give this member the same settings, or another namespace for a cohort of its own"
     if differing.keys() & {"partitions", "choice", "detail", "tokens"}:
         said += (
-            ". Where it is the stream that is divided otherwise by now, divide it as it was: what is stored keeps its "
-            "partition, and a key in two of them has two owners"
+            ". If the stream is now divided differently, divide it as before: stored messages keep their partition, "
+            "and a key in two partitions has two owners"
         )
     if "lease" in differing:
         said += (
@@ -235,12 +246,12 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
 def _not_ours(key: str, value: bytes, why: str) -> ValueError:
     return ValueError(
         f"the key {key!r} of the cohort's bucket holds {_short(value)}: {why}. Run the same version of lanes on every "
-        "member, and let nothing else write to the bucket; a record that was damaged has to be put back by hand"
+        "member, and let no other program write to the bucket; restore a damaged record by hand"
     )
 
 
 def _apart(one: object, other: object) -> tuple[str, str]:
-    """Both of two that differ, so that it shows where."""
+    """Two differing values, cut so that the difference shows."""
     begin = 0
     if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > _SHOWN:
         pairs = enumerate(zip(one, other, strict=False))
@@ -265,7 +276,7 @@ def _text(value: object) -> str:
 def _whole(value: object) -> int:
     # A bool is an int to isinstance.
     if type(value) is not int or not 0 <= value <= HIGHEST:
-        raise ValueError(f"expected a whole number of 0 to {HIGHEST}, got {_short(value)}")
+        raise ValueError(f"expected a whole number from 0 to {HIGHEST}, got {_short(value)}")
     return value
 
 
@@ -292,4 +303,4 @@ _CHECKS: Final = {
     "tuple[str | None, ...]": lambda value: tuple(None if item is None else _text(item) for item in _items(value)),
     "Done": decode_done,
 }
-"""By the annotation of a field: what makes its value of what the JSON holds, or raises ``ValueError``."""
+"""By the annotation of a field: the function that checks and converts its JSON value."""
