@@ -27,10 +27,8 @@ PUBLIC: Final = (
     "lanes.source",
     "lanes.core.types",
     "lanes.clock",
-    "lanes.cohort.leases",
-    "lanes.dead_letters.box",
-    "lanes.cohort.membership",
-    "lanes.cohort.owned",
+    "lanes.cohort",
+    "lanes.dead_letters",
     "memsource",
     # For those who write a backend: the suites
     "memsource.contract",
@@ -53,7 +51,6 @@ PUBLIC: Final = (
 """What the documentation imports from, or names. All other modules are private, whatever they are called."""
 
 ONLY: Final = {
-    "lanes.dead_letters.box": ("Disposition", "FoundDeadLetters", "DeadLetterBox", "StoredDeadLetter"),
     "lanes.core.types": (
         "Message",
         "NEVER",
