@@ -1,7 +1,7 @@
-"""The pure core: it decides, and does nothing else.
+"""The pure core: it makes every decision and performs none.
 
-No async, clock, randomness, logging or I/O lives below this package; time and chance are arguments.
-``tests/core/test_purity.py`` parses the imports of every module here to prove it.
+It has no async code, clock, randomness, logging or I/O: time and chance are arguments. ``tests/core/test_purity.py``
+proves that from the imports of every module.
 
 Reading order: ``types``, ``lane``; ``ledgers``, ``outbox``; ``flow``, ``policy``, ``effects``; ``chains``, ``commits``;
 ``ownership``, ``engine``, ``drain``; ``snapshot``; ``ring``, ``offset_map``, which stand alone; and the room

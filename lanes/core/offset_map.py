@@ -1,31 +1,31 @@
-"""The completed set above the floor as a short text, which rides in the metadata of a commit.
+"""The completed set above the floor as a short text for the metadata of a commit.
 
-Who takes a partition over reads it back and does not run again what had finished. It is an optimisation: without
-it, or with a part of it, finished work is repeated and nothing is lost. So an encoder may drop completions, the
-highest first, and a decoder ignores a text at the slightest doubt.
+The next owner of a partition reads it and does not repeat finished work. It is an optimisation: without it, or with a
+part of it, finished work is repeated and no message is lost. An encoder may therefore drop completions, the highest
+first, and a decoder ignores a text that it doubts.
 
-**What limits it.** Kafka calls the limit ``offset.metadata.max.bytes`` (4,096), but its broker counts UTF-16 code
-units, not bytes, and the client appends a NUL: 4,095 units are left. A character of the basic multilingual plane is
-one unit, whatever its UTF-8 takes (here three bytes, 12,285 at most). 15 bits fit into one of the 32,768 characters
-U+3400 … U+B3FF: no surrogate, no control character, all of them UTF-8. That is 2.5 times what base64 carries.
+**The limit.** Kafka calls it ``offset.metadata.max.bytes`` (4,096). Its broker counts UTF-16 code units, not bytes, and
+the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit, although its
+UTF-8 may have three bytes (12,285 in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15 bits, and they
+include no surrogate and no control character. That is 2.5 times the capacity of base64.
 
 **The format**, before it is cut into characters of 15 bits, highest bit first, with zero bits at the end:
 
-| bytes | what | how |
+| bytes | field | value |
 |---|---|---|
 | 2 | magic | ``Lm`` |
 | 1 | version | 1 |
-| 1 | form | 0 = list of runs, 1 = bitmap: the smaller one, the list when they are equal |
-| 2 | size | of all of it in bytes, little-endian |
+| 1 | form | 0 = list of runs, 1 = bitmap; the smaller one, the list if both are equal |
+| 2 | size | of the whole map in bytes, little-endian |
 | 8 | base | the floor, little-endian |
 | … | set | see below |
-| 4 | check | CRC-32 of all before it, little-endian |
+| 4 | check | CRC-32 of the bytes before it, little-endian |
 
-A list has two numbers a run, as LEB128: its distance from the end of the run below, less one (for the first: from
-the floor), and its length, less one. In a bitmap, offset base + n is bit n % 8 of byte n // 8, and the last byte is
-not zero. So there is exactly one text for a set.
+A list has two numbers a run, as LEB128. The first is the distance from the end of the run below, less one; for the
+lowest run, the distance from the floor. The second is the length, less one. In a bitmap, offset base + n is bit n % 8
+of byte n // 8, and the last byte is not zero. A set therefore has exactly one text.
 
-Runs may cover offsets that do not exist (compaction, transaction markers): nobody is ever given those.
+Runs may cover offsets without a message (compaction, transaction markers).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from zlib import crc32
 __all__ = ["LIMIT", "OFFSETS_END", "decode", "encode"]
 
 LIMIT: Final = 4_095
-"""UTF-16 units that a broker with default settings takes beside the client's NUL."""
+"""Number of UTF-16 units that a broker with default settings accepts besides the client's NUL."""
 
 OFFSETS_END: Final = 1 << 64
-"""Offsets are below it."""
+"""Every offset is below it."""
 
 _MAGIC: Final = b"Lm\x01"
 _LIST: Final = 0
@@ -57,21 +57,26 @@ _FIRST_CHARACTER: Final = 0x3400
 _LAST_CHARACTER: Final = _FIRST_CHARACTER + (1 << _CHARACTER_BITS) - 1
 
 _VARINT_BYTES: Final = 10
-"""Bytes of the longest LEB128 of a number below 2⁶⁴."""
+"""Bytes of the longest LEB128 number below 2⁶⁴."""
 
 
 def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT) -> str:
-    """The completed set as at most ``limit`` characters; "" for an empty one.
+    """Encode the completed set. Any set that spans up to 61,280 offsets fits into 4,095 characters. O(runs).
 
-    ``completed``: runs (first offset, one behind the last), rising, at or above ``floor``, none empty; runs that
-    touch are joined. Whatever spans up to 61,280 offsets fits into 4,095 characters. What does not fit loses its
-    highest completions, and no more of them than it must.
+    Args:
+        floor: The committed offset.
+        completed: Half-open runs of offsets at or above ``floor``, in rising order, none empty. Runs that touch are
+            joined.
+        limit: Maximum number of characters, 0 … 4,095.
 
-    Raises ``ValueError`` for offsets outside 0 … 2⁶⁴−1, for runs that are not as above, and for a limit outside
-    0 … 4,095. O(runs), bounded beyond that by ``limit``.
+    Returns:
+        The text; "" for an empty set. A set that does not fit loses no more of its highest completions than necessary.
+
+    Raises:
+        ValueError: An offset is outside 0 … 2⁶⁴−1, the runs are invalid, or the limit is out of its range.
     """
     if not 0 <= limit <= LIMIT:
-        raise ValueError(f"limit={limit}: a map takes 0 … {LIMIT} characters; give a limit in that range")
+        raise ValueError(f"limit={limit}: a map has 0 … {LIMIT} characters; use a limit in that range")
     room = limit * _CHARACTER_BITS // 8 - _OVERHEAD
     runs = _fitting(floor, _joined(floor, completed), room)
     if not runs:
@@ -83,15 +88,19 @@ def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT)
 
 
 def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | None:
-    """What ``encode`` made ``text`` of: rising runs that do not touch. None when there is any doubt.
+    """Decode a text of ``encode``. It raises no error for any text.
 
-    [] for "", which says that nothing above the floor is completed. None for foreign metadata, for another version,
-    a damaged text, a map of another floor, one that ``encode`` would have written otherwise, and one that reaches
-    beyond ``floor + max_ahead``. That bound counts offsets, gaps included; the end of the log less the floor is the
-    one that cannot refuse a good map.
+    Its memory is bounded: 4,095 characters are at most 30,640 runs of two numbers each, about 6 MB in all.
 
-    Raises nothing, whatever the text. Its memory is bounded before the text is looked at: 4,095 characters are at
-    most 30,640 runs, each two numbers however long it is; about 6 MB in all.
+    Args:
+        text: Metadata of a commit.
+        floor: The committed offset.
+        max_ahead: The bound on offsets above the floor, gaps included. The end of the log less the floor never refuses
+            a valid map.
+
+    Returns:
+        Rising runs that do not touch; [] for "". ``None`` for foreign metadata, another version, a damaged text, a map
+        of another floor or beyond ``floor + max_ahead``, and a text that ``encode`` writes in another way.
     """
     if not text:
         return []
@@ -103,22 +112,21 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
     runs = _from_bitmap(floor, body) if data[_FORM_AT] == _BITMAP else _from_list(floor, body)
     if not runs or runs[-1][1] > min(floor + max_ahead, OFFSETS_END):
         return None
-    # Magic, version, form, size and checksum need no look of their own: with any of them wrong, or with anything
-    # said in a way that is not the shortest, the text is not the one there is for this set.
+    # This also checks magic, version, form, size and checksum: a set has exactly one text.
     return runs if encode(floor, runs) == text else None
 
 
 def _joined(floor: int, completed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs, those that touch made one."""
+    """The runs, with runs that touch joined."""
     if not 0 <= floor < OFFSETS_END:
-        raise ValueError(f"floor={floor}: an offset is in 0 … 2**64-1; without one there is no map to encode")
+        raise ValueError(f"floor={floor}: an offset is in 0 … 2**64-1; use a floor in that range")
     runs: list[tuple[int, int]] = []
     last = floor
     for start, end in completed:
         if not last <= start < end <= OFFSETS_END:
             raise ValueError(
-                f"completed run ({start}, {end}) behind {last}, floor {floor}: runs rise from the floor, overlap "
-                "nowhere, are not empty and end at 2**64; sort and merge them"
+                f"completed run ({start}, {end}) after {last}, floor {floor}: runs must rise from the floor up to "
+                "2**64 without overlap, and none may be empty; sort and merge them"
             )
         if runs and start == last:
             runs[-1] = (runs[-1][0], end)
@@ -129,16 +137,16 @@ def _joined(floor: int, completed: Sequence[tuple[int, int]]) -> list[tuple[int,
 
 
 def _fitting(floor: int, runs: list[tuple[int, int]], room: int) -> list[tuple[int, int]]:
-    """The longest part from the bottom whose smaller form takes no more than ``room`` bytes."""
+    """The longest lower part of the runs that fits into ``room`` bytes in one of the forms."""
     if not runs or _bitmap_size(floor, runs) <= room:
         return runs
-    # Both forms hold a part from the bottom, so the one that gets further holds more.
+    # Both forms hold a lower part, so the one that reaches further holds more.
     end = max(floor + 8 * room, _end_of_list(floor, runs, room))
     return [(start, min(stop, end)) for start, stop in runs if start < end]
 
 
 def _end_of_list(floor: int, runs: list[tuple[int, int]], room: int) -> int:
-    """Up to which offset ``room`` bytes can list the runs; the last run may be listed in part."""
+    """The offset up to which ``room`` bytes can list the runs; the last run may be cut."""
     last = floor
     for start, end in runs:
         room -= _varint_size(_distance(floor, last, start))
@@ -153,7 +161,7 @@ def _end_of_list(floor: int, runs: list[tuple[int, int]], room: int) -> int:
 
 
 def _distance(floor: int, last: int, start: int) -> int:
-    """What is listed for a run at ``start`` behind ``last``: runs do not touch, only the first may be at the floor."""
+    """The listed distance of a run at ``start`` after ``last``; only the first run may begin at the floor."""
     return start - last - (last > floor)
 
 
@@ -162,9 +170,9 @@ def _varint_size(number: int) -> int:
 
 
 def _smaller(floor: int, runs: list[tuple[int, int]]) -> tuple[int, bytes]:
-    """The form that takes fewer bytes, and the set in it."""
+    """The smaller form, and the set in it."""
     size = _bitmap_size(floor, runs)
-    # A run that is listed takes two bytes or more: below that there is nothing to compare.
+    # A listed run takes two bytes or more, so a smaller bitmap needs no comparison.
     if size >= 2 * len(runs):
         body = _listed(floor, runs)
         if len(body) <= size:
@@ -186,7 +194,7 @@ def _listed(floor: int, runs: list[tuple[int, int]]) -> bytes:
 
 
 def _from_list(floor: int, body: bytes) -> list[tuple[int, int]]:
-    """The runs of a list. Whatever is wrong with it shows when they are listed again."""
+    """The runs of a list. An invalid list shows when the runs are encoded again."""
     numbers: list[int] = []
     number = shift = 0
     for byte in body:
@@ -218,7 +226,7 @@ def _bitmap(floor: int, runs: list[tuple[int, int]]) -> bytes:
 
 
 def _from_bitmap(floor: int, body: bytes) -> list[tuple[int, int]]:
-    # The zero behind the highest bit ends the last run.
+    # The zero after the highest bit ends the last run.
     digits = f"0{int.from_bytes(body, 'little'):b}"[::-1]
     runs: list[tuple[int, int]] = []
     start = digits.find("1")
@@ -240,7 +248,7 @@ def _text(data: bytes) -> str:
 
 
 def _data(text: str) -> bytes:
-    """The whole bytes in ``text``, perhaps with a zero one behind them; none where a character is foreign."""
+    """The whole bytes in ``text``, maybe with a zero byte after them; empty if a character is foreign."""
     if not _FIRST_CHARACTER <= ord(min(text)) <= ord(max(text)) <= _LAST_CHARACTER:
         return b""
     digits = "".join(f"{ord(character) - _FIRST_CHARACTER:015b}" for character in text)

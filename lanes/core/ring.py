@@ -1,15 +1,15 @@
-"""Where a key goes: its slot on the ring, its partition, its lane. Three hashes of one key, each in its own domain.
+"""The slot, the partition and the lane of a key: three independent hashes.
 
-The slot is plain BLAKE3, so that others can compute it. Partition and lane are BLAKE3 in derive-key mode, each
-with a context string of its own (BLAKE3 specification, "Modes"). Each is therefore independent of the others:
-the keys of one partition spread over all lanes. Two reductions of one hash do not: partition h mod 4 and lane
-h mod 4 would leave every partition one lane.
+The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode, each
+with a context string of its own (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
+partition spread over all lanes. One hash for both would fail: partition h mod 4 and lane h mod 4 would leave every
+partition one lane.
 
 A hash is reduced to a count by multiply-shift (Lemire, "Fast Random Integer Generation in an Interval", 2019). With
 64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.
 
-The context strings are part of the format: another one sends every key elsewhere. ``tests/core/test_ring.py`` pins
-vectors of all three. Every function is pure and never blocks. All raise what ``key_bytes`` raises.
+The context strings are part of the format: a change would move every key. ``tests/core/test_ring.py`` pins vectors of
+all three hashes. Every function raises the errors of ``key_bytes``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lanes.core.types import PartitionKey, key_bytes
 __all__ = ["SLOTS", "lane", "partition", "slot"]
 
 SLOTS: Final = 65_536
-"""Slots of the ring: a slot is in 0 … 65,535."""
+"""Number of slots of the ring: a slot is in 0 … 65,535."""
 
 _HASH_BYTES: Final = 8
 
-# Copied for each key and never fed themselves: hashing the context every time would take twice as long.
+# Copied for each key and never updated: hashing the context every time would take twice as long.
 _PARTITION: Final = blake3(derive_key_context="lanes-runtime ring v1: partition of a key")
 _LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
 
@@ -40,14 +40,14 @@ def slot(key: PartitionKey) -> int:
 def partition(key: PartitionKey, partitions: int) -> int:
     """The partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` for fewer than one."""
     if partitions < 1:
-        raise ValueError(f"partitions={partitions}: a key needs one to go to; give 1 or more")
+        raise ValueError(f"partitions={partitions}: a key needs a partition; use 1 or more")
     return _reduced(key, _PARTITION, partitions)
 
 
 def lane(key: PartitionKey, lanes: int) -> int:
-    """The lane of a key, in 0 … ``lanes`` − 1, whatever its partition. Raises ``ValueError`` for fewer than one."""
+    """The lane of a key, in 0 … ``lanes`` − 1, in any partition. Raises ``ValueError`` for fewer than one."""
     if lanes < 1:
-        raise ValueError(f"lanes={lanes}: a key needs one to go to; give 1 or more")
+        raise ValueError(f"lanes={lanes}: a key needs a lane; use 1 or more")
     return _reduced(key, _LANE, lanes)
 
 

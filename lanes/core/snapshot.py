@@ -1,14 +1,14 @@
-"""The state of an engine as a value, and an engine in that state: for whatever tries every order of events.
+"""Snapshots: the state of an engine as a value, and an engine in that state. The explorer uses them.
 
-``snapshot`` keeps what decides what the engine does next, and nothing else: counters, peaks and effects already
-performed are left out, and so is what the ledger keeps below its floor. Engines of equal snapshots behave alike.
+A snapshot has exactly the state that decides the engine's next steps. It leaves out counters, peaks, performed effects
+and ledger entries below the floor. Engines of equal snapshots behave alike.
 
-A message is named by the number of its assignment and its position. Times stay as they are, in seconds of the engine's
-clock. What the engine only passes on is kept by reference: the policy, readers, failures, and of each message
-``raw``, ``token``, ``data`` and ``broken``. A snapshot is hashable as far as these are.
+A message is named by the number of its assignment and its position. Times stay in seconds of the engine's clock.
+Objects that the engine only passes on are kept by reference: the policy, readers, failures, and ``raw``, ``token``,
+``data`` and ``broken`` of each message. A snapshot is hashable if these are.
 
-This module reads and writes the private parts of the others, so that none of them has to know of it;
-``tests/core/test_snapshot.py`` knows their slots, and fails for one that is new.
+This module uses the private parts of the others, so that none of them depends on it.
+``tests/core/test_snapshot_machine.py`` lists their slots and fails for a new one.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _NO_DATA: Final = object()
 
 
 class MessageId(NamedTuple):
-    """Which delivery: the number of the assignment, and the position."""
+    """A delivery: the number of its assignment, and its position."""
 
     assignment: int
     position: int
 
 
 class MessageState(NamedTuple):
-    """One message. ``data`` is empty while it was not decoded."""
+    """One message. ``data`` is empty if the message was not decoded."""
 
     position: int
     key: bytes | None
@@ -64,7 +64,7 @@ class MessageState(NamedTuple):
 
 
 class AckLedgerState(NamedTuple):
-    """An ``AckLedger`` without the messages it holds."""
+    """An ``AckLedger`` without its messages."""
 
     highest: int
     settled: tuple[tuple[int, int], ...]
@@ -72,7 +72,7 @@ class AckLedgerState(NamedTuple):
 
 
 class OffsetLedgerState(NamedTuple):
-    """An ``OffsetLedger`` from its floor on. ``entries``: offset, whether it is unfinished, whether it is held."""
+    """An ``OffsetLedger`` from its floor on. ``entries``: offset, whether unfinished, whether the message is kept."""
 
     highest: int
     floor: int
@@ -96,9 +96,9 @@ class CommitsState(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """One assignment: owned, or given up while handlers of it run.
+    """One assignment: owned, or given up while its handlers run.
 
-    ``in_flight``: what its ledger holds, in order of delivery; ``fenced``: what runs although it was fenced.
+    ``in_flight``: the messages of its ledger in order of delivery. ``fenced``: running messages of a fenced assignment.
     """
 
     id: PartitionId
@@ -123,7 +123,7 @@ class AssignmentState(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """The budgets; their bounds are the policy's. ``pause_at`` is a time."""
+    """The budgets without their bounds, which the policy has."""
 
     in_flight: int
     bytes: int
@@ -136,9 +136,9 @@ class FlowState(NamedTuple):
 class EngineState(NamedTuple):
     """An engine.
 
-    ``assignments``: those owned, in the order in which they were assigned, then the others by number. ``lanes``: the
-    heads out of the ordinary, with why, until when, and whether that is kept; ``holds``: those with a time, by it, then
-    as they were held.
+    ``assignments``: the owned ones in order of assignment, then the others by number. ``lanes``: the stopped heads with
+    failure, end of the hold, and whether the store has the failure. ``holds``: the held heads in order of their times,
+    then of their holds.
     """
 
     policy: Policy
@@ -155,7 +155,7 @@ class EngineState(NamedTuple):
 
 
 def message_id(message: Message) -> MessageId:
-    """How snapshots name a message."""
+    """The name of a message in snapshots."""
     return MessageId(message.partition.assignment, message.position)
 
 
@@ -163,17 +163,17 @@ def message_id(message: Message) -> MessageId:
 
 
 def snapshot(engine: Engine) -> EngineState:
-    """The state of an engine as a value. It changes nothing. O(what the engine holds).
+    """Take a snapshot of an engine, which stays unchanged. O(messages of the engine).
 
-    Raises ``ValueError`` while there are effects: whoever performs them would find them gone.
+    Raises ``ValueError`` while effects are not performed, because a snapshot leaves them out.
     """
     if engine.effects:
         raise ValueError(
-            f"{engine!r} has {len(engine.effects)} effects that nobody has performed: empty the list, then take a "
-            "snapshot"
+            f"{engine!r} has {len(engine.effects)} effects that are not performed; perform them, and empty the list, "
+            "before a snapshot"
         )
     chains, stopped, flow = engine.chains, engine.stopped, engine.flow
-    # One that was abandoned or given up stays in the heap until its time, and is passed over then.
+    # An abandoned or parked head stays in the heap until its time, and is then ignored.
     holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,
@@ -202,7 +202,7 @@ def _assignments(engine: Engine) -> list[Partition]:
 
 def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
     owned = engine.owns(partition)
-    # Nothing is left of one that was given up but the handlers that run.
+    # An assignment that was given up has running handlers only.
     ledger = partition.ledger if owned else _empty(partition)
     fenced = sorted((m for m in engine.chains.fenced if m.partition is partition), key=message_id)
     return AssignmentState(
@@ -264,7 +264,7 @@ def _ledger_state(ledger: Ledger) -> AckLedgerState | OffsetLedgerState:
 
 
 def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
-    floor = ledger.floor()  # which remembers where it is, and what is below it decides nothing
+    floor = ledger.floor()  # It updates ``_first``; entries below the floor decide nothing.
     first = ledger._first
     return OffsetLedgerState(
         highest=ledger.highest,
@@ -300,9 +300,9 @@ def _commits_state(commits: CommitProgress | None) -> CommitsState | None:
 
 
 def restore(state: EngineState) -> Engine:
-    """A new engine in that state, with partitions and messages of its own. Its counters and peaks start anew.
+    """Make an engine in that state, with new partitions, messages, counters and peaks.
 
-    ``snapshot(restore(state)) == state``. What a shell had of the other engine, it finds in ``partitions`` and their
+    ``snapshot(restore(state)) == state``. A driver finds its messages and settlements in ``partitions`` and their
     ledgers, ``chains.fenced`` and ``PartitionCommits.sending``.
     """
     engine = Engine(state.policy)

@@ -93,7 +93,7 @@ def test_the_same_key_goes_to_the_same_place_within_its_range(key: PartitionKey,
 @pytest.mark.parametrize("into", INTO_A_COUNT)
 @pytest.mark.parametrize("count", [0, -1, -(2**70)])
 def test_fewer_than_one_is_refused(into: Callable[[PartitionKey, int], int], count: int) -> None:
-    with pytest.raises(ValueError, match=rf"^{into.__name__}s={count}: .* give 1 or more$"):
+    with pytest.raises(ValueError, match=rf"^{into.__name__}s={count}: .* use 1 or more$"):
         into(b"key", count)
 
 

@@ -94,7 +94,7 @@ def test_it_goes_on_where_the_other_was() -> None:
 
 def test_effects_that_nobody_performed_are_not_forgotten() -> None:
     engine, _, _ = busy()
-    with pytest.raises(ValueError, match="effects that nobody has performed: empty the list"):
+    with pytest.raises(ValueError, match="effects that are not performed; perform them, and empty the list"):
         snapshot(engine)
 
 

@@ -1,4 +1,4 @@
-"""The exclusive cohort, decided in pure code: the plan, the records, and the machine of one partition's ownership.
+"""The decisions of a cohort: the plan, the records of its bucket, and the lease machine of one partition.
 
 Reading order: ``plan``, ``records``, ``ledger``, ``actions``, ``phases``, ``held_lease``, ``lease_machine``.
 """
